@@ -1,5 +1,3 @@
-"""Checkpoints come back bit for bit, and only complete ones count."""
-
 import errno
 import logging
 import os
@@ -25,11 +23,11 @@ from polyhead.core.errors import UserError
 GOLDEN = Path(__file__).parent / "golden"
 
 
-def make_tensors(value: float) -> dict[str, dict[str, torch.Tensor]]:
+def make_tensors(value):
     return {"model": {"w": torch.full((3, 4), value), "b": torch.tensor(value)}}
 
 
-def save_steps(root: Path, *steps: int) -> None:
+def save_steps(root, *steps):
     for step in steps:
         save_checkpoint(root, step, make_tensors(step), {})
 
@@ -120,8 +118,7 @@ def test_pruning_keeps_the_last_valid_and_the_best(tmp_path, caplog):
         (tmp_path / f"step-{step}" / "model.safetensors").write_bytes(b"")
     prune_steps(tmp_path, 2, best_steps={1})
     assert list_steps(tmp_path) == [1, 3, 5, 6]
-    assert read_newest_checkpoint(tmp_path).step == 3
-    assert "step-6 is damaged" in caplog.text
+    assert read_newest_checkpoint(tmp_path).step == 3 and "step-6 is damaged" in caplog.text
 
 
 def test_pruning_leaves_foreign_entries(tmp_path):
@@ -153,8 +150,7 @@ def test_undeletable_checkpoint_stops_neither_run_nor_resumption(tmp_path, caplo
     for step in range(1, 5):
         prune_steps(tmp_path, 1)
         save_steps(tmp_path, step)
-    assert list_steps(tmp_path) == [3, 4]
-    assert len(list_leftovers(tmp_path)) == 2
+    assert list_steps(tmp_path) == [3, 4] and len(list_leftovers(tmp_path)) == 2
     # all files that can be deleted are: the weights take the space
     assert all(os.listdir(tmp_path / name) == ["state.json"] for name in list_leftovers(tmp_path))
     caplog.clear()
@@ -221,8 +217,7 @@ def test_state_above_the_read_limit_is_not_saved(tmp_path, monkeypatch):
 def test_checkpoints_of_every_format_version_load(version, caplog):
     with caplog.at_level(logging.WARNING):
         result = read_checkpoint(GOLDEN / version / "step-7")
-    assert caplog.text == ""
-    assert (result.step, result.extra) == (7, {"tokenizer": "0" * 64})
+    assert caplog.text == "" and (result.step, result.extra) == (7, {"tokenizer": "0" * 64})
     assert (result.state["best"], result.state["epoch"]) == (float("inf"), 1.5)
     weight = torch.arange(6, dtype=torch.float32).reshape(2, 3) / 4
     assert has_same_bits(result.tensors["model"]["weight"], weight)

@@ -1,5 +1,3 @@
-"""Kills and errors at every file operation of a save: the newest committed checkpoint stays readable."""
-
 import copy
 import errno
 import os
@@ -8,7 +6,6 @@ import resource
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -41,7 +38,7 @@ CLEANING = {"unlink", "rmdir", "listdir", "lstat"}
 class FaultyOs:
     """The ``os`` module, but ``fault(name, n)`` is called before the n-th file operation."""
 
-    def __init__(self, fault: Callable[[str, int], None]) -> None:
+    def __init__(self, fault):
         self.fault = fault
         self.count = 0
         self.names: list[str] = []
@@ -67,7 +64,7 @@ class FaultyOs:
 
 @pytest.fixture
 def inject(monkeypatch):
-    def use(fault: Callable[[str, int], None]) -> FaultyOs:
+    def use(fault):
         faulty = FaultyOs(fault)
         for module in (atomic_io, checkpoint):
             monkeypatch.setattr(module, "os", faulty)
@@ -77,15 +74,15 @@ def inject(monkeypatch):
     monkeypatch.undo()
 
 
-def save(root: Path, step: int, value: float) -> None:
+def save(root, step, value):
     save_checkpoint(root, step, make_filled_tensors(value), {"value": value})
 
 
-def read_newest_value(root: Path) -> float:
+def read_newest_value(root):
     return read_filled_value(read_newest_checkpoint(root))
 
 
-def save_and_prune(root: Path) -> None:
+def save_and_prune(root):
     save(root, 2, 2.0)
     prune_steps(root, 1)
 
@@ -101,10 +98,10 @@ class SimulatedKill(BaseException):
     """Ends a save; no file operation after it is made."""
 
 
-def run_killed_at(n: int, inject: Callable, function: Callable[[], object], by_signal: bool) -> bool:
+def run_killed_at(n, inject, function, by_signal):
     """Kill a function at its n-th file operation; whether it returns before."""
 
-    def kill(name: str, count: int) -> None:
+    def kill(name, count):
         if count >= n and by_signal:
             os.kill(os.getpid(), signal.SIGKILL)
         if count >= n:
@@ -148,8 +145,7 @@ def test_kill_at_any_operation_leaves_the_committed_checkpoint(memory_dir, injec
         save(root, 3, 3.0)
         assert read_newest_value(root) == 3.0
         shutil.rmtree(root)
-    assert n > 30
-    assert read_newest_value(root) == 2.0
+    assert n > 30 and read_newest_value(root) == 2.0
 
 
 @pytest.mark.acceptance("B5")
@@ -159,11 +155,11 @@ def test_kill_during_rotation_leaves_newest_and_best(memory_dir, inject, improve
     """Saving deletes old checkpoints first; the best step that the newest names is there at any time."""
     config = TrainConfig(steps=9, keep=1)
 
-    def make_training() -> TrainState:
+    def make_training():
         torch.manual_seed(1)
         return TrainState(torch.nn.Linear(2, 2), config, 2, 9)
 
-    def reach(training: TrainState, step: int, is_better: bool, root: Path) -> None:
+    def reach(training, step, is_better, root):
         training.progress.step = step
         training.progress.record_evaluation(1.0 / step if is_better else 9.0, False)
         _save_checkpoint(training, config, root, {})
@@ -212,8 +208,7 @@ def test_single_error_is_retried(memory_dir, inject, kind, caplog):
         assert not list_leftovers(root) and not (root / "latest.tmp").exists()
         if faulty.count < n:
             break
-    assert n > 30
-    assert caplog.text.count("retrying once") > 30
+    assert n > 30 and caplog.text.count("retrying once") > 30
 
 
 @pytest.mark.acceptance("B3")
@@ -242,8 +237,7 @@ def test_permanent_error_leaves_the_checkpoint_unchanged(memory_dir, inject, kin
         faulty.fault = lambda name, count: None
         assert read_newest_value(root) in ({1.0, 2.0} if fails_cleaning else {1.0})
         SAVES[kind](root)
-        assert read_newest_value(root) == 2.0
-        assert not list_leftovers(root)
+        assert read_newest_value(root) == 2.0 and not list_leftovers(root)
     assert n > 20
 
 
@@ -255,8 +249,7 @@ def test_full_disk_is_not_retried(tmp_path, inject):
     faulty = inject(fail_write)
     with pytest.raises(SaveError, match=r"No space left on device; \d+ bytes are needed and \d+ are free"):
         save(tmp_path, 1, 1.0)
-    assert faulty.names.count("write") == 1
-    assert os.listdir(tmp_path) == []
+    assert faulty.names.count("write") == 1 and os.listdir(tmp_path) == []
 
 
 def test_keyboard_interrupt_leaves_no_files(tmp_path, inject):
@@ -270,7 +263,7 @@ def test_keyboard_interrupt_leaves_no_files(tmp_path, inject):
     assert os.listdir(tmp_path) == []
 
 
-def count_disk_bytes(root: Path) -> int:
+def count_disk_bytes(root):
     return sum(path.stat().st_blocks * 512 for path in root.rglob("*"))
 
 
@@ -279,7 +272,7 @@ def mount_disk(tmp_path):
     """A function that mounts a file system of a number of bytes until the end of the test."""
     root = tmp_path / "disk"
 
-    def mount(size: int) -> Path:
+    def mount(size):
         root.mkdir()
         command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(root)]
         is_possible = os.geteuid() == 0 and shutil.which("mount") is not None
@@ -326,7 +319,7 @@ def test_file_size_limit_leaves_the_previous_checkpoint(tmp_path):
     root, message = tmp_path / "run", tmp_path / "message"
     save(root, 1, 1.0)
 
-    def save_with_limit() -> None:
+    def save_with_limit():
         resource.setrlimit(resource.RLIMIT_FSIZE, (500_000, 500_000))
         try:
             save_checkpoint(root, 2, LARGE, {})

@@ -1,9 +1,5 @@
-"""Tests of checkpoint/lazy_tensors.py: tensors read one at a time, whose parts may be in several files."""
-
 import json
 import struct
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -28,7 +24,7 @@ PARTS = [
 ]
 
 
-def write_parts(directory: Path, parts: list[dict[str, Any]]) -> list[Path]:
+def write_parts(directory, parts):
     """Files as torch's HuggingFaceStorageWriter names and writes them."""
     directory.mkdir(exist_ok=True)
     paths = []
@@ -40,7 +36,7 @@ def write_parts(directory: Path, parts: list[dict[str, Any]]) -> list[Path]:
     return paths
 
 
-def test_parts_of_a_tensor_are_joined(tmp_path: Path) -> None:
+def test_parts_of_a_tensor_are_joined(tmp_path):
     tensors = LazyTensors(write_parts(tmp_path, PARTS))
     specs = {"w": (torch.float32, (7, 5)), "s": (torch.int64, ()), "b": (torch.bfloat16, (2,))}
     assert tensors.specs == specs
@@ -49,13 +45,13 @@ def test_parts_of_a_tensor_are_joined(tmp_path: Path) -> None:
     assert tensors["b"].dtype is torch.bfloat16 and tensors["b"].tolist() == [1.5, 2.5]
 
 
-def test_missing_part_is_refused(tmp_path: Path) -> None:
+def test_missing_part_is_refused(tmp_path):
     paths = write_parts(tmp_path, PARTS)
     with pytest.raises(UserError, match=r"does not have all parts of 'w'"):
         LazyTensors([paths[0], paths[2]])
 
 
-def test_lazy_checkpoint_equals_the_checkpoint(tmp_path: Path) -> None:
+def test_lazy_checkpoint_equals_the_checkpoint(tmp_path):
     table = torch.randn(4, 3)
     content = {"w": table, "tied": table, "half": torch.randn(2).half(), "none": torch.empty(0, 3)}
     content["flag"] = torch.tensor([True, False])
@@ -84,14 +80,14 @@ ENTRY = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
         ),
     ],
 )
-def test_invalid_header_is_refused(header: bytes, tmp_path: Path) -> None:
+def test_invalid_header_is_refused(header, tmp_path):
     path = tmp_path / "x.safetensors"
     path.write_bytes(struct.pack("<Q", len(header)) + header + bytes(8))
     with pytest.raises(UserError, match=r"x\.safetensors is not a safetensors file"):
         LazyTensors([path])
 
 
-def test_file_that_ends_early_is_refused(tmp_path: Path) -> None:
+def test_file_that_ends_early_is_refused(tmp_path):
     path = tmp_path / "x.safetensors"
     path.write_bytes(struct.pack("<Q", 2**60))
     with pytest.raises(UserError, match=r"declares a header of \d+ bytes"):
@@ -102,7 +98,7 @@ def test_file_that_ends_early_is_refused(tmp_path: Path) -> None:
         LazyTensors([path])["w"]
 
 
-def save_in_parts(root: Path, step: int) -> Path:
+def save_in_parts(root, step):
     """A checkpoint whose model was written by three processes."""
     draft = CheckpointDraft(root, step, 0)
     directory = draft.create()
@@ -123,7 +119,7 @@ def save_in_parts(root: Path, step: int) -> Path:
     ],
 )
 @pytest.mark.parametrize("read", [read_checkpoint, open_lazy_checkpoint])
-def test_damaged_part_is_detected(read: Any, change: Any, message: str, tmp_path: Path) -> None:
+def test_damaged_part_is_detected(read, change, message, tmp_path):
     assert torch.equal(read(save_in_parts(tmp_path, 1)).tensors["model"]["w"], MATRIX)
     path = save_in_parts(tmp_path, 2)
     change(path / "model" / "shard-00002-model-00001-of-00001.safetensors")

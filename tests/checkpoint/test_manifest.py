@@ -1,5 +1,3 @@
-"""Tests of checkpoint/manifest.py."""
-
 import hashlib
 import json
 from pathlib import Path
@@ -13,11 +11,11 @@ from polyhead.core.errors import UserError
 REMOVED_KEY = ...
 
 
-def dump(body: dict) -> bytes:
+def dump(body):
     return json.dumps(body, indent=1, sort_keys=True).encode() + b"\n"
 
 
-def rewrite_manifest(path: Path, /, **changes) -> None:
+def rewrite_manifest(path, /, **changes):
     """Change the manifest and its signature, as a hostile or a newer program would."""
     body = json.loads((path / "manifest.json").read_bytes()) | changes
     body = {key: value for key, value in body.items() if value is not REMOVED_KEY and key != "sha256"}

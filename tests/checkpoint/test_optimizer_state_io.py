@@ -1,5 +1,3 @@
-"""Tests of checkpoint/optimizer_state_io.py."""
-
 import json
 
 import pytest

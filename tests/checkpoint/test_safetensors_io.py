@@ -1,5 +1,3 @@
-"""Tests of checkpoint/safetensors_io.py."""
-
 import pytest
 import safetensors.torch
 import torch
@@ -58,7 +56,7 @@ def test_tensors_that_do_not_fit_are_named():
     )
 
 
-def with_size(size: int, header: bytes) -> bytes:
+def with_size(size, header):
     return size.to_bytes(8, "little") + header
 
 

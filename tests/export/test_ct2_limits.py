@@ -1,8 +1,3 @@
-"""Tests of export/ct2_limits.py."""
-
-from pathlib import Path
-from typing import Any
-
 import pytest
 from tests.export.conftest import random_run, read_refused_configs
 
@@ -16,20 +11,20 @@ REFUSED_PREFIX = "CTranslate2 does not support this model: "
 
 @pytest.mark.whole
 @pytest.mark.parametrize(("config", "message"), read_refused_configs("ctranslate2"))
-def test_unsupported_component_is_refused(config: dict[str, Any], message: str) -> None:
+def test_unsupported_component_is_refused(config, message):
     with pytest.raises(UserError) as error:
         check_ct2(random_run(**config).model, "fp32")
     assert str(error.value).startswith(REFUSED_PREFIX + message)
 
 
-def test_all_unsupported_components_are_named() -> None:
+def test_all_unsupported_components_are_named():
     run = random_run(norm="batchnorm", feed_forward="prelu", attention=WINDOW)
     message = r"window of attention is 4.*; norm is 'batchnorm'.*; feed_forward is 'prelu'"
     with pytest.raises(UserError, match=message):
         check_ct2(run.model, "fp32")
 
 
-def test_refused_export_leaves_no_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_refused_export_leaves_no_files(tmp_path, capsys):
     random_run(kind="decoder", attention=WINDOW).save(tmp_path / "run")
     assert main(["export", str(tmp_path / "run"), str(tmp_path / "new" / "out"), "--to", "ctranslate2"]) == 2
     assert capsys.readouterr().err.startswith(

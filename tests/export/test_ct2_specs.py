@@ -1,8 +1,3 @@
-"""Tests of export/ct2_specs.py."""
-
-from pathlib import Path
-
-import pytest
 from tests.export.conftest import random_run
 from tests.export.gguf_helpers import LLAMA
 
@@ -10,7 +5,7 @@ import polyhead.export.ctranslate2 as ct2_export
 from polyhead.cli import main
 
 
-def test_written_model_is_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_written_model_is_verified(tmp_path, monkeypatch):
     """With the weights of another model nothing is written."""
     run, other = (random_run(seed=seed, **LLAMA) for seed in (1, 2))
     run.save(tmp_path / "run")

@@ -1,25 +1,11 @@
-"""Models in CTranslate2, compared with their runs: logits, scores, vectors, greedy texts and beams."""
-
 import json
 import sys
-from pathlib import Path
-from typing import Any
 
 import ctranslate2
 import numpy as np
 import pytest
 import torch
-from tests.export.conftest import (
-    BASES,
-    CONFIGS,
-    TEXTS,
-    VOCABULARY,
-    ExportModel,
-    export_run,
-    padded_batch,
-    random_run,
-)
-from torch import Tensor
+from tests.export.conftest import BASES, CONFIGS, TEXTS, VOCABULARY, export_run, padded_batch, random_run
 
 import polyhead.export.ctranslate2 as ct2_export
 import tokenizers
@@ -31,18 +17,17 @@ DECODERS, ENCODERS = CONFIGS["ct2_decoders"], CONFIGS["ct2_encoders"]
 TRANSLATORS = CONFIGS["ct2_translators"]
 
 
-def assert_close(actual: Any, expected: Tensor) -> None:
+def assert_close(actual, expected):
     torch.testing.assert_close(torch.from_numpy(np.array(actual)), expected, rtol=1e-4, atol=1e-5)
 
 
-def read_vocabulary(directory: Path, file: str = "vocabulary.json") -> list[str]:
-    tokens: list[str] = json.loads((directory / file).read_text())
-    return tokens
+def read_vocabulary(directory, file="vocabulary.json"):
+    return json.loads((directory / file).read_text())
 
 
 @pytest.mark.parametrize("name", DECODERS)
 @torch.no_grad()
-def test_language_model_equals_run(name: str, export_model: ExportModel) -> None:
+def test_language_model_equals_run(name, export_model):
     run, directory = export_model("--to", "ctranslate2", **{"kind": "decoder"} | DECODERS[name])
     generator, tokens = ctranslate2.Generator(str(directory)), padded_batch()[0]
     logits = np.array(generator.forward_batch([tokens[0].tolist(), tokens[1, :4].tolist()]))
@@ -58,7 +43,7 @@ def test_language_model_equals_run(name: str, export_model: ExportModel) -> None
 
 
 @pytest.mark.parametrize("name", TRANSLATORS)
-def test_translator_equals_run(name: str, export_model: ExportModel) -> None:
+def test_translator_equals_run(name, export_model):
     run, directory = export_model("--to", "ctranslate2", **TRANSLATORS[name])
     translator = ctranslate2.Translator(str(directory))
     tokenizer = tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json"))
@@ -89,7 +74,7 @@ def test_translator_equals_run(name: str, export_model: ExportModel) -> None:
 
 @pytest.mark.parametrize("name", ENCODERS)
 @torch.no_grad()
-def test_encoder_equals_run(name: str, export_model: ExportModel) -> None:
+def test_encoder_equals_run(name, export_model):
     run, directory = export_model("--to", "ctranslate2", **{"kind": "encoder"} | ENCODERS[name])
     tokens = padded_batch()[0]
     segments = tokens % 2 if run.config.n_segments else None
@@ -108,7 +93,7 @@ def test_encoder_equals_run(name: str, export_model: ExportModel) -> None:
             assert outputs.pooler_output is None
 
 
-def test_vocabulary_and_roles_equal_run(export_model: ExportModel) -> None:
+def test_vocabulary_and_roles_equal_run(export_model):
     run, directory = export_model("--to", "ctranslate2", **LLAMA, kind="decoder")
     assert read_vocabulary(directory) == run.tokenizer.ids_to_tokens(range(VOCABULARY))
     config = json.loads((directory / "config.json").read_text())
@@ -122,13 +107,12 @@ def test_vocabulary_and_roles_equal_run(export_model: ExportModel) -> None:
     assert (directory / "tokenizer_config.json").is_file()
 
 
-def test_rows_without_token_have_names(tmp_path: Path) -> None:
+def test_rows_without_token_have_names(tmp_path):
     run = random_run(kind="decoder", **LLAMA)
     config = run.config.model_copy(update={"vocab_size": VOCABULARY + 3})
     run.model = type(run.model)(config).eval()
     directory = export_run(run, tmp_path, "--to", "ctranslate2")
-    names = ["<beyond 290>", "<beyond 291>", "<beyond 292>"]
-    assert read_vocabulary(directory)[VOCABULARY:] == names
+    assert read_vocabulary(directory)[VOCABULARY:] == ["<beyond 290>", "<beyond 291>", "<beyond 292>"]
     logits = ctranslate2.Generator(str(directory)).forward_batch([[7, 8]])
     with torch.no_grad():
         assert_close(logits, run.model(torch.tensor([[7, 8]])))
@@ -139,7 +123,7 @@ DTYPES = [("fp16", 0.003), ("bf16", 0.02), ("int8", 0.04), ("int8_float32", 0.04
 
 @pytest.mark.parametrize(("dtype", "tolerance"), DTYPES)
 @torch.no_grad()
-def test_rounded_weights_are_close(dtype: str, tolerance: float, export_model: ExportModel) -> None:
+def test_rounded_weights_are_close(dtype, tolerance, export_model):
     """And the model itself is unchanged."""
     config = LLAMA | {"d_model": 64, "d_ff": 128, "kind": "decoder"}
     run, directory = export_model("--to", "ctranslate2", "--dtype", dtype, **config)
@@ -152,14 +136,14 @@ def test_rounded_weights_are_close(dtype: str, tolerance: float, export_model: E
     assert 1e-6 < error < tolerance
 
 
-def test_writing_does_not_change_model(tmp_path: Path) -> None:
+def test_writing_does_not_change_model(tmp_path):
     run = random_run(kind="decoder", **LLAMA)
     weights = {name: x.clone() for name, x in run.model.state_dict().items()}
     ct2_export.write_ct2(run.model, run.tokenizer, tmp_path, "int8")
     assert all(torch.equal(weights[name], x) for name, x in run.model.state_dict().items())
 
 
-def test_unknown_dtype_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_dtype_is_refused(tmp_path, capsys):
     random_run(**LLAMA).save(tmp_path / "run")
     options = ["--to", "ctranslate2", "--dtype", "int9"]
     assert main(["export", str(tmp_path / "run"), str(tmp_path / "out"), *options]) == 2
@@ -167,9 +151,7 @@ def test_unknown_dtype_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert not (tmp_path / "out").exists()
 
 
-def test_missing_package_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_package_is_named(tmp_path, capsys, monkeypatch):
     random_run(**LLAMA).save(tmp_path / "run")
     monkeypatch.setitem(sys.modules, "ctranslate2", None)
     monkeypatch.delitem(sys.modules, "polyhead.export.ctranslate2")

@@ -1,9 +1,4 @@
-"""GGUF files, compared with their runs: by transformers' reader, by gguf's own, and by llama.cpp.
-
-llama.cpp is built from its sources (pip install llama-cpp-python); its tests are skipped where it is not.
-"""
-
-from pathlib import Path
+"""llama.cpp is built from its sources (pip install llama-cpp-python), or its tests are skipped."""
 
 import gguf
 import numpy as np
@@ -20,7 +15,6 @@ from tests.export.gguf_helpers import (
     read_tensors,
     tensor_types,
 )
-from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import polyhead.export.gguf as gguf_export
@@ -29,7 +23,6 @@ from polyhead.cli import main
 from polyhead.config.recipe import Recipe
 from polyhead.core.errors import UserError
 from polyhead.export.gguf import write_gguf
-from polyhead.run.run import Run
 
 IDS = [1, 5, 9, 200, 17, 33, 70, 71, 8, 9, 250, 3]
 # rows of the families' tables that transformers' reader supports
@@ -39,12 +32,12 @@ LLAMA_CPP_ROWS = [(family, number) for family, numbers in FAMILY_ROWS.items() fo
 
 
 @torch.no_grad()
-def logits_of(run: Run) -> Tensor:
+def logits_of(run):
     return run.model.eval()(torch.tensor([IDS]))[0]
 
 
 @pytest.mark.parametrize(("family", "number"), TRANSFORMERS_ROWS)
-def test_transformers_reads_same_model(family: str, number: int, tmp_path: Path) -> None:
+def test_transformers_reads_same_model(family, number, tmp_path):
     run = published_run(family, number, tmp_path)
     write_gguf(run, tmp_path)
     reference = AutoModelForCausalLM.from_pretrained(
@@ -55,7 +48,7 @@ def test_transformers_reads_same_model(family: str, number: int, tmp_path: Path)
     torch.testing.assert_close(logits, logits_of(run), rtol=1e-5, atol=1e-5)
 
 
-def test_transformers_reads_same_tokenizer(tmp_path: Path) -> None:
+def test_transformers_reads_same_tokenizer(tmp_path):
     run = language_model()
     write_gguf(run, tmp_path)
     reference = AutoTokenizer.from_pretrained(tmp_path, gguf_file="model.gguf")
@@ -63,7 +56,7 @@ def test_transformers_reads_same_tokenizer(tmp_path: Path) -> None:
     assert reference(texts, add_special_tokens=False).input_ids == run.tokenizer.encode(texts)
 
 
-def test_missing_biases_are_zeros(tmp_path: Path) -> None:
+def test_missing_biases_are_zeros(tmp_path):
     write_gguf(language_model(**NANO), tmp_path)
     biases = {name: x for name, x in read_tensors(tmp_path).items() if name.endswith(".bias")}
     names = ("attn_qkv", "attn_output", "attn_norm", "ffn_up", "ffn_down", "ffn_norm")
@@ -72,7 +65,7 @@ def test_missing_biases_are_zeros(tmp_path: Path) -> None:
     assert biases["blk.1.attn_qkv.bias"].shape == (3 * 24,)
 
 
-def test_zero_centered_norms_are_written_plus_one(tmp_path: Path) -> None:
+def test_zero_centered_norms_are_written_plus_one(tmp_path):
     run = language_model(**PARTS["gemma3"][1])
     write_gguf(run, tmp_path)
     weights, tensors = run.model.state_dict(), read_tensors(tmp_path)
@@ -91,7 +84,7 @@ def test_zero_centered_norms_are_written_plus_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), [("fp16", 2**-11), ("bf16", 2**-8), ("int8", 0.006), ("int4", 0.13)]
 )
-def test_rounded_weights_are_close(dtype: str, tolerance: float, tmp_path: Path) -> None:
+def test_rounded_weights_are_close(dtype, tolerance, tmp_path):
     run = language_model(d_model=64, d_ff=96, n_heads=2)
     write_gguf(run, tmp_path, dtype)
     weights, tensors = run.model.state_dict(), read_tensors(tmp_path)
@@ -101,14 +94,14 @@ def test_rounded_weights_are_close(dtype: str, tolerance: float, tmp_path: Path)
     assert torch.equal(tensors["output_norm.weight"], weights["stack.final_norm.weight"])
 
 
-def test_rows_without_complete_blocks_are_fp16(tmp_path: Path) -> None:
+def test_rows_without_complete_blocks_are_fp16(tmp_path):
     write_gguf(language_model(d_ff=40, d_model=64, n_heads=2), tmp_path, "int8")
     types = tensor_types(tmp_path)
     assert (types["blk.0.ffn_down.weight"], types["blk.0.ffn_up.weight"]) == ("F16", "Q8_0")
 
 
 @pytest.mark.parametrize("tie", ["none", "all"])
-def test_int4_embeddings_have_eight_bits(tie: str, tmp_path: Path) -> None:
+def test_int4_embeddings_have_eight_bits(tie, tmp_path):
     write_gguf(language_model(d_ff=40, d_model=64, n_heads=2, tie_embeddings=tie), tmp_path, "int4")
     types = tensor_types(tmp_path)
     embeddings = {name: types[name] for name in ("token_embd.weight", "output.weight") if name in types}
@@ -119,12 +112,11 @@ def test_int4_embeddings_have_eight_bits(tie: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("separator", "has_bos"), [("line", True), ("file", False)])
-def test_tokens_around_texts(separator: str, has_bos: bool, tmp_path: Path) -> None:
+def test_tokens_around_texts(separator, has_bos, tmp_path):
     """Lines start with their end token, files with nothing."""
     run = language_model()
     data = {"train": "a.txt", "valid": "b.txt", "document_separator": separator}
-    recipe = {"task": "language-model", "data": data, "train": {"steps": 1}}
-    run.recipe = Recipe.model_validate(recipe)
+    run.recipe = Recipe.model_validate({"task": "language-model", "data": data, "train": {"steps": 1}})
     write_gguf(run, tmp_path)
     metadata = read_metadata(tmp_path)
     assert metadata["tokenizer.ggml.add_bos_token"] is has_bos
@@ -133,7 +125,7 @@ def test_tokens_around_texts(separator: str, has_bos: bool, tmp_path: Path) -> N
         assert metadata["tokenizer.ggml.bos_token_id"] == run.tokenizer.eos_id
 
 
-def test_chat_template_and_sampling(tmp_path: Path) -> None:
+def test_chat_template_and_sampling(tmp_path):
     run = language_model()
     settings = {"chat": Choice("zephyr"), "temperature": 0.5, "top_k": 7}
     run.generation = run.generation.model_copy(update=settings)
@@ -143,7 +135,7 @@ def test_chat_template_and_sampling(tmp_path: Path) -> None:
     assert (metadata["general.sampling.temp"], metadata["general.sampling.top_k"]) == (0.5, 7)
 
 
-def test_second_end_is_written_third_warns(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_second_end_is_written_third_warns(tmp_path, caplog):
     run = language_model()
     for stop_tokens in (("<mask>",), ("<mask>", "<unk>")):
         assert not caplog.messages
@@ -156,7 +148,7 @@ def test_second_end_is_written_third_warns(tmp_path: Path, caplog: pytest.LogCap
     assert caplog.messages == [message]
 
 
-def test_export_verb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_export_verb(tmp_path, capsys):
     directory = export_run(language_model(), tmp_path, "--to", "gguf", "--dtype", "fp16")
     assert [path.name for path in directory.iterdir()] == ["model.gguf"]
     assert "a language model of the architecture 'llama' in fp16" in capsys.readouterr().out
@@ -166,13 +158,13 @@ def test_export_verb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert not (tmp_path / "other").exists()
 
 
-def test_written_file_is_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_written_file_is_verified(tmp_path, monkeypatch):
     monkeypatch.setattr(gguf_export, "_to_numpy", lambda tensor: np.zeros(tensor.shape, np.float32))
     with pytest.raises(UserError, match=r"model\.gguf differs from this model"):
         write_gguf(language_model(), tmp_path)
 
 
-def check_llama_cpp(run: Run, directory: Path) -> None:
+def check_llama_cpp(run, directory):
     """The logits of llama.cpp with keys and values in fp32; its tanh of GELU is a table of fp16."""
     llama = pytest.importorskip("llama_cpp")
     write_gguf(run, directory)
@@ -185,16 +177,16 @@ def check_llama_cpp(run: Run, directory: Path) -> None:
 
 
 @pytest.mark.parametrize("name", PARTS)
-def test_llama_cpp_runs_components(name: str, tmp_path: Path) -> None:
+def test_llama_cpp_runs_components(name, tmp_path):
     check_llama_cpp(language_model(**PARTS[name][1]), tmp_path)
 
 
 @pytest.mark.parametrize(("family", "number"), LLAMA_CPP_ROWS)
-def test_llama_cpp_runs_published_families(family: str, number: int, tmp_path: Path) -> None:
+def test_llama_cpp_runs_published_families(family, number, tmp_path):
     check_llama_cpp(published_run(family, number, tmp_path), tmp_path)
 
 
-def test_llama_cpp_generates_same_text(tmp_path: Path) -> None:
+def test_llama_cpp_generates_same_text(tmp_path):
     llama = pytest.importorskip("llama_cpp")
     run = language_model()
     write_gguf(run, tmp_path)

@@ -1,7 +1,4 @@
-"""Tests of export/gguf_archs.py."""
-
 import contextlib
-from pathlib import Path
 
 import pytest
 from tests.export.gguf_helpers import FAMILY_ROWS, PARTS, language_model, published_run, read_metadata
@@ -13,14 +10,14 @@ from polyhead.export.gguf_archs import ARCHS
 
 
 @pytest.mark.parametrize("name", PARTS)
-def test_architecture_of_components(name: str, tmp_path: Path) -> None:
+def test_architecture_of_components(name, tmp_path):
     arch, parts = PARTS[name]
     write_gguf(language_model(**parts), tmp_path)
     assert read_metadata(tmp_path)["general.architecture"] == arch
 
 
 @pytest.mark.parametrize("family", ARCHS)
-def test_supported_rows_of_family(family: str, tmp_path: Path) -> None:
+def test_supported_rows_of_family(family, tmp_path):
     rows = []
     for number in range(len(CASES[family])):
         with contextlib.suppress(UserError):

@@ -1,7 +1,3 @@
-"""Tests of export/gguf_keys.py."""
-
-from pathlib import Path
-
 import numpy as np
 import torch
 from tests.export.gguf_helpers import PARTS, language_model, read_tensors
@@ -9,7 +5,7 @@ from tests.export.gguf_helpers import PARTS, language_model, read_tensors
 from polyhead.export.gguf import write_gguf
 
 
-def test_llama3_scaling_of_each_pair(tmp_path: Path) -> None:
+def test_llama3_scaling_of_each_pair(tmp_path):
     """Pairs of four turns or more in the original length stay, those of one or fewer turn 8 times slower."""
     write_gguf(language_model(**PARTS["llama3"][1]), tmp_path)
     turns = [16 * 100.0 ** (-2 * j / 8) / (2 * np.pi) for j in range(4)]

@@ -1,10 +1,5 @@
-"""Tests of export/gguf_vocabulary.py."""
-
 import json
 import random
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import gguf
 import pytest
@@ -22,7 +17,7 @@ from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, tra
 SPECIAL_TOKENS = ["<unk>", "<s>", "</s>"]
 
 
-def byte_fallback(pre_tokenizer: Any = None, has_prefix: bool = True) -> Tokenizer:
+def byte_fallback(pre_tokenizer=None, has_prefix=True):
     """Pieces, with bytes for unknown characters, as Llama 2 has them."""
     options = {"byte_fallback": True, "unk_token": "<unk>", "fuse_unk": True}
     trained_model = tokenizers.Tokenizer(models.BPE(**options))
@@ -44,10 +39,10 @@ def byte_fallback(pre_tokenizer: Any = None, has_prefix: bool = True) -> Tokeniz
     return Tokenizer(inner, {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"})
 
 
-def byte_level(*steps: Any, ignore_merges: bool = False) -> Callable[[], Tokenizer]:
+def byte_level(*steps, ignore_merges=False):
     """A vocabulary of bytes with other rules for words."""
 
-    def build() -> Tokenizer:
+    def build():
         inner = tokenizers.Tokenizer(models.BPE(ignore_merges=ignore_merges))
         inner.pre_tokenizer = pre_tokenizers.Sequence(list(steps))
         inner.decoder = decoders.ByteLevel()
@@ -60,7 +55,7 @@ def byte_level(*steps: Any, ignore_merges: bool = False) -> Callable[[], Tokeniz
     return build
 
 
-def trained_on(texts: list[str], size: int, **options: Any) -> Callable[[], Tokenizer]:
+def trained_on(texts, size, **options):
     return lambda: train_tokenizer(texts, Choice.from_config(options), size)
 
 
@@ -71,7 +66,7 @@ QWEN = pre_tokenizers.Split(QWEN_WORDS, "isolated")
 LLAMA3 = pre_tokenizers.Split(Regex(rf"{CONTRACTIONS}|{WORDS}|\p{{N}}{{1,3}}|{REST}"), "isolated")
 DIGITS, DIGIT_GROUPS = (pre_tokenizers.Digits(individual_digits=on) for on in (True, False))
 NO_PREFIX = pre_tokenizers.Metaspace(prepend_scheme="never", split=False)
-VOCABULARIES: dict[str, Callable[[], Tokenizer]] = {
+VOCABULARIES = {
     "bpe": trained_on([*TEXTS * 5, "a  b <c (d)"], 300, name="bpe"),
     "byte": trained_on(TEXTS, 300, name="byte"),
     "char": trained_on([*TEXTS, "é中文😀ñ\n\t<>"], 300, name="char"),
@@ -101,20 +96,20 @@ VOCABULARIES: dict[str, Callable[[], Tokenizer]] = {
         (byte_level(GPT2_WORDS, ignore_merges=True), "ignore_merges with the rule 'gpt-2'"),
     ],
 )
-def test_unsupported_vocabulary_is_refused(build: Callable[[], Tokenizer], message: str) -> None:
+def test_unsupported_vocabulary_is_refused(build, message):
     with pytest.raises(UserError) as error:
         tokenizer_metadata(build(), 500)
     assert message in str(error.value) and "bpe, byte and char" in str(error.value)
 
 
-def test_rows_without_token_are_padding() -> None:
+def test_rows_without_token_are_padding():
     metadata = tokenizer_metadata(train_tokenizer(TEXTS, Choice("byte"), 300), 263)
     assert metadata["tokenizer.ggml.tokens"][261:] == ["[PAD261]", "[PAD262]"]
     types = [gguf.TokenType.NORMAL, *[gguf.TokenType.UNUSED] * 2]
     assert metadata["tokenizer.ggml.token_type"][260:] == types
 
 
-def test_characters_are_merged_from_bytes() -> None:
+def test_characters_are_merged_from_bytes():
     """Of three bytes the first two, and then the third."""
     metadata = tokenizer_metadata(train_tokenizer(["a中"], Choice("char"), 300), 8)
     spelling = "".join(chr({0xE4: 0xE4, 0xB8: 0xB8, 0xAD: 0x143}[byte]) for byte in "中".encode())
@@ -123,7 +118,7 @@ def test_characters_are_merged_from_bytes() -> None:
     assert {"a", spelling} <= set(metadata["tokenizer.ggml.tokens"])
 
 
-def test_first_merges_have_highest_scores() -> None:
+def test_first_merges_have_highest_scores():
     tokenizer = byte_fallback()
     metadata = tokenizer_metadata(tokenizer, tokenizer.vocab_size)
     scores = dict(zip(metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.scores"], strict=True))
@@ -132,12 +127,11 @@ def test_first_merges_have_highest_scores() -> None:
     assert min(scores.values()) == scores["<0x41>"] == -len(pieces)
 
 
-def test_added_tokens_have_scores() -> None:
+def test_added_tokens_have_scores():
     tokenizer = byte_fallback()
     tokenizer._inner.add_tokens([tokenizers.AddedToken("<|user|>", normalized=False)])
     metadata = tokenizer_metadata(tokenizer, tokenizer.vocab_size + 2)
-    names = ["<|user|>", f"[PAD{tokenizer.vocab_size}]"]
-    assert metadata["tokenizer.ggml.tokens"][-3:-1] == names
+    assert metadata["tokenizer.ggml.tokens"][-3:-1] == ["<|user|>", f"[PAD{tokenizer.vocab_size}]"]
     lengths = {len(metadata[f"tokenizer.ggml.{key}"]) for key in ("tokens", "token_type", "scores")}
     assert lengths == {tokenizer.vocab_size + 2}
 
@@ -146,7 +140,7 @@ EDGE_CASES = ["a <b  <c", "you're I'LL", "12345 6", "  two", "tail  ", "\n\n\nx"
 
 
 @pytest.mark.parametrize("name", VOCABULARIES)
-def test_llama_cpp_encodes_same_ids(name: str, tmp_path: Path) -> None:
+def test_llama_cpp_encodes_same_ids(name, tmp_path):
     llama = pytest.importorskip("llama_cpp")
     tokenizer, path = VOCABULARIES[name](), tmp_path / "vocabulary.gguf"
     writer = gguf.GGUFWriter(path, "llama")

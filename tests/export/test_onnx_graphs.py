@@ -1,14 +1,12 @@
-"""Tests of export/onnx_graphs.py."""
-
 import pytest
-from tests.export.conftest import ExportedRun, Session
+from tests.export.conftest import Session
 from tests.export.onnx_helpers import language_model as language_model
 from tests.export.onnx_helpers import translator as translator
 
 import polyhead.export.onnx as onnx_export
 
 
-def test_names_and_shapes_of_language_model(language_model: ExportedRun) -> None:
+def test_names_and_shapes_of_language_model(language_model):
     """Those of Optimum, which users know."""
     session = Session(language_model[1] / "model.onnx")
     all_tokens = "past_sequence_length + sequence_length"
@@ -25,7 +23,7 @@ def test_names_and_shapes_of_language_model(language_model: ExportedRun) -> None
 
 
 @pytest.mark.slow
-def test_names_of_translator(translator: ExportedRun) -> None:
+def test_names_of_translator(translator):
     encoder, decoder = (Session(translator[1] / f"{side}_model.onnx") for side in ("encoder", "decoder"))
     encoder_names, decoder_names = (
         [f"0.{side}.{kind}" for kind in ("key", "value")] for side in ("encoder", "decoder")
@@ -39,13 +37,13 @@ def test_names_of_translator(translator: ExportedRun) -> None:
     assert decoder.inputs["past_key_values.0.encoder.value"] == shape
 
 
-def test_example_sizes_stay_within_max_len() -> None:
+def test_example_sizes_stay_within_max_len():
     assert onnx_export.ExampleSizes(3, 1, 2, 7).clamp_to(4) == (3, 1, 2, 3)
     assert onnx_export.ExampleSizes(1, 6, 4, 0).clamp_to(3) == (1, 3, 3, 0)
     assert onnx_export.ExampleSizes(1, 6, 4, 9).clamp_to(8) == (1, 6, 4, 2)
     assert all(sizes.clamp_to(512) == sizes for sizes in onnx_export.VERIFY_SIZES)
 
 
-def test_example_sizes_are_all_different() -> None:
+def test_example_sizes_are_all_different():
     """Equal ones would be taken for one axis."""
     assert len(set(onnx_export.TRACE_SIZES)) == 4

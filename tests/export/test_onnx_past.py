@@ -1,9 +1,6 @@
-"""Tests of export/onnx_past.py."""
-
-from tests.export.conftest import ExportedRun
 from tests.export.onnx_helpers import check_decoder_steps
 from tests.export.onnx_helpers import language_model as language_model
 
 
-def test_decoder_steps_equal_model(language_model: ExportedRun) -> None:
+def test_decoder_steps_equal_model(language_model):
     check_decoder_steps(*language_model)

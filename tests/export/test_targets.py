@@ -1,8 +1,3 @@
-"""Which formats a model can be exported to, compared with the exports themselves."""
-
-from pathlib import Path
-from typing import Any
-
 import pytest
 from tests.export.conftest import BASES, CONFIGS, SIZES, TEXTS, random_run
 
@@ -15,7 +10,7 @@ from polyhead.export.targets import describe_targets, find_obstacles
 from polyhead.run.run import Run
 from polyhead.tokenizers.train_tokenizer import train_tokenizer
 
-KINDS: dict[str, dict[str, Any]] = {
+KINDS = {
     "translator": {"kind": "encoder-decoder"},
     "decoder": {"kind": "decoder"},
     "masked": {"kind": "encoder"},
@@ -29,9 +24,9 @@ LLAMA = BASES["llama"]
 VARIANTS = CONFIGS["targets"]
 
 
-def all_configs() -> dict[str, dict[str, Any]]:
+def all_configs():
     """Small presets that differ, each part of each registry in each kind of model, and the variants."""
-    small_presets: dict[str, dict[str, Any]] = {}
+    small_presets = {}
     for name, fields in PRESETS.items():
         if fields | SIZES | {"head_dim": None} not in small_presets.values():
             small_presets[name] = fields | SIZES | {"head_dim": None}
@@ -47,10 +42,10 @@ def all_configs() -> dict[str, dict[str, Any]]:
 ALL_CONFIGS = all_configs()
 
 
-def export_error(run: Run, target: str, directory: Path) -> str:
+def export_error(run, target, directory):
     """The message with which the export refuses a run; empty where it succeeds."""
     directory.mkdir()
-    options: dict[str, Any] = {"family": None, "shard_size": None} if target == "hf" else {}
+    options = {"family": None, "shard_size": None} if target == "hf" else {}
     if run.config.generator_layers:
         run.model = run.model.encoder_only()
     try:
@@ -60,7 +55,7 @@ def export_error(run: Run, target: str, directory: Path) -> str:
     return ""
 
 
-def small_run(name: str) -> Run:
+def small_run(name):
     try:
         return random_run(**ALL_CONFIGS[name])
     except UserError as error:
@@ -68,7 +63,7 @@ def small_run(name: str) -> Run:
 
 
 @pytest.mark.parametrize("name", ALL_CONFIGS)
-def test_obstacles_equal_export_errors(name: str, tmp_path: Path) -> None:
+def test_obstacles_equal_export_errors(name, tmp_path):
     run = small_run(name)
     for target, obstacle in find_obstacles(run.config, run.tokenizer).items():
         if target != "onnx" or obstacle:  # graphs take long to write, and are refused at once
@@ -78,7 +73,7 @@ def test_obstacles_equal_export_errors(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ALL_CONFIGS)
-def test_graphs_are_written_without_obstacle(name: str, tmp_path: Path) -> None:
+def test_graphs_are_written_without_obstacle(name, tmp_path):
     run = small_run(name)
     if not find_obstacles(run.config)["onnx"]:
         assert not export_error(run, "onnx", tmp_path / "onnx")
@@ -88,14 +83,14 @@ TOKENIZERS = ["bpe", "byte", "char", "unigram", "wordpiece", {"name": "bpe", "lo
 
 
 @pytest.mark.parametrize("kind", TOKENIZERS, ids=str)
-def test_obstacle_of_tokenizer(kind: Any, tmp_path: Path) -> None:
+def test_obstacle_of_tokenizer(kind, tmp_path):
     run = random_run(**LLAMA)
     run = Run(run.model, train_tokenizer(TEXTS * 5, Choice.from_config(kind), 280), run.generation)
     obstacle = find_obstacles(run.config, run.tokenizer)["gguf"]
     assert bool(obstacle) == bool(export_error(run, "gguf", tmp_path / "out"))
 
 
-def test_description_of_targets() -> None:
+def test_description_of_targets():
     assert describe_targets(find_obstacles(random_run(position="rope").config)) == (
         "exports: CTranslate2, ONNX; not Hugging Face: position is 'rope'; not GGUF: language models only"
     )

@@ -1,5 +1,3 @@
-"""Lines in batches against plain searches and sampling of each line."""
-
 import numpy as np
 import pytest
 from tests.generation.table_helpers import BOS, EOS, Table, plain_beam_search
@@ -100,8 +98,7 @@ def test_long_lines_are_refused_or_truncated(length):
 def test_output_length_is_limited():
     model = Table(0, eos=-100.0)
     config = GenerationConfig(beam_size=2, max_length_ratio=1.5, max_length_extra=2)
-    lengths = [len(h[0].tokens) for h in decode(model, [[1], [1, 2, 3], [3] * 11], config)]
-    assert lengths == [3, 6, 12]
+    assert [len(h[0].tokens) for h in decode(model, [[1], [1, 2, 3], [3] * 11], config)] == [3, 6, 12]
     assert [max_output_len(n, config) for n in (0, 1, 2, 3)] == [2, 3, 5, 6]
 
 

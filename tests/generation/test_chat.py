@@ -1,5 +1,3 @@
-"""Answers are continuations of the encoded conversation up to the end of the turn."""
-
 import pytest
 import torch
 from tests.generation.helpers import decode_plain
@@ -172,8 +170,7 @@ def test_second_question_reads_only_new_tokens(run, monkeypatch):
         n_new = len(session.encode_prompt(messages)) - len(session.encode_prompt(parse_conversation(HELLO)))
         second = "".join(session.answer(messages, **options))
     assert sum(counts) <= n_new + 8 < n_first + n_new
-    assert second == run.chat(messages, **options)
-    assert isinstance(session, ChatSession)
+    assert second == run.chat(messages, **options) and isinstance(session, ChatSession)
 
 
 def test_top_logprobs_of_each_request(run):

@@ -1,5 +1,3 @@
-"""Streamed text equals the text that is decoded at once."""
-
 import itertools
 import re
 
@@ -174,8 +172,7 @@ def test_cost_per_token_is_constant(tokenizer, family, trim):
     full = tokenizer.decode([ids])[0]
     if family == "replacement":  # its bytes may be decoded as several of it
         text, full = (re.sub("\ufffd+", "\ufffd", x) for x in (text, full))
-    assert text == (full.strip() if trim else full)
-    assert max(sizes) <= 4 * CONTEXT_TOKENS + 1
+    assert text == (full.strip() if trim else full) and max(sizes) <= 4 * CONTEXT_TOKENS + 1
     assert sum(sizes) <= 4 * CONTEXT_TOKENS * len(ids)
 
 
@@ -189,8 +186,7 @@ def test_skipped_context_is_not_decoded_again(byte_tokenizer):
         return t.decode([ids])[0]
 
     stream = Detokenizer(decode, context_ids=[*ids, *[t.mask_id] * 4000], skipped_ids=t.skipped_ids)
-    assert "".join(map(stream.feed, ids)) == "你好"
-    assert sum(sizes) <= 20 * 2 * len(ids)
+    assert "".join(map(stream.feed, ids)) == "你好" and sum(sizes) <= 20 * 2 * len(ids)
 
 
 @pytest.mark.parametrize("n_bytes", range(6))
@@ -205,11 +201,9 @@ def test_byte_context_is_not_cut_inside_a_character(n_bytes):
 
 def test_flush_returns_buffered_text():
     stream = Detokenizer(decode_utf8, ["bcd"])
-    assert [stream.feed(t) for t in b"abc"] == ["a", "", ""]
-    assert stream.flush() == "bc"
+    assert [stream.feed(t) for t in b"abc"] == ["a", "", ""] and stream.flush() == "bc"
     stream = Detokenizer(decode_utf8)
-    assert [stream.feed(t) for t in "é".encode()[:1]] == [""]
-    assert stream.flush() == ""
+    assert [stream.feed(t) for t in "é".encode()[:1]] == [""] and stream.flush() == ""
 
 
 def test_an_empty_stop_string_is_refused():

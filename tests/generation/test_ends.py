@@ -1,5 +1,3 @@
-"""Stop tokens: a text is that without them, up to the first of them."""
-
 import pytest
 from tests.generation.run_helpers import TEXTS, make_run
 

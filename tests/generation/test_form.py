@@ -1,5 +1,3 @@
-"""Grammars in every way of decoding, against all texts of a grammar and their probabilities."""
-
 import itertools
 import math
 import re
@@ -104,8 +102,7 @@ def test_wide_beams_find_the_best_texts(design):
 
 def test_beams_return_only_texts_of_the_grammar():
     (texts,) = make().generate([PROMPT], n=40, grammar={"name": "regex", "pattern": "do"}, beam_size=40)
-    assert 0 < len(texts) < 40
-    assert set(texts) == {"do"}
+    assert 0 < len(texts) < 40 and set(texts) == {"do"}
 
 
 @torch.no_grad()

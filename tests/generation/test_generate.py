@@ -1,5 +1,3 @@
-"""Sampling and beam search from prompts, against recomputation without a cache and against GPT-2."""
-
 import itertools
 import math
 

@@ -1,5 +1,3 @@
-"""The plain greedy loop against the engine and against recomputation without a cache."""
-
 import pytest
 from tests.generation.helpers import GREEDY
 
@@ -39,6 +37,5 @@ def test_greedy_decode_equals_the_engine(design, cache):
 def test_eos_is_excluded_and_0_tokens_allowed():
     model = build_model("rope", 5)
     full = greedy_decode(model, [3, 4], max_new_tokens=6)
-    cut = greedy_decode(model, [3, 4], max_new_tokens=6, eos_id=full[3])
-    assert cut == full[: full.index(full[3])]
+    assert greedy_decode(model, [3, 4], max_new_tokens=6, eos_id=full[3]) == full[: full.index(full[3])]
     assert greedy_decode(model, [3, 4], max_new_tokens=0) == []

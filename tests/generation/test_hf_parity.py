@@ -1,5 +1,3 @@
-"""Beam search against generate of transformers, on tiny models with random weights."""
-
 import pytest
 import torch
 from tests.generation.table_helpers import Tape

@@ -1,5 +1,3 @@
-"""Frequency and presence penalties and a bias of logits, against OpenAI's formula."""
-
 import math
 
 import pytest

@@ -1,5 +1,3 @@
-"""Tests of generation/prompt_template.py."""
-
 import pytest
 from tests.evaluate.scoring_helpers import make_scoring_run
 

@@ -1,5 +1,3 @@
-"""Tests of generation/settings.py."""
-
 import pytest
 
 from polyhead.config.generation_config import GenerationConfig

@@ -1,5 +1,3 @@
-"""Texts submitted to an engine one by one equal those of the run's own methods."""
-
 import gc
 
 import pytest
@@ -45,8 +43,7 @@ def test_engine_translations_equal_translate(translator):
     expected = [[text] for text in translator.translate(TEXTS, beam_size=1)]
     assert [stream.collect_texts() for stream in greedy] == expected
     samples = [engine.submit(TEXTS[0], temperature=1.5, seed=seed, n=2).collect_texts() for seed in (1, 1, 2)]
-    assert samples[0] == samples[1] != samples[2]
-    assert samples[0][0] != samples[0][1]
+    assert samples[0] == samples[1] != samples[2] and samples[0][0] != samples[0][1]
 
 
 @pytest.mark.parametrize("options", [{"n": 3, "beam_size": 4}, {"n": 3, "seed": 4, "max_new_tokens": 5}])
@@ -116,8 +113,7 @@ def test_invalid_requests_are_refused_in_one_line(kind):
     for text, options, message in INVALID[kind]:
         with pytest.raises(UserError, match=message) as error:
             engine.submit(text, **options)
-        assert "\n" not in str(error.value)
-        assert engine.engine.idle
+        assert "\n" not in str(error.value) and engine.engine.idle
 
 
 def test_a_classifier_has_no_engine():
@@ -151,8 +147,7 @@ def test_drain_deltas_while_another_drives(run, options):
         engine.engine.step()
         for row, text, _ in stream.drain_deltas():
             texts[row] += text
-    assert texts == expected == stream.collect_texts()
-    assert not list(stream.drain_deltas())
+    assert texts == expected == stream.collect_texts() and not list(stream.drain_deltas())
     assert [run.tokenizer.decode([ids])[0].rstrip("\ufffd") for ids in stream.tokens] == expected
 
 
@@ -170,8 +165,7 @@ def test_no_deltas_after_a_stop_string(run):
         of_row = [delta for delta in expected if delta.row == row]
         assert [delta for delta in deltas if delta.row == row] == of_row
         assert [delta.is_last for delta in of_row].count(True) == 1
-    assert len(single.tokens[0]) < 40
-    assert stream.collect_texts() == single.collect_texts()
+    assert len(single.tokens[0]) < 40 and stream.collect_texts() == single.collect_texts()
     assert (stream.tokens, stream.finish_reasons) == (single.tokens, single.finish_reasons)
     assert stream.log_probs == [pytest.approx(row) for row in single.log_probs]
     assert [len(row) for row in stream.top_logprobs] == [len(row) for row in stream.tokens]

@@ -1,5 +1,3 @@
-"""Tests of generation/text_generation.py."""
-
 import pytest
 from tests.generation.generate_helpers import EOS, NO_EOS, PAD, PROMPTS, V, collect, make
 

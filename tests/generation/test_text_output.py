@@ -1,5 +1,3 @@
-"""Tests of generation/text_output.py."""
-
 import pytest
 from tests.generation.run_helpers import TEXTS, ends_inside_character, make_byte_run
 from tests.generation.run_helpers import run as run
@@ -35,8 +33,7 @@ def test_finish_reasons(run):
     next(iter(cancelled_stream))
     cancelled_stream.cancel()
     cancelled_stream.collect_texts()
-    assert cancelled_stream.finish_reasons == ["cancelled"] * 2
-    assert engine.engine.idle
+    assert cancelled_stream.finish_reasons == ["cancelled"] * 2 and engine.engine.idle
 
 
 def test_token_log_probs_add_up(run):
@@ -58,8 +55,7 @@ def test_samples_have_no_partial_character():
     requests = [engine.submit(prompt, **options | {"seed": 5 + i}) for i, prompt in enumerate(PROMPTS)]
     engine_texts = [text for request in requests for text in request.collect_texts()]
     rows = [row for request in requests for row in request.tokens]
-    assert texts == streamed_texts
-    assert engine_texts[:8] == texts[:8]
+    assert texts == streamed_texts and engine_texts[:8] == texts[:8]
     assert not any(text.endswith(MARK) for text in texts + engine_texts)
     assert ends_inside_character(run, rows), "otherwise nothing is tested"
     assert all(len(row) == 7 or row[-1] == run.tokenizer.eos_id for row in rows), "no token is dropped"

@@ -1,5 +1,3 @@
-"""Tests of generation/translation.py."""
-
 import pytest
 from tests.generation.run_helpers import ends_inside_character, make_byte_run, make_run
 

@@ -1,11 +1,8 @@
-"""Allowed tokens, against partial matches of the ``regex`` library and Python's reader of JSON."""
-
 import gc
 import json
 import re
 import sys
 import weakref
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -36,14 +33,14 @@ PATTERNS = ["[0-9]{4}-[0-9]{2}", "(two|2) cats?( and a dog)*", "[狗猫é]+!?|a?
 
 @pytest.mark.parametrize("pattern", PATTERNS)
 @pytest.mark.parametrize("kind", TOKENIZERS)
-def test_allowed_tokens_begin_a_match(kind: str, pattern: str) -> None:
+def test_allowed_tokens_begin_a_match(kind, pattern):
     tokenizer, reference = load_tokenizer(kind), regex.compile(pattern)
     constraint = build_constraint(kind, "regex", pattern=pattern)
     special, vocabulary = set(tokenizer.special_ids), range(tokenizer.vocab_size)
     (prefix,) = tokenizer.encode(["dog"])
     (prefix_text,) = tokenizer.decode([prefix])
 
-    def decode(rows: list[list[int]]) -> list[str]:
+    def decode(rows):
         texts = tokenizer.decode([[*prefix, *row] for row in rows])
         return [text.removeprefix(prefix_text) for text in texts]
 
@@ -65,7 +62,7 @@ def test_allowed_tokens_begin_a_match(kind: str, pattern: str) -> None:
         assert reference.fullmatch(decode([ids])[0])
 
 
-def test_stop_tokens_are_allowed_after_complete_text() -> None:
+def test_stop_tokens_are_allowed_after_complete_text():
     tokenizer = load_tokenizer("bpe")
     (dot,), (a,) = tokenizer.encode([".", "a"])
     stop_ids = [tokenizer.eos_id, dot]
@@ -79,7 +76,7 @@ def test_stop_tokens_are_allowed_after_complete_text() -> None:
     assert not constraint.allowed_tokens([a])[stop_ids].any()
 
 
-def test_allowed_tokens_depend_on_the_text_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_allowed_tokens_depend_on_the_text_alone(monkeypatch):
     """In any order of texts, with or without cached states."""
     tokenizer, constraint = load_tokenizer("bpe"), build_constraint("bpe", "json", schema=PERSON)
     texts = [draw_text(constraint, tokenizer, seed) for seed in range(3)]
@@ -93,7 +90,7 @@ def test_allowed_tokens_depend_on_the_text_alone(monkeypatch: pytest.MonkeyPatch
         assert len(fresh._states) <= 2
 
 
-def test_mask_logits_covers_ids_beyond_the_vocabulary() -> None:
+def test_mask_logits_covers_ids_beyond_the_vocabulary():
     tokenizer = load_tokenizer("char")
     constraint = build_constraint("char", "regex", pattern="a[Ж]?c")
     a, c = tokenizer.token_to_id("a"), tokenizer.token_to_id("c")
@@ -107,7 +104,7 @@ def test_mask_logits_covers_ids_beyond_the_vocabulary() -> None:
     assert masked_logits[0].isfinite().sum() == 1 and masked_logits[1].isneginf().all()
 
 
-def test_constraints_are_cached_while_the_tokenizer_lives() -> None:
+def test_constraints_are_cached_while_the_tokenizer_lives():
     tokenizer = train_tokenizer(LINES, Choice("bpe"), 400)
     first = constraint_for(Choice("regex", pattern="a+"), tokenizer, [2])
     assert first is constraint_for(Choice("regex", pattern="a+"), tokenizer, [2])
@@ -119,7 +116,7 @@ def test_constraints_are_cached_while_the_tokenizer_lives() -> None:
     assert reference() is None
 
 
-def test_too_large_grammar_is_refused() -> None:
+def test_too_large_grammar_is_refused():
     """With the limit of the library some take seconds a token, while all others wait."""
     texts = [f"answer {n}" for n in range(60_000)]
     with pytest.raises(UserError, match=r"grammar 'choice': initial lexer configuration .grammar. too big"):
@@ -129,7 +126,7 @@ def test_too_large_grammar_is_refused() -> None:
         assert build_constraint("byte", "regex", pattern=pattern).allowed_tokens([])[a]
 
 
-def test_schema_file_is_read_once_into_the_config(tmp_path: Path) -> None:
+def test_schema_file_is_read_once_into_the_config(tmp_path):
     path = tmp_path / "person.json"
     path.write_text(json.dumps(PERSON))
     config = GenerationConfig.model_validate({"grammar": {"name": "json", "schema": str(path)}})
@@ -142,7 +139,7 @@ def test_schema_file_is_read_once_into_the_config(tmp_path: Path) -> None:
         with_overrides(config, {"grammar": {"name": "json", "schema": str(path)}}, "sampled text")
 
 
-def test_missing_library_is_named_with_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_library_is_named_with_its_command(monkeypatch):
     monkeypatch.setitem(sys.modules, "llguidance", None)
     message = re.escape(f"a grammar needs llguidance: {install_command('grammar')}")
     with pytest.raises(UserError, match=message):

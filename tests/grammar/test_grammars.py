@@ -1,7 +1,4 @@
-"""Tests of grammar/grammars.py."""
-
 import json
-from typing import Any
 
 import pytest
 from tests.grammar.grammar_constraint_helpers import (
@@ -18,7 +15,7 @@ from polyhead.grammar.grammar_constraint import constraint_for
 
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
-def test_json_fits_its_schema(kind: str) -> None:
+def test_json_fits_its_schema(kind):
     tokenizer, constraint = load_tokenizer(kind), build_constraint(kind, "json", schema=PERSON)
     texts = [tokenizer.decode([draw_text(constraint, tokenizer, seed)])[0] for seed in range(12)]
     for person in map(json.loads, texts):
@@ -30,7 +27,7 @@ def test_json_fits_its_schema(kind: str) -> None:
     assert len(set(texts)) > 6
 
 
-def test_json_without_a_schema_is_any_object() -> None:
+def test_json_without_a_schema_is_any_object():
     tokenizer, constraint = load_tokenizer("bpe"), build_constraint("bpe", "json")
     (ids,) = tokenizer.encode(['{"a": [1, {"b": null}], "c": "狗 \\" x"}'])
     for n, token in enumerate(ids):
@@ -42,7 +39,7 @@ def test_json_without_a_schema_is_any_object() -> None:
 
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
-def test_choice_draws_each_of_its_texts(kind: str) -> None:
+def test_choice_draws_each_of_its_texts(kind):
     tokenizer = load_tokenizer(kind)
     texts = ["two (2) cats", "two dogs", "a+b?", "狗", "[1]"]
     choices = [text for text in texts if tokenizer.decode(tokenizer.encode([text])) == [text]]
@@ -51,8 +48,8 @@ def test_choice_draws_each_of_its_texts(kind: str) -> None:
     assert drawn_texts == set(choices) and len(choices) > 2
 
 
-def nested_schema(depth: int) -> dict[str, Any]:
-    schema: dict[str, Any] = {"type": "integer"}
+def nested_schema(depth):
+    schema = {"type": "integer"}
     for _ in range(depth):
         schema = {"type": "array", "items": schema}
     return schema
@@ -88,7 +85,7 @@ SURROGATE = "half of a surrogate pair is not valid Unicode"
     ],
 )
 @pytest.mark.whole
-def test_invalid_grammar_is_refused_in_one_line(name: str, options: dict[str, Any], message: str) -> None:
+def test_invalid_grammar_is_refused_in_one_line(name, options, message):
     with pytest.raises(UserError) as error:
         constraint_for(Choice(name, **options), load_tokenizer("bpe"), [2])
     assert f"grammar '{name}': {message}" in str(error.value) and "\n" not in str(error.value)
@@ -104,7 +101,7 @@ def test_invalid_grammar_is_refused_in_one_line(name: str, options: dict[str, An
     ],
     ids=str,
 )
-def test_invalid_option_of_a_grammar_is_named(choice: Choice, message: str) -> None:
+def test_invalid_option_of_a_grammar_is_named(choice, message):
     with pytest.raises(UserError) as error:
         constraint_for(choice, load_tokenizer("bpe"), [2])
     assert message in str(error.value) and "\n" not in str(error.value)

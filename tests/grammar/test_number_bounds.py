@@ -1,8 +1,5 @@
-"""Tests of grammar/number_bounds.py."""
-
 import json
 from itertools import pairwise
-from typing import Any
 
 import pytest
 from tests.grammar.grammar_constraint_helpers import load_tokenizer
@@ -18,7 +15,7 @@ PAIRS = [
 ]
 
 
-def is_writable(text: str, kind: str, **options: Any) -> bool:
+def is_writable(text, kind, **options):
     tokenizer = load_tokenizer("byte")
     constraint = constraint_for(Choice(kind, **options), tokenizer, [tokenizer.eos_id])
     assert constraint is not None
@@ -29,7 +26,7 @@ def is_writable(text: str, kind: str, **options: Any) -> bool:
 
 
 @pytest.mark.parametrize(("low", "high"), PAIRS)
-def test_exclusive_bounds_cannot_be_written(low: float, high: float) -> None:
+def test_exclusive_bounds_cannot_be_written(low, high):
     middle = str((low + high) / 2)
     for low_key, high_key in (
         ("exclusiveMinimum", "exclusiveMaximum"),
@@ -47,7 +44,7 @@ def test_exclusive_bounds_cannot_be_written(low: float, high: float) -> None:
                 assert is_writable(texts[0], "json", schema=schema), schema
 
 
-def test_tighten_bounds_rewrites_nested_schemas() -> None:
+def test_tighten_bounds_rewrites_nested_schemas():
     number = {"type": "number", "exclusiveMinimum": 0, "maximum": 0.5}
     tight_number = {"type": "number", "minimum": 1e-9, "maximum": 0.5}
     schema = {
@@ -65,7 +62,7 @@ def test_tighten_bounds_rewrites_nested_schemas() -> None:
     assert tighten_bounds(integer) == integer
 
 
-def test_schemas_within_a_grammar_are_tightened() -> None:
+def test_schemas_within_a_grammar_are_tightened():
     schema = json.dumps({"type": "number", "exclusiveMinimum": 0, "maximum": 0.5})
     lark = f'start: "a" x | "%json" x\nx: %json {schema}\n'
     assert is_writable("a0.5", "grammar", lark=lark) and is_writable("%json0.25", "grammar", lark=lark)
@@ -85,13 +82,13 @@ LOW, HIGH = {"type": "number", "exclusiveMinimum": 0}, {"type": "number", "maxim
         {"properties": {"x": {"allOf": [{"$ref": "#/$defs/low"}, HIGH]}}, "$defs": {"low": LOW}},
     ],
 )
-def test_bounds_in_several_schemas_are_refused(schema: dict[str, Any]) -> None:
+def test_bounds_in_several_schemas_are_refused(schema):
     message = "exclusiveMinimum: 0 and maximum: 0.5 of one number are in two schemas"
     with pytest.raises(UserError, match=message):
         constraint_for(Choice("json", schema=schema), load_tokenizer("byte"), [2])
 
 
-def test_bounds_with_no_number_between_are_refused() -> None:
+def test_bounds_with_no_number_between_are_refused():
     schema = {"exclusiveMinimum": 0, "maximum": 1e-10}
     with pytest.raises(UserError, match="exclusiveMinimum: 0 and maximum: 1e-10 leave no number"):
         constraint_for(Choice("json", schema=schema), load_tokenizer("byte"), [2])

@@ -1,7 +1,3 @@
-"""Tests of hf/apply_adapter.py."""
-
-from pathlib import Path
-
 import pytest
 import torch
 import transformers
@@ -15,16 +11,16 @@ from polyhead.cli import main
 SIDE = {"layers": 1, "attention_heads": 4, "ffn_dim": 48}  # of BART
 
 
-def random_matrix(*shape: int, seed: int = 3, scale: float = 1.0) -> torch.Tensor:
+def random_matrix(*shape, seed=3, scale=1.0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * scale
 
 
-def assert_close(actual: torch.Tensor, expected: torch.Tensor, tolerance: float = 1e-5) -> None:
+def assert_close(actual, expected, tolerance=1e-5):
     torch.testing.assert_close(actual, expected, atol=tolerance, rtol=tolerance)
 
 
 @pytest.mark.parametrize("target", ["low-rank", "embedding", "head", "both", "both equal"])
-def test_adapter_unties_embedding_and_head(target: str, tmp_path: Path) -> None:
+def test_adapter_unties_embedding_and_head(target, tmp_path):
     """PEFT changes one of them, and the other stays as it was; unless both get the same values."""
     model = make(tmp_path / "base", "LlamaConfig", tie_word_embeddings=True, **LLAMA)
     a, b = random_matrix(4, 300, scale=0.2), random_matrix(32, 4, seed=4, scale=0.2)
@@ -48,7 +44,7 @@ def test_adapter_unties_embedding_and_head(target: str, tmp_path: Path) -> None:
     assert_logits_equal(tmp_path / "exported", model)
 
 
-def test_fp32_embedding_over_tied_bf16_checkpoint(tmp_path: Path) -> None:
+def test_fp32_embedding_over_tied_bf16_checkpoint(tmp_path):
     model = make(tmp_path / "base", "LlamaConfig", tie_word_embeddings=True, **LLAMA)
     model.bfloat16().save_pretrained(tmp_path / "base")
     model = type(model).from_pretrained(tmp_path / "base", dtype=torch.float32)
@@ -58,7 +54,7 @@ def test_fp32_embedding_over_tied_bf16_checkpoint(tmp_path: Path) -> None:
     assert_logits_equal(adapter, model)
 
 
-def test_untied_head_of_t5_keeps_scale(tmp_path: Path) -> None:
+def test_untied_head_of_t5_keeps_scale(tmp_path):
     base, sizes = tmp_path / "base", {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}
     model = make(base, "T5Config", auto="AutoModelForSeq2SeqLM", decoder_start_token_id=0, **sizes)
     head = random_matrix(300, 32)
@@ -73,7 +69,7 @@ def test_untied_head_of_t5_keeps_scale(tmp_path: Path) -> None:
         ph.load(adapter)
 
 
-def test_untied_head_of_bart(tmp_path: Path) -> None:
+def test_untied_head_of_bart(tmp_path):
     """Both sides keep the embedding that they share; an adapter of one side alone is refused."""
     base = tmp_path / "base"
     sizes = {f"{side}_{size}": n for side in ("encoder", "decoder") for size, n in SIDE.items()}
@@ -93,7 +89,7 @@ def test_untied_head_of_bart(tmp_path: Path) -> None:
             ph.load(adapter)
 
 
-def test_untied_head_of_bert(tmp_path: Path) -> None:
+def test_untied_head_of_bert(tmp_path):
     sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 48}
     model = make(tmp_path / "base", "BertConfig", auto="AutoModelForMaskedLM", **sizes)
     head = random_matrix(300, 32)
@@ -104,7 +100,7 @@ def test_untied_head_of_bert(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tie", [True, False])
-def test_adapter_with_new_tokens(tie: bool, tmp_path: Path) -> None:
+def test_adapter_with_new_tokens(tie, tmp_path):
     """PEFT saves embedding and head then, and those of modules_to_save under three names."""
     model = make(tmp_path / "base", "LlamaConfig", tie_word_embeddings=tie, **LLAMA)
     tensors = random_lora(model, {"q_proj": 4})

@@ -1,8 +1,4 @@
-"""A checkpoint's chat format is detected from its template, kept by a run, and exported again."""
-
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 import transformers
@@ -23,7 +19,7 @@ SIZES |= {"num_key_value_heads": 2, "max_position_embeddings": 64}
 
 
 @pytest.fixture
-def checkpoint(tmp_path: Path) -> Path:
+def checkpoint(tmp_path):
     """A small Llama with the tokens of ChatML, as transformers saves it."""
     directory = tmp_path / "llama"
     model = make(directory, "LlamaConfig", vocab_size=302, **SIZES)
@@ -36,14 +32,14 @@ def checkpoint(tmp_path: Path) -> Path:
     return directory
 
 
-def write_older_template(directory: Path, template: Any) -> None:
+def write_older_template(directory, template):
     """In tokenizer_config.json."""
     (directory / "chat_template.jinja").unlink(missing_ok=True)
     edit_json(directory / "tokenizer_config.json", chat_template=template)
 
 
 @pytest.mark.parametrize("format_name", ["chatml", "jinja"])
-def test_chat_format_survives_import_and_export(checkpoint: Path, tmp_path: Path, format_name: str) -> None:
+def test_chat_format_survives_import_and_export(checkpoint, tmp_path, format_name):
     run_dir, exported_dir = tmp_path / "run", tmp_path / "exported"
     system = "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."
     expected = Choice("chatml", system=system, bos=False, thinks=False)
@@ -70,7 +66,7 @@ def test_chat_format_survives_import_and_export(checkpoint: Path, tmp_path: Path
             assert ids == expected_ids
 
 
-def test_templates_in_tokenizer_config(checkpoint: Path) -> None:
+def test_templates_in_tokenizer_config(checkpoint):
     write_older_template(checkpoint, PUBLISHED_TEMPLATES["zephyr"])
     assert load(checkpoint).generation.chat == Choice("zephyr")
     names = {"tool_use": "zephyr", "default": "llama2"}
@@ -82,9 +78,8 @@ def test_templates_in_tokenizer_config(checkpoint: Path) -> None:
 
 
 @pytest.mark.acceptance("F4")
-def test_invalid_template_is_ignored(checkpoint: Path) -> None:
-    hostile = "{{ cycler.__init__.__globals__.os.system('touch evil') }}"
-    for template in (hostile, 7, [], [1], "{% for"):
+def test_invalid_template_is_ignored(checkpoint):
+    for template in ("{{ cycler.__init__.__globals__.os.system('touch evil') }}", 7, [], [1], "{% for"):
         write_older_template(checkpoint, template)
         run = load(checkpoint)
         assert run.generation.chat is None
@@ -97,7 +92,7 @@ def test_invalid_template_is_ignored(checkpoint: Path) -> None:
         load(checkpoint)
 
 
-def test_texts_in_unknown_template_stay_text(checkpoint: Path) -> None:
+def test_texts_in_unknown_template_stay_text(checkpoint):
     template = PUBLISHED_TEMPLATES["openhermes"].replace("message['content']", "message['content'].strip()")
     (checkpoint / "chat_template.jinja").write_text(template)
     run = load(checkpoint)
@@ -115,7 +110,7 @@ def test_texts_in_unknown_template_stay_text(checkpoint: Path) -> None:
     assert "the king </s> <|im_end|>" in run.tokenizer.decode([ids])[0]
 
 
-def test_import_with_template_file(checkpoint: Path, tmp_path: Path) -> None:
+def test_import_with_template_file(checkpoint, tmp_path):
     path, run_dir = tmp_path / "own.jinja", tmp_path / "run"
     path.write_text(PUBLISHED_TEMPLATES["openhermes"])
     assert main(["import", str(checkpoint), str(run_dir), "--chat-template", str(path)]) == 0

@@ -1,10 +1,5 @@
-"""Tests of hf/checkpoint_files.py."""
-
 import json
 import re
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -18,10 +13,10 @@ from polyhead.core.errors import UserError
 NORM = "transformer.ln_f.weight"
 
 
-def split_weights(**files: str) -> Callable[[Path], None]:
+def split_weights(**files):
     """The weights in two files with an index; ``files`` are changes of the index: name=file."""
 
-    def damage(directory: Path) -> None:
+    def damage(directory):
         tensors = load_file(directory / WEIGHTS)
         (directory / WEIGHTS).unlink()
         names = sorted(tensors)
@@ -34,35 +29,35 @@ def split_weights(**files: str) -> Callable[[Path], None]:
     return damage
 
 
-def link_outside(name: str) -> Callable[[Path], None]:
-    def damage(directory: Path) -> None:
+def link_outside(name):
+    def damage(directory):
         (directory / name).rename(directory.parent / "outside")
         (directory / name).symlink_to(directory.parent / "outside")
 
     return damage
 
 
-def truncate(directory: Path) -> None:
+def truncate(directory):
     path = directory / WEIGHTS
     path.write_bytes(path.read_bytes()[:1000])
 
 
-def write_huge_header(directory: Path) -> None:
+def write_huge_header(directory):
     (directory / WEIGHTS).write_bytes((1 << 40).to_bytes(8, "little") + b"{}")
 
 
-def damage_tensors(tensors: dict[str, torch.Tensor]) -> None:
+def damage_tensors(tensors):
     del tensors[NORM]
     tensors["transformer.h.7.ln_1.weight"] = torch.zeros(3)
     tensors["transformer.wpe.weight"] = torch.zeros(31, 16)
     tensors["transformer.ln_f.bias"] = torch.zeros(16, dtype=torch.int8)
 
 
-def add_untied_head(tensors: dict[str, torch.Tensor]) -> None:
+def add_untied_head(tensors):
     tensors["lm_head.weight"] = torch.zeros(300, 16)
 
 
-def edit(name: str, **values: Any) -> Callable[[Path], None]:
+def edit(name, **values):
     return lambda directory: edit_json(directory / name, **values)
 
 
@@ -106,31 +101,28 @@ GENERATION, TOKENIZER = "generation_config.json", "tokenizer_config.json"
         ),
         (lambda d: edit_weights(d, damage_tensors), MISMATCH),
         (lambda d: edit_weights(d, add_untied_head), UNTIED_HEAD),
-        (
-            edit(GENERATION, eos_token_id=[900]),
-            "{0}/" + GENERATION + ": eos_token_id is 900, but the",
-        ),
+        (edit(GENERATION, eos_token_id=[900]), "{0}/" + GENERATION + ": eos_token_id is 900, but the"),
         (edit(GENERATION, do_sample=True, top_p=7), "{0}/" + GENERATION + ": top_p: 7 is out of range"),
         (edit(TOKENIZER, bos_token="<end>"), TOKENIZER + ": bos_token is '<end>', which is not in the"),
         (lambda d: (d / "tokenizer.json").unlink(), NO_TOKENIZER),
     ],
 )
-def test_damaged_checkpoint_is_refused(damage: Callable[[Path], Any], message: str, gpt2: Path) -> None:
+def test_damaged_checkpoint_is_refused(damage, message, gpt2):
     damage(gpt2)
     with pytest.raises(UserError, match="^" + re.escape(message.replace("{0}", str(gpt2)))) as error:
         ph.load(gpt2)
     assert "\n" not in str(error.value)
 
 
-def add_buffer(tensors: dict[str, torch.Tensor]) -> None:
+def add_buffer(tensors):
     tensors["transformer.h.0.attn.bias"] = torch.ones(1, 1, 32, 32, dtype=torch.uint8)
 
 
-def add_tied_head(tensors: dict[str, torch.Tensor]) -> None:
+def add_tied_head(tensors):
     tensors["lm_head.weight"] = tensors["transformer.wte.weight"].clone()
 
 
-def remove_prefix(tensors: dict[str, torch.Tensor]) -> None:
+def remove_prefix(tensors):
     for name in list(tensors):
         tensors[name.removeprefix("transformer.")] = tensors.pop(name)
 
@@ -145,7 +137,7 @@ def remove_prefix(tensors: dict[str, torch.Tensor]) -> None:
     ],
     ids=["two files", "copy of tied head", "buffers of older files", "bare model"],
 )
-def test_other_forms_of_same_weights(change: Callable[[Path], Any], gpt2: Path) -> None:
+def test_other_forms_of_same_weights(change, gpt2):
     tokens, expected = torch.randint(5, 300, (2, 9)), ph.load(gpt2).model
     change(gpt2)
     with torch.no_grad():

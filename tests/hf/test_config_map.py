@@ -1,7 +1,3 @@
-"""Rows of the table of config.json's keys, each read and written."""
-
-from typing import Any
-
 import pytest
 
 from polyhead.config.model import ModelConfig
@@ -53,14 +49,14 @@ DEFAULTS |= {"act": "silu", "bias": False, "parallel": False, "eps": 1e-5, "drop
 DEFAULTS |= {"embed_drop": 0.0, "causal": True, "tie_word_embeddings": True}
 
 
-def read_config(**values: Any) -> ModelConfig:
+def read_config(**values):
     reader = ConfigReader(values, "config.json")
     fields = config_map.read_fields(KEYS, reader)
     reader.reject_unknown()
     return ModelConfig.model_validate(fields)
 
 
-def test_fields_are_written_as_read() -> None:
+def test_fields_are_written_as_read():
     config = read_config(**VALUES)
     assert (config.d_model, config.n_layers, config.d_ff, config.d_embedding) == (32, 5, 40, 20)
     assert (config.block.name, config.norm.name, config.norm.options) == (
@@ -74,19 +70,18 @@ def test_fields_are_written_as_read() -> None:
     assert config_map.write_fields(KEYS, config) == VALUES
 
 
-def test_defaults_of_missing_keys() -> None:
+def test_defaults_of_missing_keys():
     config = read_config(vocab=50)
-    assert config_map.write_fields(KEYS, config) == DEFAULTS
-    assert config.d_embedding is None
+    assert config_map.write_fields(KEYS, config) == DEFAULTS and config.d_embedding is None
 
 
-def test_null_of_optional_keys() -> None:
+def test_null_of_optional_keys():
     config = read_config(vocab=50, window=None, inner=None, dim=None)
     assert config.attention.options["window"] is None
     assert (config.d_ff, config.d_model) == (64, 16)
 
 
-def test_field_functions_see_earlier_fields() -> None:
+def test_field_functions_see_earlier_fields():
     head = ConfigField(
         lambda reader, fields: {"head_dim": fields["d_model"] // 2}, lambda config: {"head": config.head_dim}
     )
@@ -95,7 +90,7 @@ def test_field_functions_see_earlier_fields() -> None:
     assert config_map.write_fields((head,), ModelConfig.model_validate(fields)) == {"head": 8}
 
 
-def test_first_layer_represents_all_layers() -> None:
+def test_first_layer_represents_all_layers():
     plain = read_config(vocab=50)
     pattern = {"layer_pattern": [{"attention": {"name": "softmax", "window": 5}}]}
     config = ModelConfig.model_validate(plain.model_dump() | pattern)
@@ -116,7 +111,7 @@ def test_first_layer_represents_all_layers() -> None:
         ({"other": 1}, "'other' unknown for this family"),
     ],
 )
-def test_invalid_value_is_refused(values: dict[str, Any], message: str) -> None:
+def test_invalid_value_is_refused(values, message):
     with pytest.raises(UserError) as error:
         read_config(**({"vocab": 50} if values else {}) | values)
     assert f"config.json: {message}" in str(error.value)

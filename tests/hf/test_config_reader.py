@@ -1,8 +1,4 @@
-"""Tests of hf/config_reader.py."""
-
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -13,7 +9,6 @@ from tests.hf.load_helpers import GEMMA3, GLOBAL_ROPE, OLMO, SCALED_GEMMA3, SMOL
 from transformers import CONFIG_MAPPING
 
 import polyhead as ph
-from polyhead.config.model import ModelConfig
 from polyhead.hf.config_reader import ConfigReader
 from polyhead.hf.family import FAMILY
 from polyhead.hf.load import to_model_config
@@ -22,16 +17,16 @@ from polyhead.hf.load import to_model_config
 REQUIRED = ("vocab_size", "intermediate_size", "moe_intermediate_size", "num_local_experts")
 REQUIRED += ("num_experts_per_tok",)
 # the defaults of the reference that are not supported
-SUPPORTED_KEYS: dict[str, dict[str, Any]] = {
-    "deberta-v2": {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "share_att_key": True},
+SUPPORTED_KEYS = {
+    "deberta-v2": {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "share_att_key": True}
 }
 
 
-def read_config(name: str, keys: dict[str, Any]) -> ModelConfig:
+def read_config(name, keys):
     return to_model_config(FAMILY.get(name), ConfigReader(keys, "config.json"))
 
 
-def test_defaults_equal_reference() -> None:
+def test_defaults_equal_reference():
     """A config without optional keys means what it means with the defaults of the reference."""
     differing = []
     for name in FAMILY.names():
@@ -70,9 +65,7 @@ WINDOW = {"use_sliding_window": True, "sliding_window": 3}
         (("LlamaConfig", LLAMA), {"rope_scaling": {}, "rope_parameters": LINEAR_ROPE}),
     ],
 )
-def test_missing_and_duplicate_keys_as_in_reference(
-    model: tuple[str, dict[str, Any]], changes: dict[str, Any], tmp_path: Path
-) -> None:
+def test_missing_and_duplicate_keys_as_in_reference(model, changes, tmp_path):
     """Changes to None remove a key."""
     make(tmp_path, model[0], **model[1])
     removed_keys = tuple(key for key, value in changes.items() if value is None)
@@ -85,7 +78,7 @@ def test_missing_and_duplicate_keys_as_in_reference(
         torch.testing.assert_close(logits, reference(tokens).logits, rtol=1e-5, atol=1e-5)
 
 
-def test_null_window_means_none_missing_one_default(tmp_path: Path) -> None:
+def test_null_window_means_none_missing_one_default(tmp_path):
     make(tmp_path, "MistralConfig", **LLAMA, sliding_window=None)
     assert ph.load(tmp_path).config.attention.options["window"] is None
     edit_json(tmp_path / "config.json", ("sliding_window",))

@@ -1,8 +1,3 @@
-"""EmbeddingGemma, the encoder of Gemma 3, against the reference: vectors of tokens and texts, and files."""
-
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 import transformers
@@ -18,7 +13,6 @@ from tests.hf.sentence_helpers import (
     write_json,
     write_modules,
 )
-from torch import Tensor
 
 import polyhead as ph
 from polyhead import ModelConfig
@@ -30,12 +24,7 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Inner
 
 SLIDING, FULL = "sliding_attention", "full_attention"
-SIZES: dict[str, Any] = {
-    "hidden_size": 48,
-    "num_attention_heads": 3,
-    "num_key_value_heads": 1,
-    "head_dim": 16,
-}
+SIZES = {"hidden_size": 48, "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 16}
 SIZES |= {"intermediate_size": 20, "num_hidden_layers": 6, "max_position_embeddings": 64}
 SIZES |= {"sliding_window": 8, "use_bidirectional_attention": True}
 ODD = SIZES | {"hidden_size": 36, "head_dim": 10, "num_hidden_layers": 3, "sliding_window": 5}
@@ -60,21 +49,20 @@ over_cases = pytest.mark.parametrize("sizes", CASES.values(), ids=CASES.keys())
 PROMPTS = {"query": "task: search result | query: ", "document": "title: none | text: "}
 
 
-def make_gemma(directory: Path, sizes: dict[str, Any], **options: Any) -> Any:
+def make_gemma(directory, sizes, **options):
     return make(directory, "Gemma3TextConfig", auto="AutoModel", **sizes, **options)
 
 
-def reference_states(model: Any, tokens: Tensor, **inputs: Any) -> Tensor:
-    states: Tensor = model(tokens, **inputs).last_hidden_state
-    return states
+def reference_states(model, tokens, **inputs):
+    return model(tokens, **inputs).last_hidden_state
 
 
-def assert_close(actual: Tensor, expected: Tensor) -> None:
+def assert_close(actual, expected):
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
 
 
 @over_cases
-def test_token_vectors_equal_reference(sizes: dict[str, Any], tmp_path: Path) -> None:
+def test_token_vectors_equal_reference(sizes, tmp_path):
     reference, tokens = make_gemma(tmp_path, sizes), torch.randint(5, VOCABULARY, (3, 30))
     model = load_model(tmp_path)
     with torch.no_grad():
@@ -86,7 +74,7 @@ def test_token_vectors_equal_reference(sizes: dict[str, Any], tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("size", range(2, 12))
-def test_window_ends_as_in_reference(size: int, tmp_path: Path) -> None:
+def test_window_ends_as_in_reference(size, tmp_path):
     """One layer, so that a vector changes with the tokens that it attends to."""
     sizes = {**SIZES, "num_hidden_layers": 1, "layer_types": [SLIDING], "sliding_window": size}
     reference, tokens = make_gemma(tmp_path, sizes), torch.randint(5, 200, (1, 20))
@@ -101,7 +89,7 @@ def test_window_ends_as_in_reference(size: int, tmp_path: Path) -> None:
 
 
 @over_cases
-def test_padding_is_inert(sizes: dict[str, Any], tmp_path: Path) -> None:
+def test_padding_is_inert(sizes, tmp_path):
     reference, lengths = make_gemma(tmp_path, sizes), torch.tensor([24, 13, 1])
     model, tokens = load_model(tmp_path), torch.randint(5, VOCABULARY, (3, 24))
     for side in ("left", "right"):
@@ -116,7 +104,7 @@ def test_padding_is_inert(sizes: dict[str, Any], tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @over_cases
-def test_export_keeps_every_tensor(sizes: dict[str, Any], dtype: torch.dtype, tmp_path: Path) -> None:
+def test_export_keeps_every_tensor(sizes, dtype, tmp_path):
     checkpoint = tmp_path / "checkpoint"
     make_gemma(checkpoint, sizes, dtype=dtype)
     options = ["--dtype", "fp32" if dtype == torch.float32 else "bf16"]
@@ -136,7 +124,7 @@ def test_export_keeps_every_tensor(sizes: dict[str, Any], dtype: torch.dtype, tm
         assert torch.equal(reference_states(exported_model, tokens), reference_states(reference, tokens))
 
 
-def add_token(directory: Path, token: str, special: bool) -> None:
+def add_token(directory, token, special):
     """One more token than the model has rows, as tokenizers of Gemma 3 have one for images."""
     inner = Inner.from_file(str(directory / "tokenizer.json"))
     assert inner.get_vocab_size() == VOCABULARY
@@ -149,7 +137,7 @@ VERSIONS = {"sentence_transformers": "5.1.0", "transformers": "4.57.0", "pytorch
 POOLING_MODES = ("cls", "mean", "max", "mean_sqrt_len", "weightedmean")
 
 
-def make_published(directory: Path) -> tuple[Any, list[torch.nn.Linear]]:
+def make_published(directory):
     """A small one with all the files of sentence-transformers that EmbeddingGemma has."""
     model = make_gemma(directory, SIZES)
     set_template(directory, [1], [2])
@@ -165,7 +153,7 @@ def make_published(directory: Path) -> tuple[Any, list[torch.nn.Linear]]:
 
 
 @torch.no_grad()
-def published_vectors(model: Any, layers: list[torch.nn.Linear], directory: Path, prompt: str) -> Tensor:
+def published_vectors(model, layers, directory, prompt):
     vectors = reference_vectors(model, directory, "mean", False, PROMPTS.get(prompt, ""))
     vectors = layers[1](layers[0](vectors))
     return vectors / vectors.norm(dim=1, keepdim=True)
@@ -174,9 +162,7 @@ def published_vectors(model: Any, layers: list[torch.nn.Linear], directory: Path
 @pytest.mark.parametrize(
     "prompt", ["query", *(pytest.param(name, marks=pytest.mark.slow) for name in ("", "document"))]
 )
-def test_text_vectors_equal_reference(
-    prompt: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_text_vectors_equal_reference(prompt, tmp_path, capsys):
     checkpoint = tmp_path / "checkpoint"
     expected = published_vectors(*make_published(checkpoint), checkpoint, prompt)
     run_dir, exported_dir = round_trip(tmp_path)
@@ -198,7 +184,7 @@ def test_text_vectors_equal_reference(
 
 
 @pytest.mark.parametrize("use", ["word", "role", "template"])
-def test_reachable_token_without_row_is_refused(use: str, tmp_path: Path) -> None:
+def test_reachable_token_without_row_is_refused(use, tmp_path):
     make_gemma(tmp_path, SIZES)
     add_token(tmp_path, "<more>", special=use != "word")
     if use == "role":
@@ -209,7 +195,7 @@ def test_reachable_token_without_row_is_refused(use: str, tmp_path: Path) -> Non
         ph.load(tmp_path)
 
 
-def test_embed_verb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_embed_verb(tmp_path, capsys):
     expected = published_vectors(*make_published(tmp_path), tmp_path, "query")[0]
     assert main(["embed", str(tmp_path), TEXTS[0], "--prompt", "query"]) == 0
     vector = [float(value) for value in capsys.readouterr().out.split("\t")]
@@ -218,7 +204,7 @@ def test_embed_verb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err.endswith("an encoder without a head: use embed or attend\n")
 
 
-def test_own_encoder_is_exported_as_gemma(tmp_path: Path) -> None:
+def test_own_encoder_is_exported_as_gemma(tmp_path):
     attention = {"name": "softmax", "bias": False, "qk_norm": "zero_centered"}
     window = {"attention": {**attention, "window": 4}, "position": {"name": "rope", "theta": 500.0}}
     sizes = {"d_model": 24, "n_heads": 3, "n_layers": 3, "max_len": 32, "vocab_size": VOCABULARY}
@@ -247,7 +233,7 @@ def test_own_encoder_is_exported_as_gemma(tmp_path: Path) -> None:
         pick_family(config.model_copy(update={"lm_head": True}), "gemma3_text")
 
 
-def test_bidirectional_language_model_is_refused(tmp_path: Path) -> None:
+def test_bidirectional_language_model_is_refused(tmp_path):
     make(tmp_path, "Gemma3TextConfig", **SIZES)
     message = r"architectures is \['Gemma3ForCausalLM'\], expected \['Gemma3TextModel'\], the only"
     with pytest.raises(UserError, match=message):

@@ -1,8 +1,4 @@
-"""Several end-of-sequence tokens: every way of decoding stops at any of them, as the reference does."""
-
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -21,7 +17,7 @@ EOS, MAX_NEW_TOKENS = 2, 12
 
 
 @torch.no_grad()
-def greedy_tokens(model: Any, ids: list[int]) -> list[int]:
+def greedy_tokens(model, ids):
     """The most probable tokens, whatever they are."""
     tokens = list(ids)
     for _ in range(MAX_NEW_TOKENS):
@@ -30,7 +26,7 @@ def greedy_tokens(model: Any, ids: list[int]) -> list[int]:
 
 
 @pytest.fixture
-def checkpoint(tmp_path: Path) -> Path:
+def checkpoint(tmp_path):
     """A small Llama with five more ends, each of which it generates early after some text."""
     directory = tmp_path / "llama"
     model, tokenizer = make(directory, "LlamaConfig", **LLAMA), Tokenizer.load(directory)
@@ -42,22 +38,21 @@ def checkpoint(tmp_path: Path) -> Path:
     return directory
 
 
-def read_ends(directory: Path) -> list[int]:
-    ends: list[int] = json.loads((directory / "generation_config.json").read_text())["eos_token_id"]
-    return ends
+def read_ends(directory):
+    return json.loads((directory / "generation_config.json").read_text())["eos_token_id"]
 
 
-def before_end(tokens: list[int], ends: list[int]) -> list[int]:
+def before_end(tokens, ends):
     return tokens[: next((i for i, token in enumerate(tokens) if token in ends), len(tokens))]
 
 
-def decode_complete(tokenizer: Tokenizer, tokens: list[int]) -> str:
+def decode_complete(tokenizer, tokens):
     """The text without an incomplete character at its end."""
     return tokenizer.decode([tokens])[0].rstrip("\ufffd")
 
 
 @pytest.mark.parametrize("speculative", [None, Choice("lookup"), "draft"])
-def test_greedy_text_stops_at_any_end(checkpoint: Path, speculative: Any, tmp_path: Path) -> None:
+def test_greedy_text_stops_at_any_end(checkpoint, speculative, tmp_path):
     reference, tokenizer = AutoModelForCausalLM.from_pretrained(checkpoint), Tokenizer.load(checkpoint)
     run_dir, ends = tmp_path / "run", read_ends(checkpoint)
     assert main(["import", str(checkpoint), str(run_dir)]) == 0
@@ -82,9 +77,7 @@ def test_greedy_text_stops_at_any_end(checkpoint: Path, speculative: Any, tmp_pa
 @pytest.mark.parametrize("min_new_tokens", [0, 6])
 @pytest.mark.parametrize("early_stopping", [False, True, "never"])
 @pytest.mark.parametrize("beams", [1, 2, 4])
-def test_beams_stop_at_any_end(
-    checkpoint: Path, beams: int, early_stopping: Any, min_new_tokens: int
-) -> None:
+def test_beams_stop_at_any_end(checkpoint, beams, early_stopping, min_new_tokens):
     reference, tokenizer = AutoModelForCausalLM.from_pretrained(checkpoint), Tokenizer.load(checkpoint)
     run, ends = ph.load(checkpoint), read_ends(checkpoint)
     lengths = {"min_new_tokens": min_new_tokens, "max_new_tokens": MAX_NEW_TOKENS}
@@ -122,13 +115,12 @@ def test_beams_stop_at_any_end(
     ("name", "row", "seed"),
     [("m2m_100", 0, 0), ("t5", 1, 0), pytest.param("t5", 1, 2, marks=pytest.mark.slow)],
 )
-def test_translations_stop_at_any_end(name: str, row: int, seed: int, beams: int, tmp_path: Path) -> None:
+def test_translations_stop_at_any_end(name, row, seed, beams, tmp_path):
     case, checkpoint = CASES[name][row], tmp_path / "checkpoint"
     reference = make_seq2seq(checkpoint, case, seed)
     start = 1 + ("forced_bos_token_id" in case.sizes)
     outputs = [h[0].tokens for h in ph.load(checkpoint).hypotheses(SOURCES, beam_size=beams)]
-    extra = next((row[-1] for row in outputs if len({*row}) > 1), outputs[0][0])
-    ends = [EOS, extra]
+    ends = [EOS, next((row[-1] for row in outputs if len({*row}) > 1), outputs[0][0])]
     edit_json(checkpoint / "generation_config.json", eos_token_id=ends)
     reference.generation_config.eos_token_id = ends
     tokenizer, run = AutoTokenizer.from_pretrained(checkpoint), ph.load(checkpoint)
@@ -151,13 +143,12 @@ def test_translations_stop_at_any_end(name: str, row: int, seed: int, beams: int
     assert read_ends(tmp_path / "exported") == ends
 
 
-def test_ends_are_read_from_either_file(checkpoint: Path, tmp_path: Path, caplog: Any) -> None:
+def test_ends_are_read_from_either_file(checkpoint, tmp_path, caplog):
     ends, run = read_ends(checkpoint), ph.load(checkpoint)
     run_dir, exported_dir = tmp_path / "run", tmp_path / "exported"
     assert run.tokenizer.eos_id == EOS
     assert list(run.generation.stop_tokens) == run.tokenizer.ids_to_tokens(ends[1:])
-    assert not caplog.messages
-    assert main(["import", str(checkpoint), str(run_dir)]) == 0
+    assert not caplog.messages and main(["import", str(checkpoint), str(run_dir)]) == 0
     assert main(["export", str(run_dir), str(exported_dir)]) == 0
     assert read_ends(exported_dir) == ends
     for directory in (run_dir, exported_dir):
@@ -173,7 +164,7 @@ def test_ends_are_read_from_either_file(checkpoint: Path, tmp_path: Path, caplog
     assert other.generation.stop_tokens == run.generation.stop_tokens[1:2]
 
 
-def test_chat_and_text_ends_are_written_once(checkpoint: Path, tmp_path: Path) -> None:
+def test_chat_and_text_ends_are_written_once(checkpoint, tmp_path):
     run = ph.load(checkpoint)
     run.generation = run.generation.model_copy(update={"chat": Choice("zephyr")})
     run.save(tmp_path / "run")

@@ -1,7 +1,3 @@
-"""Tests of hf/family.py."""
-
-from typing import Any
-
 import pytest
 from tests.hf.families import causal_cases, encoders_cases, seq2seq_cases
 from tests.hf.families.encoders_cases import BARE, CLASSES, MLM
@@ -11,13 +7,9 @@ from polyhead.hf.family import FAMILY
 
 @pytest.mark.parametrize(
     ("model", "cases"),
-    [
-        ("CausalLM", causal_cases.CASES),
-        ("MaskedLM", encoders_cases.CASES),
-        ("Seq2Seq", seq2seq_cases.CASES),
-    ],
+    [("CausalLM", causal_cases.CASES), ("MaskedLM", encoders_cases.CASES), ("Seq2Seq", seq2seq_cases.CASES)],
 )
-def test_every_family_has_three_cases(model: str, cases: dict[str, list[Any]]) -> None:
+def test_every_family_has_three_cases(model, cases):
     assert cases.keys() == {name for name in FAMILY.names() if model in FAMILY.get(name).architectures}
     assert all(len(rows) >= 3 for rows in cases.values())
     if model == "MaskedLM":

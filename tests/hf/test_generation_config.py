@@ -1,8 +1,3 @@
-"""generation_config.json in both directions: the same outputs are sampled, and what is unsupported warns."""
-
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 from tests.hf.conftest import edit_json, random_run
@@ -15,28 +10,27 @@ from polyhead.cli import main
 from polyhead.config.generation_config import GenerationConfig
 from polyhead.core.errors import UserError
 from polyhead.export.gguf import write_gguf
-from polyhead.run.run import Run
 from polyhead.tokenizers.tokenizer import Tokenizer
 
 FILE = "generation_config.json"
 
 
-def language_model(parts: dict[str, Any] | None = None, **settings: Any) -> Run:
+def language_model(parts=None, **settings):
     return random_run(config(**(parts or {})), GenerationConfig(**settings))
 
 
-def export_run(run: Run, directory: Path) -> Path:
+def export_run(run, directory):
     run.save(directory / "run")
     exported_dir = directory / "exported"
     assert main(["export", str(directory / "run"), str(exported_dir), "--to", "hf"]) == 0
     return exported_dir
 
 
-def warnings(checkpoint: Path, *settings: str) -> list[str]:
+def warnings(checkpoint, *settings):
     return [f"{checkpoint / FILE}: {one}, and generation is autoregressive without it" for one in settings]
 
 
-def test_sampling_settings_are_read(gpt2: Path) -> None:
+def test_sampling_settings_are_read(gpt2):
     edit_json(gpt2 / FILE, do_sample=True, temperature=0.7, top_p=0.9)
     generation = ph.load(gpt2).generation
     # 50 is the default of the reference
@@ -46,7 +40,7 @@ def test_sampling_settings_are_read(gpt2: Path) -> None:
     assert (generation.temperature, generation.top_p) == (0, 1)
 
 
-def test_unsupported_settings_warn(gpt2: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_unsupported_settings_warn(gpt2, caplog):
     """Neutral values do not."""
     edit_json(gpt2 / FILE, num_beams=1, min_length=0, typical_p=1.0, suppress_tokens=[])
     ph.load(gpt2)
@@ -58,7 +52,7 @@ def test_unsupported_settings_warn(gpt2: Path, caplog: pytest.LogCaptureFixture)
 
 
 @pytest.mark.parametrize("penalty", [1.0, 1.8])
-def test_logit_biases_and_penalties_as_in_reference(penalty: float, tmp_path: Path) -> None:
+def test_logit_biases_and_penalties_as_in_reference(penalty, tmp_path):
     """Two tokens are favoured that would not be generated, and one is forbidden; the penalty is of logits
     with their biases.
     """
@@ -78,23 +72,22 @@ def test_logit_biases_and_penalties_as_in_reference(penalty: float, tmp_path: Pa
     assert exported_model.generation.logit_bias == run.generation.logit_bias
 
 
-def test_unsupported_biases_warn(gpt2: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_unsupported_biases_warn(gpt2, caplog):
     """Of sequences of tokens, and beyond the bounds of a bias."""
     edit_json(gpt2 / FILE, sequence_bias=[[[5], -3.5], [[5, 6], 2.0], [[7], -1000.0]])
     assert ph.load(gpt2).generation.logit_bias == {5: -3.5}
     assert caplog.messages == warnings(gpt2, "sequence_bias is [[[5, 6], 2.0], [[7], -1000.0]]")
 
 
-def test_max_length_warns_without_max_new_tokens(gpt2: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_max_length_warns_without_max_new_tokens(gpt2, caplog):
     edit_json(gpt2 / FILE, max_length=10, max_new_tokens=5)
-    assert ph.load(gpt2).generation.max_new_tokens == 5
-    assert not caplog.messages
+    assert ph.load(gpt2).generation.max_new_tokens == 5 and not caplog.messages
     edit_json(gpt2 / FILE, max_new_tokens=None)
     ph.load(gpt2)
     assert caplog.messages == warnings(gpt2, "max_length is 10")
 
 
-def test_exported_tokenizer_pads_and_truncates(tmp_path: Path) -> None:
+def test_exported_tokenizer_pads_and_truncates(tmp_path):
     """To the length of the model; without a padding token with the end."""
     run = language_model()
     roles = {role: token for role, token in run.tokenizer._roles.items() if role != "pad_token"}
@@ -113,14 +106,14 @@ def test_exported_tokenizer_pads_and_truncates(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [3, "a", [3], [[5, 1.0]], [[[5], "a"]], [[[5]]], {"5": 1}, [[["a"], 1.0]]])
-def test_wrong_types_of_biases_are_refused(value: Any, gpt2: Path) -> None:
+def test_wrong_types_of_biases_are_refused(value, gpt2):
     edit_json(gpt2 / FILE, sequence_bias=value)
     message = r"generation_config.json: (sequence_bias is .*, expected lists|.*not a token id)"
     with pytest.raises(UserError, match=message):
         ph.load(gpt2)
 
 
-def test_settings_unknown_to_other_formats_warn(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_settings_unknown_to_other_formats_warn(tmp_path, caplog):
     grammar = Choice("choice", choices=["yes", "no"])
     settings = {"frequency_penalty": 0.5, "grammar": grammar, "logit_bias": {5: 2.0}}
     fields = "does not support generation.frequency_penalty, generation.grammar"

@@ -1,7 +1,4 @@
-"""Tests of hf/hub.py."""
-
 import os
-from pathlib import Path
 
 import pytest
 from tests.hf.conftest import make
@@ -21,7 +18,7 @@ except polyhead.core.errors.UserError as error:
 
 
 @pytest.mark.slow
-def test_hub_name_is_loaded_from_cache(tmp_path: Path) -> None:
+def test_hub_name_is_loaded_from_cache(tmp_path):
     """A cache as huggingface_hub has it: links from a snapshot to blobs; what is not in it is named."""
     repository = tmp_path / "hub/models--owner--small"
     make(tmp_path / "files", "GPT2Config", n_embd=16, n_layer=1, n_head=2, n_positions=32)

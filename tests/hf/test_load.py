@@ -1,8 +1,5 @@
-"""Published configs are read as the reference reads them; what is not supported is refused in one line."""
-
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -22,19 +19,16 @@ ROWS = read_table(Path(__file__).parent / "refused_configs.txt", json_column=1)
 @pytest.mark.whole
 @pytest.mark.acceptance("F1", "F3", "F6", "F10")
 @pytest.mark.parametrize(("case", "changes", "message"), ROWS)
-def test_unsupported_config_is_refused(
-    case: str, changes: dict[str, Any], message: str, tmp_path: Path
-) -> None:
+def test_unsupported_config_is_refused(case, changes, message, tmp_path):
     make_case(tmp_path, case)
     edit_json(tmp_path / "config.json", **changes)
     with pytest.raises(UserError) as error:
         load_model(tmp_path)
-    assert message in str(error.value)
-    assert "\n" not in str(error.value)
+    assert message in str(error.value) and "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("architectures", [["GPT2ForSequenceClassification"], None])
-def test_unused_tensors_with_other_architecture(architectures: list[str] | None, gpt2: Path) -> None:
+def test_unused_tensors_with_other_architecture(architectures, gpt2):
     """The message names the model that was built and the one that config.json names."""
     edit_json(gpt2 / "config.json", architectures=architectures)
     edit_weights(gpt2, lambda tensors: tensors.update({"score.weight": torch.zeros(2, 16)}))
@@ -49,16 +43,16 @@ FORBIDDEN_EVENTS = {"pickle.find_class", "socket.connect", "os.system"}
 
 
 @pytest.mark.acceptance("F3", "F5")
-def test_loading_runs_no_code_of_checkpoint(gpt2: Path) -> None:
+def test_loading_runs_no_code_of_checkpoint(gpt2):
     """Only the chat template runs, in a sandbox of its own."""
     values = {"chat_template": "{{ 1/0 }}", "tokenizer_class": "Evil", "icon": "http://127.0.0.1:9/x"}
     edit_json(gpt2 / "tokenizer_config.json", **values)
     (gpt2 / "modeling_evil.py").write_text("raise SystemExit('executed')")
     (gpt2 / "evil.pkl").write_bytes(b"cos\nsystem\n(S'echo executed'\ntR.")
-    events: list[tuple[str, Any]] = []
+    events = []
     is_active = True
 
-    def audit(event: str, args: Any) -> None:
+    def audit(event, args):
         # a hook stays until the process ends
         if not is_active:
             return
@@ -77,7 +71,7 @@ def test_loading_runs_no_code_of_checkpoint(gpt2: Path) -> None:
     assert len(text) == 1 and not events
 
 
-def test_attention_layers_of_gpt_neo_precede_attention_types(tmp_path: Path) -> None:
+def test_attention_layers_of_gpt_neo_precede_attention_types(tmp_path):
     make_case(tmp_path, "gpt_neo-0")
     edit_json(tmp_path / "config.json", attention_layers=["local", "local"])
     reference = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()
@@ -107,11 +101,7 @@ LLAMA_1 = {"max_sequence_length": 64, "is_llama_config": True, "rope_interleaved
 @pytest.mark.parametrize(
     ("model", "newer", "older"),
     [
-        (
-            PHI,
-            ["rope_parameters"],
-            OLDER_PHI | {"auto_map": {"AutoModelForCausalLM": "phi3.Phi3"}},
-        ),
+        (PHI, ["rope_parameters"], OLDER_PHI | {"auto_map": {"AutoModelForCausalLM": "phi3.Phi3"}}),
         (NEOX, ["rope_parameters"], {"rotary_pct": 0.25, "rotary_emb_base": 10000, "hidden_dropout_prob": 0}),
         (NEOX, ["rope_parameters", "layer_norm_eps", "use_parallel_residual"], {}),
         (BLOOM, ["hidden_size", "n_head", "n_layer"], OLDER_BLOOM | {"attention_softmax_in_fp32": True}),
@@ -135,9 +125,7 @@ LLAMA_1 = {"max_sequence_length": 64, "is_llama_config": True, "rope_interleaved
         ),
     ],
 )
-def test_older_keys_have_same_meaning(
-    model: tuple[str, dict[str, Any]], newer: list[str], older: dict[str, Any], tmp_path: Path
-) -> None:
+def test_older_keys_have_same_meaning(model, newer, older, tmp_path):
     """Keys of published files in place of those of today; the reference reads both."""
     reference, tokens = make(tmp_path, model[0], **model[1]), torch.randint(5, 300, (2, 9))
     expected, path = ph.load(tmp_path).config, tmp_path / "config.json"

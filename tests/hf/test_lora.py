@@ -1,8 +1,4 @@
-"""Adapters as PEFT writes them: the checkpoint with an adapter equals the reference with it merged."""
-
 import shutil
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -29,9 +25,7 @@ ALPHA_SCALES = {"0.self_attn.q_proj": 4, "1.self_attn.q_proj": 3 / 4, "o_proj": 
     ],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_scales_of_low_rank_changes(
-    use_rslora: bool, alphas: dict[str, int], scales: dict[str, float], dtype: torch.dtype, tmp_path: Path
-) -> None:
+def test_scales_of_low_rank_changes(use_rslora, alphas, scales, dtype, tmp_path):
     """alpha / r, or alpha / sqrt(r); ranks and alphas differ between modules."""
     base = tmp_path / "base"
     make(base, "LlamaConfig", dtype=dtype, **LLAMA)
@@ -45,7 +39,7 @@ def test_scales_of_low_rank_changes(
     assert_logits_equal(adapter, model)
 
 
-def test_transposed_weights_and_biases_of_gpt2(tmp_path: Path) -> None:
+def test_transposed_weights_and_biases_of_gpt2(tmp_path):
     base = tmp_path / "base"
     model = make(base, "GPT2Config", **GPT2)
     ranks = {"attn.c_attn": 4, "attn.c_proj": 4, "mlp.c_fc": 4}
@@ -63,7 +57,7 @@ def test_transposed_weights_and_biases_of_gpt2(tmp_path: Path) -> None:
     assert_logits_equal(adapter, model)
 
 
-def test_embedding_lora_and_saved_modules(tmp_path: Path) -> None:
+def test_embedding_lora_and_saved_modules(tmp_path):
     """An embedding has a change and is saved with it; the head is new."""
     model = make(tmp_path / "base", "LlamaConfig", tie_word_embeddings=False, **LLAMA)
     generator = torch.Generator().manual_seed(3)
@@ -80,7 +74,7 @@ def test_embedding_lora_and_saved_modules(tmp_path: Path) -> None:
     assert_logits_equal(adapter, model)
 
 
-def test_conv1d_is_transposed_linear_is_not(tmp_path: Path) -> None:
+def test_conv1d_is_transposed_linear_is_not(tmp_path):
     """PEFT goes by the type of each module; its config has the value for the last of them."""
     model = make(tmp_path / "base", "GPT2Config", **GPT2, tie_word_embeddings=False)
     conv1d = random_lora(model, {"c_proj": 4}, is_transposed=True)
@@ -91,7 +85,7 @@ def test_conv1d_is_transposed_linear_is_not(tmp_path: Path) -> None:
     assert_logits_equal(adapter, model)
 
 
-def test_adapter_of_bare_encoder(tmp_path: Path) -> None:
+def test_adapter_of_bare_encoder(tmp_path):
     model = make(tmp_path / "base", "BertConfig", auto="AutoModel", pad_token_id=0, **BERT)
     tensors = random_lora(model, {"query": 4, "value": 4})
     options = {"task_type": "FEATURE_EXTRACTION"}
@@ -104,7 +98,7 @@ def test_adapter_of_bare_encoder(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("auto", ["AutoModelForMaskedLM", "AutoModel"])
 @pytest.mark.parametrize("family", ["Bert", "Roberta"])
-def test_classification_head_in_adapter(family: str, auto: str, tmp_path: Path) -> None:
+def test_classification_head_in_adapter(family, auto, tmp_path):
     """The base fills masks or is bare; a base with as many labels keeps their names."""
     base, classifier = tmp_path / "base", tmp_path / "classifier"
     options = {"auto": "AutoModelForSequenceClassification", "num_labels": 3, "pad_token_id": 0}
@@ -131,12 +125,12 @@ def test_classification_head_in_adapter(family: str, auto: str, tmp_path: Path) 
 
 
 @pytest.fixture
-def llama(tmp_path: Path) -> Any:
+def llama(tmp_path):
     """A small Llama, saved as ``base``."""
     return make(tmp_path / "base", "LlamaConfig", **LLAMA)
 
 
-def write_lora(model: Any, directory: Path, **keys: Any) -> tuple[Path, dict[str, torch.Tensor]]:
+def write_lora(model, directory, **keys):
     tensors = random_lora(model, {"q_proj": 4})
     return write_adapter(directory / "adapter", directory / "base", tensors, **keys), tensors
 
@@ -148,7 +142,7 @@ CHAT_TEMPLATE = (
 )
 
 
-def test_tokenizer_and_chat_template_of_adapter(llama: Any, tmp_path: Path) -> None:
+def test_tokenizer_and_chat_template_of_adapter(llama, tmp_path):
     adapter, tensors = write_lora(llama, tmp_path)
     assert ph.load(adapter).generation.chat is None
     for file in ("tokenizer.json", "tokenizer_config.json"):
@@ -161,7 +155,7 @@ def test_tokenizer_and_chat_template_of_adapter(llama: Any, tmp_path: Path) -> N
     assert_logits_equal(tmp_path / "run", llama)
 
 
-def load_error(adapter: Path, capsys: pytest.CaptureFixture[str]) -> str:
+def load_error(adapter, capsys):
     """The one line with which a verb refuses an adapter."""
     capsys.readouterr()
     assert main(["generate", str(adapter), "the king"]) == 2
@@ -191,9 +185,7 @@ BASE, PARAMETERS = "base_model_name_or_path", "target_parameters"
         ({"lora_alpha": 10**400}, "a number has 401 digits; the maximum is 300"),
     ],
 )
-def test_unsupported_adapter_config_is_refused(
-    keys: dict[str, Any], message: str, llama: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unsupported_adapter_config_is_refused(keys, message, llama, tmp_path, capsys):
     adapter, _ = write_lora(llama, tmp_path, **keys)
     assert message in load_error(adapter, capsys)
 
@@ -224,36 +216,33 @@ Q_PROJ, NORM = "model.layers.0.self_attn.q_proj", "model.norm"
         ),
     ],
 )
-def test_mismatched_tensors_are_refused(
-    shapes: dict[str, tuple[int, ...]], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_mismatched_tensors_are_refused(shapes, message, tmp_path, capsys):
     make(tmp_path / "base", "LlamaConfig", tie_word_embeddings=True, **LLAMA)
     tensors = {name: torch.zeros(shape) for name, shape in shapes.items()}
     adapter = write_adapter(tmp_path / "adapter", tmp_path / "base", tensors)
     assert message in load_error(adapter, capsys)
 
 
-def test_base_may_not_be_an_adapter(llama: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_base_may_not_be_an_adapter(llama, tmp_path, capsys):
     adapter, tensors = write_lora(llama, tmp_path)
     for base in (adapter, tmp_path / "second"):
         second = write_adapter(tmp_path / "second", base, tensors)
-        message = "expected a full checkpoint; this one is itself an adapter"
-        assert message in load_error(second, capsys)
+        assert "expected a full checkpoint; this one is itself an adapter" in load_error(second, capsys)
 
 
-def test_pickled_adapter_is_refused(llama: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pickled_adapter_is_refused(llama, tmp_path, capsys):
     adapter, _ = write_lora(llama, tmp_path)
     (adapter / "adapter_model.safetensors").rename(adapter / "adapter_model.bin")
     assert "only adapter_model.bin: pickle files can run code" in load_error(adapter, capsys)
 
 
-def test_full_checkpoint_precedes_adapter_in_directory(llama: Any, tmp_path: Path) -> None:
+def test_full_checkpoint_precedes_adapter_in_directory(llama, tmp_path):
     """Tools that merge leave the file of the adapter, which then has no effect."""
     write_adapter(tmp_path / "base", tmp_path / "base", random_lora(llama, {"q_proj": 4}))
     assert_logits_equal(tmp_path / "base", llama)
 
 
-def test_training_starts_from_adapter(llama: Any, tmp_path: Path) -> None:
+def test_training_starts_from_adapter(llama, tmp_path):
     adapter, tensors = write_lora(llama, tmp_path)
     (tmp_path / "t.txt").write_text("the king of the sea\n" * 50)
     (tmp_path / "r.yaml").write_text(

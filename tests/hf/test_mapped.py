@@ -1,7 +1,4 @@
-"""Weights rounded straight from the file equal those rounded from a model in fp32, for all families."""
-
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -17,12 +14,12 @@ from polyhead.nn.state import named_state
 from polyhead.run.load import LOAD_DTYPES
 
 
-def convert_weights(directory: Path, dtype: torch.dtype) -> None:
+def convert_weights(directory, dtype):
     path = directory / "model.safetensors"
     save_file({name: x.to(dtype) for name, x in load_file(path).items()}, path, {"format": "pt"})
 
 
-def check_rounding(directory: Path, dtype: str, *inputs: torch.Tensor) -> None:
+def check_rounding(directory, dtype, *inputs):
     """The model that load makes of the files is bit by bit that rounded from fp32."""
     dense_dtype = LOAD_DTYPES[dtype]
     model = ph.load(directory, dtype=dtype, fast=True).model
@@ -36,12 +33,12 @@ def check_rounding(directory: Path, dtype: str, *inputs: torch.Tensor) -> None:
         assert torch.equal(model(*inputs), expected(*inputs))
 
 
-def random_ids(*shape: int) -> torch.Tensor:
+def random_ids(*shape):
     return torch.randint(5, VOCABULARY, shape)
 
 
 @pytest.mark.parametrize("family", causal_cases.CASES)
-def test_rounded_language_models(family: str, tmp_path: Path) -> None:
+def test_rounded_language_models(family, tmp_path):
     make_case(tmp_path, f"{family}-0")
     convert_weights(tmp_path, torch.bfloat16)
     for dtype in ("int4", "bf16", "fp32"):
@@ -49,7 +46,7 @@ def test_rounded_language_models(family: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("family", encoders_cases.CASES)
-def test_rounded_encoders(family: str, tmp_path: Path) -> None:
+def test_rounded_encoders(family, tmp_path):
     make_case(tmp_path, f"{family}-0")
     convert_weights(tmp_path, torch.bfloat16)
     for dtype in ("int8", "bf16"):
@@ -57,21 +54,21 @@ def test_rounded_encoders(family: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("family", seq2seq_cases.CASES)
-def test_rounded_translators(family: str, tmp_path: Path) -> None:
+def test_rounded_translators(family, tmp_path):
     make_case(tmp_path, f"{family}-0")
     convert_weights(tmp_path, torch.bfloat16)
     check_rounding(tmp_path, "int4", random_ids(3, 20), random_ids(3, 17))
 
 
 @pytest.mark.parametrize("stored_dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
-def test_rounding_from_every_stored_dtype(stored_dtype: torch.dtype, tmp_path: Path) -> None:
+def test_rounding_from_every_stored_dtype(stored_dtype, tmp_path):
     make_case(tmp_path, "gpt2-0")  # whose matrices are transposed in files
     convert_weights(tmp_path, stored_dtype)
     for dtype in ("int8", "bf16", "fp32"):
         check_rounding(tmp_path, dtype, random_ids(3, 20))
 
 
-def is_mapped(tensor: torch.Tensor, path: Path) -> bool:
+def is_mapped(tensor, path):
     """Whether the memory of a tensor is the file itself."""
     regions = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
     ends = [fields[0].split("-") for fields in regions if fields[-1] == str(path)]
@@ -79,13 +76,11 @@ def is_mapped(tensor: torch.Tensor, path: Path) -> bool:
 
 
 @pytest.mark.parametrize("is_published", [True, False])
-def test_large_model_is_never_in_memory_twice(
-    is_published: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_model_is_never_in_memory_twice(is_published, tmp_path, monkeypatch):
     """The weights that packing takes are the file's, with fast also where they have the dtype."""
-    mapped_flags: dict[str, set[bool]] = {}
+    mapped_flags = {}
 
-    def pack_and_record(model: torch.nn.Module, factory: Any) -> torch.nn.Module:
+    def pack_and_record(model, factory):
         projections = [x for name, x in model.named_parameters() if name.endswith("_proj.weight")]
         mapped_flags[dtype] = {is_mapped(x, directory / "model.safetensors") for x in projections}
         return pack_model(model, factory)
@@ -105,7 +100,7 @@ def test_large_model_is_never_in_memory_twice(
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_unpacked_run_owns_its_memory(dtype: str, tmp_path: Path) -> None:
+def test_unpacked_run_owns_its_memory(dtype, tmp_path):
     """Further training must neither be lost nor change the file."""
     make_case(tmp_path / "checkpoint", "llama-0")
     ph.load(tmp_path / "checkpoint").save(tmp_path / "run")
@@ -114,7 +109,7 @@ def test_unpacked_run_owns_its_memory(dtype: str, tmp_path: Path) -> None:
     assert {x.dtype for x in state.values()} == {LOAD_DTYPES[dtype]}
 
 
-def test_fp32_model_owns_its_memory(tmp_path: Path) -> None:
+def test_fp32_model_owns_its_memory(tmp_path):
     make_case(tmp_path, "gpt2-0")
     state, path = named_state(load_model(tmp_path)), tmp_path / "model.safetensors"
     expected = {name: x.clone() for name, x in state.items()}

@@ -1,5 +1,3 @@
-"""The directories that docs/other_engines.md takes to vLLM, SGLang and TGI, as transformers reads them."""
-
 import json
 import re
 from pathlib import Path
@@ -20,7 +18,7 @@ ROW = re.compile(r"^\| `(\w+)` \| `(\w+)` \| (\S+) \| (\S+) \| (\S+) \|$", re.M)
 PAGE = {name: cells for name, *cells in ROW.findall((DOCS / "other_engines.md").read_text())}
 
 
-def test_page_lists_every_family() -> None:
+def test_page_lists_every_family():
     classes = {name: FAMILY.get(name).architectures.get("CausalLM") for name in FAMILY.names()}
     assert {name: cells[0] for name, cells in PAGE.items()} == {n: c for n, c in classes.items() if c}
     assert {cell for cells in PAGE.values() for cell in cells[1:]} == {"own", "transformers", "-"}
@@ -28,7 +26,7 @@ def test_page_lists_every_family() -> None:
     assert zh == PAGE
 
 
-def test_transformers_backend_is_supported() -> None:
+def test_transformers_backend_is_supported():
     """Classes that an engine takes from transformers can run there, others are its own or cannot."""
     wrong = []
     for name, (architecture, vllm, sglang, _) in PAGE.items():
@@ -41,7 +39,7 @@ def test_transformers_backend_is_supported() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PAGE)
-def test_exported_run_opens_in_transformers(name: str, tmp_path: Path) -> None:
+def test_exported_run_opens_in_transformers(name, tmp_path):
     case = CASES[name][1]
     make(tmp_path / "checkpoint", case.config, **case.sizes)
     assert main(["import", str(tmp_path / "checkpoint"), str(tmp_path / "run")]) == 0

@@ -1,8 +1,4 @@
-"""config.json as the hub has it, key by key: components, and logits with small sizes."""
-
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -29,9 +25,7 @@ WITHOUT_ROPE_SCALING = ("EleutherAI/gpt-j-6b", "EleutherAI/gpt-neo-125m", "faceb
         ),
     ],
 )
-def test_small_published_config_has_logits_of_reference(
-    name: str, changes: dict[str, Any], tmp_path: Path
-) -> None:
+def test_small_published_config_has_logits_of_reference(name, changes, tmp_path):
     """Every key as it was published but for sizes; the scaling is that of Gemma 3 from 4B on."""
     keys = CONFIGS[name] | ROWS[name]["small"] | {"vocab_size": VOCABULARY, "pad_token_id": None} | changes
     path = tmp_path / "config.json"
@@ -53,7 +47,7 @@ def test_small_published_config_has_logits_of_reference(
         torch.testing.assert_close(model(tokens), reference(tokens).logits, rtol=1e-5, atol=1e-5)
 
 
-def test_components_as_in_reports() -> None:
+def test_components_as_in_reports():
     gemma, small = to_config(CONFIGS["google/gemma-3-1b-it"]), to_config(CONFIGS["google/gemma-3-270m"])
     local = {"window": 512, "qk_norm": "zero_centered", "scale": None}
     for config in (gemma, small):

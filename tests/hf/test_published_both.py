@@ -1,7 +1,4 @@
-"""config.json of encoders and encoder-decoders as the hub has it: every tensor of the reference, no other."""
-
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,7 +15,7 @@ from polyhead.nn.state import named_state
 
 
 @pytest.mark.parametrize("name", OTHER_CONFIGS)
-def test_full_size_model_has_tensors_of_reference(name: str, tmp_path: Path) -> None:
+def test_full_size_model_has_tensors_of_reference(name, tmp_path):
     """On the meta device: all parameters that are trained, and none that the files do not hold."""
     keys = OTHER_CONFIGS[name]
     (tmp_path / "config.json").write_text(json.dumps(keys))
@@ -45,7 +42,7 @@ def test_full_size_model_has_tensors_of_reference(name: str, tmp_path: Path) -> 
         ("alibaba-nlp-community/gte-multilingual-base", 136, 305_368_320),
     ],
 )
-def test_published_size_of_sentence_encoders(name: str, n_tensors: int, n_numbers: int) -> None:
+def test_published_size_of_sentence_encoders(name, n_tensors, n_numbers):
     config, family = to_config(OTHER_CONFIGS[name]), FAMILY.get(OTHER_CONFIGS[name]["model_type"])
     with torch.device("meta"):
         tensors = to_hf(family.rules_for("SentenceEncoder"), named_state(SentenceEncoder(config)), config)
@@ -53,7 +50,7 @@ def test_published_size_of_sentence_encoders(name: str, n_tensors: int, n_number
     assert config.max_len == 8192
 
 
-def test_components_of_embedding_gemma() -> None:
+def test_components_of_embedding_gemma():
     """As its report gives them."""
     config = to_config(OTHER_CONFIGS["google/embeddinggemma-300m"])
     assert (config.kind, config.lm_head, config.causal, config.max_len) == ("encoder", False, False, 2048)

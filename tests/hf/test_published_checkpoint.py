@@ -1,13 +1,9 @@
-"""A published checkpoint is opened once: every file is read once, and the model is built once."""
-
 import builtins
 import io
 import json
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
-import pytest
 import torch
 from safetensors.torch import save_file
 from tests.hf.conftest import make
@@ -21,26 +17,24 @@ from polyhead.models import CausalLM, SentenceEncoder, Seq2Seq
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
 
 
-def check_single_reads(
-    directory: Path, model_class: type, files: set[str], monkeypatch: pytest.MonkeyPatch
-) -> Counter[str]:
+def check_single_reads(directory, model_class, files, monkeypatch):
     """Loading opens these files and any others once each, and builds the model once."""
     reads, builds = Counter[str](), Counter[type]()
     open_file, open_weights, init = io.open, checkpoint_files.safe_open, model_class.__init__
 
-    def count(file: object) -> None:
+    def count(file):
         if isinstance(file, str | Path) and Path(file).is_relative_to(directory.parent):
             reads[Path(file).relative_to(directory.parent).as_posix()] += 1
 
-    def counting_open(file: Any, *args: Any, **options: Any) -> Any:
+    def counting_open(file, *args, **options):
         count(file)
         return open_file(file, *args, **options)
 
-    def counting_safe_open(file: Any, *args: Any) -> Any:
+    def counting_safe_open(file, *args):
         count(file)
         return open_weights(file, *args)
 
-    def counting_init(self: Any, *args: Any, **options: Any) -> None:
+    def counting_init(self, *args, **options):
         builds[type(self)] += 1
         init(self, *args, **options)
 
@@ -50,19 +44,18 @@ def check_single_reads(
         patches.setattr(checkpoint_files, "safe_open", counting_safe_open)
         patches.setattr(model_class, "__init__", counting_init)
         run = ph.load(directory)
-    assert type(run.model) is model_class
-    assert files <= reads.keys()
+    assert type(run.model) is model_class and files <= reads.keys()
     assert ({*reads.values()}, builds.total()) == ({1}, 1)
     return reads
 
 
-def test_language_model(gpt2: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_language_model(gpt2, monkeypatch):
     names = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json"}
     files = {f"gpt2/{name}" for name in (*names, "tokenizer_config.json")}
     assert check_single_reads(gpt2, CausalLM, files, monkeypatch).keys() == files
 
 
-def test_older_tokenizer_files(gpt2: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_older_tokenizer_files(gpt2, monkeypatch):
     rules = json.loads((gpt2 / "tokenizer.json").read_text())["model"]
     (gpt2 / "tokenizer.json").unlink()
     (gpt2 / "vocab.json").write_text(json.dumps(rules["vocab"]))
@@ -72,7 +65,7 @@ def test_older_tokenizer_files(gpt2: Path, monkeypatch: pytest.MonkeyPatch) -> N
     check_single_reads(gpt2, CausalLM, files, monkeypatch)
 
 
-def test_sentence_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sentence_transformers(tmp_path, monkeypatch):
     directory = tmp_path / "bert"
     make(directory, "BertConfig", auto="AutoModel", max_position_embeddings=64, pad_token_id=0, **SIZES)
     kinds = {"": "Transformer", "1_Pooling": "Pooling", "2_Dense": "Dense"}
@@ -87,7 +80,7 @@ def test_sentence_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     check_single_reads(directory, SentenceEncoder, files, monkeypatch)
 
 
-def test_adapter_with_base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_adapter_with_base(tmp_path, monkeypatch):
     sizes = {"d_model": 16, "max_position_embeddings": 32, "decoder_start_token_id": 2}
     sizes |= {f"{side}_{name}": value for side in ("encoder", "decoder") for name, value in SIDE.items()}
     model = make(tmp_path / "base", "BartConfig", auto="AutoModelForSeq2SeqLM", **sizes)

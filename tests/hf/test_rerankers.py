@@ -1,9 +1,5 @@
-"""Rerankers, published as classifiers of one label: scores are the reference's logits or their sigmoids."""
-
 import json
 import re
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -24,11 +20,11 @@ IDENTITY, SIGMOID = "torch.nn.modules.linear.Identity", "torch.nn.modules.activa
 UNBOUNDED_KEYS = {OLDEST: IDENTITY}
 
 
-def score_pairs(run: Any) -> torch.Tensor:
+def score_pairs(run):
     return torch.tensor([one.probabilities[one.label] for one in run.classify(PAIRS)])
 
 
-def write_pairs(path: Path) -> str:
+def write_pairs(path):
     path.write_text("".join(f"{a}\t{b}\n" for a, b in PAIRS))
     return str(path)
 
@@ -44,7 +40,7 @@ def write_pairs(path: Path) -> str:
         ({NEWEST: IDENTITY}, False),
     ],
 )
-def test_scores_equal_reference(keys: dict[str, Any], is_bounded: bool, tmp_path: Path) -> None:
+def test_scores_equal_reference(keys, is_bounded, tmp_path):
     checkpoint = tmp_path / "checkpoint"
     logits = reranker(checkpoint, keys)
     expected = logits.sigmoid() if is_bounded else logits
@@ -55,7 +51,7 @@ def test_scores_equal_reference(keys: dict[str, Any], is_bounded: bool, tmp_path
     assert config.get(NEWER) == (None if is_bounded else {"activation_fn": IDENTITY})
 
 
-def test_scores_of_verb_and_service(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_scores_of_verb_and_service(tmp_path, capsys):
     """One number a line."""
     checkpoint = tmp_path / "checkpoint"
     logits = reranker(checkpoint, UNBOUNDED_KEYS).tolist()
@@ -69,16 +65,14 @@ def test_scores_of_verb_and_service(tmp_path: Path, capsys: pytest.CaptureFixtur
         assert [one["score"] for one in data] == pytest.approx(logits, abs=1e-5)
 
 
-def test_ensemble_averages_scores(tmp_path: Path) -> None:
+def test_ensemble_averages_scores(tmp_path):
     scores = [reranker(tmp_path / str(seed), {}, seed).sigmoid() for seed in (0, 1)]
     assert not torch.allclose(*scores, atol=1e-2)
     ensemble = ensemble_runs([ph.load(tmp_path / str(seed)) for seed in (0, 1)])
     torch.testing.assert_close(score_pairs(ensemble), sum(scores) / 2, rtol=1e-5, atol=1e-5)
 
 
-def test_bounded_and_unbounded_scores_are_not_averaged(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bounded_and_unbounded_scores_are_not_averaged(tmp_path, capsys):
     reranker(tmp_path / "bounded", {})
     reranker(tmp_path / "free", UNBOUNDED_KEYS, 1)
     for names in (("bounded", "free"), ("free", "bounded")):
@@ -89,7 +83,7 @@ def test_bounded_and_unbounded_scores_are_not_averaged(
         assert re.fullmatch(message + "1: they cannot be averaged\n", capsys.readouterr().err)
 
 
-def test_accuracy_is_undefined(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_accuracy_is_undefined(tmp_path, capsys):
     reranker(tmp_path / "checkpoint", {})
     (tmp_path / "labels.tsv").write_text("a dog\tLABEL_0\n")
     columns = ["--text", "0", "--label", "1"]
@@ -107,16 +101,14 @@ def test_accuracy_is_undefined(tmp_path: Path, capsys: pytest.CaptureFixture[str
         ({"problem_type": "multi_label_classification"}, "problem_type is 'multi_.*', expected single_"),
     ],
 )
-def test_unsupported_activation_is_refused(keys: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_unsupported_activation_is_refused(keys, message, tmp_path):
     reranker(tmp_path, keys)
     with pytest.raises(UserError, match=message):
         ph.load(tmp_path)
 
 
 @pytest.mark.parametrize("labels", [1, 3])
-def test_pairs_truncated_to_model_max_length(
-    labels: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_pairs_truncated_to_model_max_length(labels, tmp_path, capsys):
     checkpoint = tmp_path / "checkpoint"
     case = Case("RobertaConfig", CLASSES, {**SIZES, **ROBERTA, "num_labels": labels})
     reference = make_encoder(checkpoint, case)
@@ -140,9 +132,7 @@ def test_pairs_truncated_to_model_max_length(
     message = (
         f"polyhead: truncated to 19 tokens: {len(long_pairs)} of {len(PAIRS)} texts; the longest is line "
     )
-    assert output.err.startswith(message)
-    assert len(output.out.splitlines()) == len(PAIRS)
+    assert output.err.startswith(message) and len(output.out.splitlines()) == len(PAIRS)
     with serve_run(ph.load(checkpoint)) as live:
         for options, status in (({}, 400), ({"truncate": True}, 200)):
-            body = {"input": long_pairs[:1], **options}
-            assert live.ask("/v1/classify", body).status_code == status
+            assert live.ask("/v1/classify", {"input": long_pairs[:1], **options}).status_code == status

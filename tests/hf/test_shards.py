@@ -1,7 +1,4 @@
-"""Weights in several files: of limited size, opened by the reference, written completely or not at all."""
-
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,19 +12,19 @@ from polyhead.core.errors import UserError
 from polyhead.hf.shards import build_index, parse_size, split_shards
 
 
-def test_sizes_are_parsed() -> None:
+def test_sizes_are_parsed():
     sizes = {"5GB": 5 * 10**9, "500MB": 5 * 10**8, "1.5kb": 1500, "2GiB": 1 << 31, " 3 MiB ": 3 << 20}
     for text, size in (sizes | {"1TB": 10**12}).items():
         assert parse_size(text) == size, text
 
 
 @pytest.mark.parametrize("text", ["", "5", "GB", "-1GB", "0GB", "0.0001KB", "2 gigabytes", "1e3GB"])
-def test_invalid_size_is_refused(text: str) -> None:
+def test_invalid_size_is_refused(text):
     with pytest.raises(UserError, match="is not a number above 0 with a unit, one of KB, MB, GB"):
         parse_size(text)
 
 
-def test_files_are_filled_in_order() -> None:
+def test_files_are_filled_in_order():
     # 4 bytes a number
     tensors = {name: torch.zeros(n) for name, n in zip("abcdef", (3, 4, 3, 20, 1, 9), strict=True)}
     parts = split_shards(tensors, 40)
@@ -41,7 +38,7 @@ def test_files_are_filled_in_order() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_sharded_export_keeps_every_tensor(dtype: str, tmp_path: Path) -> None:
+def test_sharded_export_keeps_every_tensor(dtype, tmp_path):
     checkpoint, run_dir, exported_dir = (tmp_path / name for name in ("checkpoint", "run", "exported"))
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 20}
     torch_dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[dtype]
@@ -73,11 +70,11 @@ def test_sharded_export_keeps_every_tensor(dtype: str, tmp_path: Path) -> None:
         assert torch.equal(first, second)
 
 
-def test_interrupted_export_is_removed(gpt2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_export_is_removed(gpt2, tmp_path, monkeypatch):
     assert main(["import", str(gpt2), str(tmp_path / "run")]) == 0
     entries, written_names = set(tmp_path.iterdir()), set[str]()
 
-    def interrupt(parts: object) -> None:
+    def interrupt(parts):
         (directory,) = set(tmp_path.iterdir()) - entries
         written_names.update(path.name for path in directory.iterdir())
         raise KeyboardInterrupt
@@ -95,9 +92,8 @@ def test_interrupted_export_is_removed(gpt2: Path, tmp_path: Path, monkeypatch: 
     assert len(list((tmp_path / "exported").glob("model-*-of-*.safetensors"))) > 2
 
 
-def test_invalid_size_at_verb(gpt2: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["export", str(gpt2), str(tmp_path / "exported"), "--shard-size", "much"]
-    assert main(command) == 2
+def test_invalid_size_at_verb(gpt2, tmp_path, capsys):
+    assert main(["export", str(gpt2), str(tmp_path / "exported"), "--shard-size", "much"]) == 2
     message = "polyhead: the size 'much' is not a number above 0 with a unit, one of KB"
     assert capsys.readouterr().err.startswith(message)
     assert not (tmp_path / "exported").exists()

@@ -1,8 +1,4 @@
-"""Tests of hf/tokenizer.py."""
-
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 import transformers
@@ -16,11 +12,11 @@ import tokenizers
 PROMPTS = ["a dog", "two red dogs at sea"]
 
 
-def generate(directory: Path) -> list[str]:
+def generate(directory):
     return ph.load(directory).generate(PROMPTS, max_new_tokens=4)
 
 
-def test_roles_come_from_any_file(gpt2: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_roles_come_from_any_file(gpt2, caplog):
     config = gpt2 / "tokenizer_config.json"
     config.write_text(json.dumps({"pad_token": "</s>"}))
     run = ph.load(gpt2)
@@ -40,7 +36,7 @@ def test_roles_come_from_any_file(gpt2: Path, caplog: pytest.LogCaptureFixture) 
 
 
 @pytest.mark.parametrize("pad", [-1, 300])
-def test_padding_id_without_token_is_ignored(gpt2: Path, pad: int) -> None:
+def test_padding_id_without_token_is_ignored(gpt2, pad):
     """-1, or one past the rows, stands in config.json of checkpoints that never pad."""
     expected = generate(gpt2)
     for file in ("config.json", "generation_config.json"):
@@ -50,13 +46,13 @@ def test_padding_id_without_token_is_ignored(gpt2: Path, pad: int) -> None:
     assert generate(gpt2) == expected
 
 
-def test_padding_token_outside_vocabulary_is_ignored(gpt2: Path) -> None:
+def test_padding_token_outside_vocabulary_is_ignored(gpt2):
     edit_json(gpt2 / "tokenizer_config.json", pad_token="[PAD]")
     assert "pad_token" not in ph.load(gpt2).tokenizer.role_ids
 
 
 @pytest.mark.parametrize("special", [True, False])
-def test_padding_token_past_rows_is_dropped(gpt2: Path, special: bool) -> None:
+def test_padding_token_past_rows_is_dropped(gpt2, special):
     expected = generate(gpt2)
     inner = tokenizers.Tokenizer.from_file(str(gpt2 / "tokenizer.json"))
     token = tokenizers.AddedToken("[PAD]", special=special)
@@ -74,7 +70,7 @@ def test_padding_token_past_rows_is_dropped(gpt2: Path, special: bool) -> None:
     ("newer", "older"),
     [("<mask>", "<unk>"), ("<mask>", None), (None, "<unk>"), ("<mask>", {"content": "<unk>"})],
 )
-def test_contradicting_roles_as_in_reference(gpt2: Path, newer: Any, older: Any, has_list: bool) -> None:
+def test_contradicting_roles_as_in_reference(gpt2, newer, older, has_list):
     """The file of newer releases counts where it lists the added tokens."""
     tokens = {"added_tokens_decoder": {"3": {"content": "<unk>", "special": True}}} if has_list else {}
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": newer, **tokens}
@@ -85,7 +81,7 @@ def test_contradicting_roles_as_in_reference(gpt2: Path, newer: Any, older: Any,
     assert ph.load(gpt2).tokenizer.role_ids.get("unk_token") == expected
 
 
-def test_template_of_tokenizer_precedes_prompts(tmp_path: Path) -> None:
+def test_template_of_tokenizer_precedes_prompts(tmp_path):
     reference = make(tmp_path, "LlamaConfig", **LLAMA)
     inner = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     inner.post_processor = TemplateProcessing(

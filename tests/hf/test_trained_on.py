@@ -1,7 +1,3 @@
-"""Further training of a published language model: texts start with the token that it was trained with."""
-
-from pathlib import Path
-
 import pytest
 import torch
 from tests.hf.conftest import TEXTS, make
@@ -18,7 +14,7 @@ from polyhead.train.run_training import run_training
 
 
 @pytest.fixture
-def llama(tmp_path: Path) -> torch.nn.Module:
+def llama(tmp_path):
     """Saved as ``checkpoint``; its tokenizer puts <s> before a text."""
     model = make(tmp_path / "checkpoint", "LlamaConfig", **LLAMA)
     tokenizer = Tokenizer.load(tmp_path / "checkpoint")
@@ -29,9 +25,7 @@ def llama(tmp_path: Path) -> torch.nn.Module:
 
 
 @pytest.mark.parametrize("separator", ["line", "file"])
-def test_training_and_generation_start_with_bos(
-    separator: str, llama: torch.nn.Module, tmp_path: Path
-) -> None:
+def test_training_and_generation_start_with_bos(separator, llama, tmp_path):
     """Losses are those of the reference on <s> and the text, with the end where texts have one."""
     checkpoint, run_dir, exported_dir = (tmp_path / name for name in ("checkpoint", "run", "exported"))
     files = {split: str(tmp_path / f"{split}.txt") for split in ("train", "valid")}
@@ -66,12 +60,11 @@ def test_training_and_generation_start_with_bos(
     assert exported_ids == tokenizer("the king")["input_ids"]
 
 
-def test_perplexity_starts_with_bos(llama: torch.nn.Module, tmp_path: Path) -> None:
+def test_perplexity_starts_with_bos(llama, tmp_path):
     text = " ".join(TEXTS)[:60]
     (tmp_path / "text.txt").write_text(text)
     ids = torch.tensor([AutoTokenizer.from_pretrained(tmp_path / "checkpoint")(text)["input_ids"]])
     with torch.no_grad():
         loss = float(llama(ids, labels=ids).loss)
     result = ph.load(tmp_path / "checkpoint").measure_perplexity(open_text([tmp_path / "text.txt"], "file"))
-    assert result.tokens == ids.size(1) - 1
-    assert result.loss == pytest.approx(loss, rel=1e-4)
+    assert result.tokens == ids.size(1) - 1 and result.loss == pytest.approx(loss, rel=1e-4)

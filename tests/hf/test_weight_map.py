@@ -1,7 +1,4 @@
-"""Tests of hf/weight_map.py."""
-
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,7 +13,7 @@ from polyhead.nn.state import named_state
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_full_size_model_has_tensors_of_reference(name: str, tmp_path: Path) -> None:
+def test_full_size_model_has_tensors_of_reference(name, tmp_path):
     """On the meta device, where tensors take no memory."""
     (tmp_path / "config.json").write_text(json.dumps(CONFIGS[name]))
     config = to_config(CONFIGS[name])

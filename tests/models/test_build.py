@@ -1,5 +1,3 @@
-"""Parameters of the presets, counted without memory, against the closed form."""
-
 import pytest
 import torch
 

@@ -1,5 +1,3 @@
-"""What a language model is made of, written out by hand."""
-
 import pytest
 import torch
 import torch.nn.functional as F

@@ -1,5 +1,3 @@
-"""Ensembles: the mean of the members' probabilities, computed here in double precision."""
-
 import numpy as np
 import pytest
 import torch

@@ -1,5 +1,3 @@
-"""Encoders for masked tokens, classes and vectors against the same numbers computed by other means."""
-
 import pytest
 import torch
 import torch.nn.functional as F

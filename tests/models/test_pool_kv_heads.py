@@ -1,5 +1,3 @@
-"""Key and value heads as means of groups, against loops and against attention that repeats the means."""
-
 import pytest
 import torch
 from tests.generation.helpers import perturb
@@ -69,8 +67,7 @@ def test_query_heads_read_the_mean_of_their_group(design, n):
     """Compared with a model of six heads, in which each head of a group has the mean of the group."""
     model = make_model(**design)
     result = pool_kv_heads(model, n)
-    assert result.config.n_kv_heads == n
-    assert not result.training
+    assert result.config.n_kv_heads == n and not result.training
     groups = [[other for other in range(6) if other // (6 // n) == h // (6 // n)] for h in range(6)]
     with torch.no_grad():
         for name, weight in named_state(model).items():

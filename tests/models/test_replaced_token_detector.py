@@ -1,5 +1,3 @@
-"""Tests of models/replaced_token_detector.py."""
-
 import random
 from types import SimpleNamespace
 

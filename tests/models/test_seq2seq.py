@@ -1,5 +1,3 @@
-"""The encoder-decoder against torch.nn.Transformer with the same weights; tied weights; initialization."""
-
 import copy
 
 import pytest
@@ -70,8 +68,7 @@ def test_the_model_equals_that_of_torch(norm_first, activation, training):
     y = model.decoder_embedding.token(target) * D**0.5 + sinusoids(5, D)
     masks = {"src_key_padding_mask": is_padding, "memory_key_padding_mask": is_padding, "tgt_is_causal": True}
     expected = reference(x, y, tgt_mask=nn.Transformer.generate_square_subsequent_mask(5), **masks)
-    actual = model.features(source, target, source_pos)
-    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(model.features(source, target, source_pos), expected, rtol=0, atol=1e-5)
     logits = model(source, target, source_pos)
     torch.testing.assert_close(logits, expected @ model.head.weight.T, rtol=0, atol=1e-5)
 
@@ -100,8 +97,7 @@ def test_tied_embeddings_share_storage(tying):
         assert torch.equal(weights[1], weights[2]) == (tying in ("all", "target"))
         assert torch.equal(weights[0], weights[1]) == (tying in ("all", "inputs"))
         names = [n for n, _ in model.named_parameters() if n.endswith(("token.weight", "head.weight"))]
-        assert len(names) == n_distinct
-        assert model.cache_shape.dtype == weights[0].dtype
+        assert len(names) == n_distinct and model.cache_shape.dtype == weights[0].dtype
 
 
 def test_gradient_of_tied_embedding_sums_all_uses():

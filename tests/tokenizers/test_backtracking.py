@@ -1,5 +1,3 @@
-"""Tests of tokenizers/backtracking.py."""
-
 import re
 
 import pytest
@@ -36,7 +34,7 @@ PATTERNS = {
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
-def test_published_patterns_are_accepted(pattern: str) -> None:
+def test_published_patterns_are_accepted(pattern):
     Regex(pattern)
     assert check_backtracking(pattern) == PATTERNS[pattern]
 
@@ -61,14 +59,14 @@ EXPONENTIAL = {
 
 
 @pytest.mark.parametrize("pattern", EXPONENTIAL)
-def test_exponential_patterns_are_refused(pattern: str) -> None:
+def test_exponential_patterns_are_refused(pattern):
     with pytest.raises(PatternError, match="exponential"):
         check_backtracking(pattern)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("pattern", [pattern for pattern, text in EXPONENTIAL.items() if text])
-def test_matcher_panics_on_refused_patterns(pattern: str) -> None:
+def test_matcher_panics_on_refused_patterns(pattern):
     with pytest.raises(BaseException, match="retry-limit"):
         pre_tokenizers.Split(Regex(pattern), "isolated").pre_tokenize_str(EXPONENTIAL[pattern])
 
@@ -90,6 +88,6 @@ UNANALYSABLE = {
 
 
 @pytest.mark.parametrize("pattern", UNANALYSABLE)
-def test_unanalysable_patterns_are_refused(pattern: str) -> None:
+def test_unanalysable_patterns_are_refused(pattern):
     with pytest.raises(PatternError, match=re.escape(UNANALYSABLE[pattern])):
         check_backtracking(pattern)

@@ -1,5 +1,3 @@
-"""Tests of tokenizers/charsmap.py."""
-
 import random
 import struct
 
@@ -9,7 +7,7 @@ from polyhead.tokenizers.charsmap import max_text_len
 from tokenizers import normalizers
 
 
-def charsmap(replacements: dict[str, str]) -> bytes:
+def charsmap(replacements):
     """A map of single ASCII characters: the root at 0 has the offset 256, each leaf a block of its own."""
     units, texts = [0] * 256 * (2 + len(replacements)), b""
     units[0] = 256 << 10
@@ -21,13 +19,13 @@ def charsmap(replacements: dict[str, str]) -> bytes:
     return struct.pack(f"<I{len(units)}I", 4 * len(units), *units) + texts
 
 
-def test_longest_replacement_as_in_library() -> None:
+def test_longest_replacement_as_in_library():
     content = charsmap({"a": "eins", "b": "éé", "c": ""})
     assert normalizers.Precompiled(content).normalize_str("xabc") == "xeinséé"
     assert max_text_len(content) == 4
 
 
-def test_accepted_map_never_panics() -> None:
+def test_accepted_map_never_panics():
     """A damaged byte of a trie is an address anywhere; the library does not check it."""
     generator, valid_map, n_accepted = random.Random(3), charsmap({"a": "eins", "b": "éé", "z": "zwei"}), 0
     text = "".join(map(chr, range(1, 400)))
@@ -49,6 +47,6 @@ def test_accepted_map_never_panics() -> None:
 @pytest.mark.parametrize(
     "content", [b"", bytes(8), b"\xff" * 8, b"\4\0\0\0\xff\xff\xff\xffa", charsmap({})[:-4]]
 )
-def test_damaged_map_is_refused(content: bytes) -> None:
+def test_damaged_map_is_refused(content):
     with pytest.raises(ValueError, match="its trie "):
         max_text_len(content)

@@ -1,7 +1,4 @@
-"""Decomposed characters, compared with Unicode's composition, and the warnings of verbs and training."""
-
 import unicodedata
-from pathlib import Path
 
 import pytest
 from tests.cli.conftest import tiny as tiny
@@ -21,18 +18,18 @@ DECOMPOSED_TEXT = unicodedata.normalize("NFD", "Käse")
 WARNING = "polyhead: line 2 has decomposed characters (NFD)"
 
 
-def test_composable_characters_are_decomposed() -> None:
+def test_composable_characters_are_decomposed():
     assert all(is_decomposed(unicodedata.normalize("NFD", text)) for text in TEXTS)
     # letters without a composed character, and composed ones that Unicode excludes
     assert not any(map(is_decomposed, [*TEXTS, "abc", "x\u0301", "\u0958", "\u0915\u093c", "Å"]))
 
 
 @pytest.mark.parametrize("normalize", ["none", "nfc", "nfkc"])
-def test_first_decomposed_line_warns_once(normalize: str) -> None:
+def test_first_decomposed_line_warns_once(normalize):
     tokenizer = train_tokenizer(TEXTS, Choice("bpe", normalize=normalize), 300)
     assert tokenizer.composes_characters == (normalize != "none")
     lines = ["Käse", "a", DECOMPOSED_TEXT, unicodedata.normalize("NFD", "がぎ")]
-    warnings: list[str] = []
+    warnings = []
     assert list(warn_decomposed(lines, tokenizer, warnings.append)) == lines
     assert list(warn_decomposed([("a", lines[2])], tokenizer, warnings.append)) == [("a", lines[2])]
     expected = [f"line {n} has decomposed characters (N" for n in (3, 1)] if normalize == "none" else []
@@ -43,7 +40,7 @@ VERBS = {"decoder": ["score", "embed"], "encoder": ["classify", "embed"]}
 
 
 @pytest.mark.parametrize("kind", VERBS)
-def test_verbs_warn_once(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verbs_warn_once(kind, tmp_path, capsys):
     tokenizer = train_tokenizer(TEXTS, Choice("bpe"), 300)
     sizes = {"d_model": 16, "n_heads": 2, "n_layers": 1, "max_len": 32}
     labels = ("x", "y") if kind == "encoder" else ()
@@ -55,14 +52,14 @@ def test_verbs_warn_once(kind: str, tmp_path: Path, capsys: pytest.CaptureFixtur
         assert capsys.readouterr().err.count(WARNING) == 1
 
 
-def test_translation_warns_once(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_translation_warns_once(tiny, tmp_path, capsys):
     (tmp_path / "a.txt").write_text(f"a\n{DECOMPOSED_TEXT}\n{DECOMPOSED_TEXT}\n")
     assert main(["translate", str(tiny), str(tmp_path / "a.txt")]) == 0
     assert capsys.readouterr().err.count(WARNING) == 1
 
 
 @pytest.mark.parametrize("normalize", ["none", "nfc"])
-def test_training_suggests_normalization(normalize: str, tmp_path: Path) -> None:
+def test_training_suggests_normalization(normalize, tmp_path):
     (tmp_path / "a.txt").write_text(f"{DECOMPOSED_TEXT} und Käse\nBrot\n" * 8)
     files = {"train": ["a.txt"], "valid": ["a.txt"], "root": str(tmp_path)}
     recipe = {
@@ -86,7 +83,7 @@ def test_training_suggests_normalization(normalize: str, tmp_path: Path) -> None
         assert "set tokenizer.kind.normalize to nfc" in warning
 
 
-def test_counter_counts_texts() -> None:
+def test_counter_counts_texts():
     counter = DecomposedCounter()
     assert counter.describe() == ""
     assert list(counter.count(["a", DECOMPOSED_TEXT, "ä"])) == ["a", DECOMPOSED_TEXT, "ä"]

@@ -1,12 +1,7 @@
-"""Tests of tokenizers/file_limits.py."""
-
 import base64
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
-from tests.tokenizers.conftest import GetTokenizer
 from tests.tokenizers.test_charsmap import charsmap
 
 import tokenizers
@@ -15,20 +10,20 @@ from polyhead.tokenizers.file_limits import MAX_GROWTH, _text_growth, check_toke
 from polyhead.tokenizers.tokenizer import Tokenizer
 
 
-def replace(old: str, new: str, kind: str = "String") -> dict[str, Any]:
+def replace(old, new, kind="String"):
     return {"type": "Replace", "pattern": {kind: old}, "content": new}
 
 
-def sequence(name: str, *steps: dict[str, Any]) -> dict[str, Any]:
+def sequence(name, *steps):
     keys = {"normalizer": "normalizers", "decoder": "decoders", "pre_tokenizer": "pretokenizers"}
     return {name: {"type": "Sequence", keys[name]: list(steps)}}
 
 
-def split(pattern: str) -> dict[str, Any]:
+def split(pattern):
     return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
 
 
-def template(*parts: dict[str, Any], ids: list[int], **changes: Any) -> dict[str, Any]:
+def template(*parts, ids, **changes):
     special = {"q": {"id": "q", "ids": ids, "tokens": ["q"] * len(ids)}}
     rules = {"type": "TemplateProcessing", "single": list(parts), "pair": [], "special_tokens": special}
     return {"post_processor": rules | changes}
@@ -87,14 +82,14 @@ STRIP = {"type": "Strip", "content": " ", "start": 1, "stop": 1}
         (template(Q, ids=[], special_tokens={}), "post_processor: single has 'q', which is not in special"),
     ],
 )
-def test_hostile_rules_are_refused(rules: dict[str, Any], message: str) -> None:
+def test_hostile_rules_are_refused(rules, message):
     """Before the library reads them, which would end the process."""
     with pytest.raises(UserError) as error:
         check_tokenizer_rules(rules)
     assert str(error.value).startswith(message) and "\n" not in str(error.value)
 
 
-def growth_of_library(steps: list[dict[str, Any]], chars: str) -> int:
+def growth_of_library(steps, chars):
     """The most characters that the library makes of one of these, or of the texts of two of them."""
     rules = {"version": "1.0", "added_tokens": [], "model": {"type": "BPE", "vocab": {}, "merges": []}}
     rules |= sequence("normalizer", *steps)
@@ -128,7 +123,7 @@ CHARSMAP = base64.b64encode(charsmap({"a": "four"})).decode()
         ([{"type": "Prepend", "prepend": "abc"}, replace("a", "xxx")], 5),
     ],
 )
-def test_growth_of_text_is_bounded(steps: list[dict[str, Any]], expected: float) -> None:
+def test_growth_of_text_is_bounded(steps, expected):
     bound = _text_growth(steps)
     assert bound == pytest.approx(expected) and bound <= MAX_GROWTH
     n_prepended = sum(len(step.get("prepend", "")) for step in steps)
@@ -136,18 +131,18 @@ def test_growth_of_text_is_bounded(steps: list[dict[str, Any]], expected: float)
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram", "wordpiece", "char", "byte"])
-def test_own_tokenizers_are_accepted(kind: str, get_tokenizer: GetTokenizer) -> None:
+def test_own_tokenizers_are_accepted(kind, get_tokenizer):
     check_tokenizer_rules(json.loads(get_tokenizer(kind).tokenizer_json))
 
 
-def test_wrong_types_are_left_to_library() -> None:
+def test_wrong_types_are_left_to_library():
     names = ("model", "added_tokens", "normalizer", "pre_tokenizer", "decoder", "post_processor")
     structures = ({"vocab": 7, "merges": {}}, {"special_tokens": [], "single": {}})
     for value in (None, 7, "x", [], {}, [[]], *structures):
         check_tokenizer_rules(dict.fromkeys(names, value))
 
 
-def test_library_error_during_encoding_is_one_line(tmp_path: Path) -> None:
+def test_library_error_during_encoding_is_one_line(tmp_path):
     """A vocabulary without its unknown token fails only when a text needs it."""
     model = {"type": "WordLevel", "unk_token": "[UNK]", "vocab": {"a": 0}}
     rules = {"version": "1.0", "added_tokens": [], "model": model}

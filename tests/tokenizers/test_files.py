@@ -1,12 +1,7 @@
-"""Tests of tokenizers/files.py."""
-
 import json
-from collections.abc import Callable
-from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-from tests.tokenizers.conftest import GetTokenizer
 
 import tokenizers
 from polyhead.core.errors import UserError
@@ -15,7 +10,7 @@ from polyhead.tokenizers.tokenizer import Tokenizer
 from tokenizers import models
 
 
-def test_saved_file_is_parsed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_saved_file_is_parsed_once(tmp_path, monkeypatch):
     """A vocabulary of hundreds of thousands of pieces takes seconds each time."""
     pieces = [("<unk>", 0.0), *((f"p{i}", -(i * 0.6180339887498949 % 20.0)) for i in range(1, 400))]
     Tokenizer(tokenizers.Tokenizer(models.Unigram(pieces, unk_id=0)), {}).save(tmp_path)
@@ -25,23 +20,23 @@ def test_saved_file_is_parsed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert parser.call_count == 1
 
 
-def exceed_size(directory: Path) -> None:
+def exceed_size(directory):
     with (directory / "tokenizer.json").open("r+b") as file:
         file.truncate(_MAX_FILE_SIZE + 1)
 
 
-def truncate_rules(directory: Path) -> None:
+def truncate_rules(directory):
     path = directory / "tokenizer.json"
     path.write_text(path.read_text()[:1000])
 
 
-def write(name: str, content: str | bytes) -> Callable[[Path], object]:
+def write(name, content):
     data = content.encode() if isinstance(content, str) else content
     return lambda directory: (directory / name).write_bytes(data)
 
 
-def set_role(role: str, token: str) -> Callable[[Path], object]:
-    def damage(directory: Path) -> None:
+def set_role(role, token):
+    def damage(directory):
         path = directory / "tokenizer_config.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | {role: token}))
 
@@ -67,9 +62,7 @@ RULES, CONFIG = "tokenizer.json", "tokenizer_config.json"
         (set_role("pad_token", "</s>"), "must differ"),
     ],
 )
-def test_damaged_directory_is_refused(
-    damage: Callable[[Path], object], message: str, get_tokenizer: GetTokenizer, tmp_path: Path
-) -> None:
+def test_damaged_directory_is_refused(damage, message, get_tokenizer, tmp_path):
     get_tokenizer("bpe").save(tmp_path)
     damage(tmp_path)
     with pytest.raises(UserError, match=message) as error:
@@ -77,6 +70,6 @@ def test_damaged_directory_is_refused(
     assert "\n" not in str(error.value)
 
 
-def test_missing_directory_is_refused(tmp_path: Path) -> None:
+def test_missing_directory_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"no tokenizer\.json"):
         Tokenizer.load(tmp_path / "missing")

@@ -1,11 +1,6 @@
-"""The processor time of tokenizers grows about linearly with the length of any text."""
-
 import time
-from collections.abc import Callable
-from typing import Any
 
 import pytest
-from tests.tokenizers.conftest import GetTokenizer
 
 from polyhead.chat.apply_template import encode_pieces
 from polyhead.chat.base import ChatPiece
@@ -21,7 +16,7 @@ FAMILIES = {
 KINDS = ["bpe", "byte", "char", "unigram", "wordpiece"]
 
 
-def cpu_seconds(function: Callable[[Any], Any], argument: Any) -> float:
+def cpu_seconds(function, argument):
     """The least of three runs."""
     times = []
     for _ in range(3):
@@ -35,17 +30,15 @@ def cpu_seconds(function: Callable[[Any], Any], argument: Any) -> float:
 @pytest.mark.acceptance("E12")
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_time_grows_linearly(
-    get_tokenizer: GetTokenizer, kind: str, family: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_time_grows_linearly(get_tokenizer, kind, family, monkeypatch):
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
     tokenizer, max_chars = get_tokenizer(kind), Limits().max_chars
 
-    def encode_chat(text: str) -> None:
+    def encode_chat(text):
         answer = ChatPiece(text, is_assistant=True)
         encode_pieces([ChatPiece("user\n"), answer, ChatPiece("</s>", "token", True)], tokenizer)
 
-    functions: dict[str, Callable[[Any], Any]] = {
+    functions = {
         "encode": lambda text: tokenizer.encode([text]),
         "encode_with_offsets": lambda text: tokenizer.encode_with_offsets(text, behind=True),
         "encode_masked": lambda text: encode_masked(tokenizer, [text[:-7] + " <mask>"]),

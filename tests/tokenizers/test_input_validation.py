@@ -1,18 +1,13 @@
-"""Tests of tokenizers/input_validation.py."""
-
 import re
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 from tests.run.run_helpers import make_run
 
 from polyhead.core.errors import UserError
-from polyhead.run.run import Run
 
 TEXTS = ["ein hund bellt .", "a dog barks .", "zwei hunde bellen .", "two dogs bark ."]
-CONFIGS: dict[str, dict[str, Any]] = {
+CONFIGS = {
     "translator": {},
     "decoder": {"kind": "decoder"},
     "encoder": {"kind": "encoder"},
@@ -29,11 +24,11 @@ ONE_LIST = [(kind, verb) for kind, verbs in VERBS.items() for verb, n in verbs.i
 
 
 @pytest.fixture(scope="module")
-def runs() -> dict[str, Run]:
+def runs():
     return {kind: make_run(**config) for kind, config in CONFIGS.items()}
 
 
-def test_single_text_is_not_a_list(runs: dict[str, Run]) -> None:
+def test_single_text_is_not_a_list(runs):
     for kind, verbs in VERBS.items():
         for verb, n in verbs.items():
             arguments = ", ".join(['["..."]'] * n)
@@ -46,10 +41,10 @@ def test_single_text_is_not_a_list(runs: dict[str, Run]) -> None:
         runs["translator"].translate(["ein hund"], prefix="a")
 
 
-def test_generators_sets_and_numbers_are_refused(runs: dict[str, Run]) -> None:
+def test_generators_sets_and_numbers_are_refused(runs):
     """A generator would be empty for its second reader, and a set has no order."""
     translator = runs["translator"]
-    calls: list[Callable[[Any], Any]] = [getattr(runs[kind], verb) for kind, verb in ONE_LIST]
+    calls = [getattr(runs[kind], verb) for kind, verb in ONE_LIST]
     calls += [
         lambda texts: translator.score(texts, TEXTS),
         lambda texts: translator.score(TEXTS, texts),
@@ -67,12 +62,12 @@ def test_generators_sets_and_numbers_are_refused(runs: dict[str, Run]) -> None:
             with pytest.raises(UserError, match=message):
                 call(texts)
     with pytest.raises(UserError, match=r"run\.evaluate expects a list of texts, got generator"):
-        translator.evaluate(TEXTS, (text for text in TEXTS))  # type: ignore[arg-type]
+        translator.evaluate(TEXTS, (text for text in TEXTS))
     decoder = runs["decoder"]
-    assert decoder.score(dict.fromkeys(TEXTS).keys()) == decoder.score(TEXTS)  # type: ignore[arg-type]
+    assert decoder.score(dict.fromkeys(TEXTS).keys()) == decoder.score(TEXTS)
 
 
-def test_token_ids_are_validated(runs: dict[str, Run]) -> None:
+def test_token_ids_are_validated(runs):
     encoder = runs["encoder"]
     max_id = encoder.tokenizer.vocab_size - 1
     for ids in ([max_id + 1], [-1], [True], [0.5], ["a"], [None]):
@@ -84,7 +79,7 @@ def test_token_ids_are_validated(runs: dict[str, Run]) -> None:
 
 
 @pytest.mark.parametrize(("stop", "value"), [(None, "null"), (3, "3"), ([None], r"\[None\]")])
-def test_stop_must_be_texts(stop: Any, value: str, runs: dict[str, Run]) -> None:
+def test_stop_must_be_texts(stop, value, runs):
     decoder, message = runs["decoder"], f"^stop is {value}; expected a text or a list of texts"
     with pytest.raises(UserError, match=message):
         decoder.generate(TEXTS, stop=stop)

@@ -1,8 +1,3 @@
-"""Tests of tokenizers/languages.py."""
-
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 from tests.hf.tokenizers.spm_helpers import SOURCES, read_lines
@@ -20,7 +15,7 @@ from polyhead.tokenizers.train_tokenizer import train_tokenizer
 from tokenizers import Tokenizer as Inner
 
 
-def test_scores_use_target_tokenizer(marian: tuple[Path, Any, Any]) -> None:
+def test_scores_use_target_tokenizer(marian):
     directory, reference_tokenizer, model = marian
     targets = [line[:30] for line in read_lines("guide.zh-CN.md", 4)[1:]]
     inputs = reference_tokenizer([f">>fra<< {text}" for text in SOURCES], text_target=targets)
@@ -35,7 +30,7 @@ def test_scores_use_target_tokenizer(marian: tuple[Path, Any, Any]) -> None:
         assert score.log_prob == pytest.approx(-float(loss) * score.tokens, rel=1e-4)
 
 
-def test_imported_language_pair_of_m2m100(m2m100: tuple[Path, Any, Any], tmp_path: Path) -> None:
+def test_imported_language_pair_of_m2m100(m2m100, tmp_path):
     original, run_dir = ph.load(m2m100[0]), tmp_path / "run"
     languages = ["--source-lang", "zu", "--target-lang", "de"]
     assert main(["import", str(m2m100[0]), str(run_dir), *languages]) == 0
@@ -45,7 +40,7 @@ def test_imported_language_pair_of_m2m100(m2m100: tuple[Path, Any, Any], tmp_pat
     assert run.translate(SOURCES) == expected
 
 
-def test_pair_with_language_as_decoder_start(m2m100: tuple[Path, Any, Any]) -> None:
+def test_pair_with_language_as_decoder_start(m2m100):
     """As mBART has it, whose sources end with their language."""
     inner = Inner.from_str(ph.load(m2m100[0]).tokenizer.tokenizer_json)
     special_tokens = [(name, inner.token_to_id(name)) for name in ("</s>", "__en__")]
@@ -57,7 +52,7 @@ def test_pair_with_language_as_decoder_start(m2m100: tuple[Path, Any, Any]) -> N
     assert pair.decoder_start_id == inner.token_to_id("__de__")
 
 
-def test_languages_are_listed(marian: tuple[Path, Any, Any], m2m100: tuple[Path, Any, Any]) -> None:
+def test_languages_are_listed(marian, m2m100):
     codes = sorted(m2m100[1].lang_code_to_id)
     assert list_languages(ph.load(m2m100[0]).tokenizer) == {"source": codes, "target": codes}
     tokenizer = ph.load(marian[0]).tokenizer

@@ -1,5 +1,3 @@
-"""Tests of tokenizers/mask_tokens.py."""
-
 import pytest
 
 from polyhead.core.choice import Choice
@@ -11,7 +9,7 @@ TEXTS = ["the dog sat on the mat", "a cat runs; it is tired.", "the dogs run hom
 
 
 @pytest.mark.parametrize("kind", TOKENIZER.names())
-def test_mask_replaces_one_token(kind: str) -> None:
+def test_mask_replaces_one_token(kind):
     """The other tokens are those of the complete text; the space before the mask is hidden with it."""
     t = train_tokenizer(TEXTS, Choice(kind), 300)
     (expected,) = t.encode(["the dog sat on the mat"])
@@ -25,7 +23,7 @@ def test_mask_replaces_one_token(kind: str) -> None:
     assert ids == expected
 
 
-def test_spellings_of_mask_and_other_special_tokens() -> None:
+def test_spellings_of_mask_and_other_special_tokens():
     t = train_tokenizer(TEXTS, Choice("bpe"), 300)
     first, second = encode_masked(t, ["a <mask> b", "a [MASK] b"])
     assert first == second

@@ -1,5 +1,3 @@
-"""The script of a letter and of a text, compared with Unicode's own tables."""
-
 import re
 import unicodedata
 
@@ -13,7 +11,7 @@ LETTER_NAME = re.compile(r"(?!MODIFIER)\w+ (\w+ )*(LETTER|SYLLABLE|IDEOGRAPH|CHA
 
 
 @pytest.mark.parametrize("script", "Latin Han Cyrillic Hangul Arabic Hiragana Greek Thai".split())  # noqa: SIM905
-def test_scripts_of_letters_equal_unicode(script: str) -> None:
+def test_scripts_of_letters_equal_unicode(script):
     in_script = regex.compile(rf"\p{{Script={script}}}")
     letters = [
         char
@@ -24,7 +22,7 @@ def test_scripts_of_letters_equal_unicode(script: str) -> None:
     assert {letter for letter in letters if script_of_letter(letter) != script} == set()
 
 
-def test_script_of_most_words() -> None:
+def test_script_of_most_words():
     scripts = {
         "a dog barks at the door": "Latin",
         "собака лает у самой двери": "Cyrillic",
@@ -42,7 +40,7 @@ def test_script_of_most_words() -> None:
     assert {text: script_of_text([text]) for text in scripts} == scripts
 
 
-def test_unspaced_script_of_text() -> None:
+def test_unspaced_script_of_text():
     scripts = {
         "今天天气很好": "Han",
         "我喜欢用 PyTorch 和 TensorFlow 训练翻译模型": "Han",

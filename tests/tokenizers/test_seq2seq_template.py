@@ -1,8 +1,3 @@
-"""Tests of tokenizers/seq2seq_template.py."""
-
-from pathlib import Path
-from typing import Any
-
 from tests.hf.tokenizers.spm_helpers import SOURCES, read_lines
 from tests.hf.tokenizers.spm_helpers import marian as marian
 
@@ -13,7 +8,7 @@ from polyhead.run.run import Run
 from polyhead.tokenizers.languages import with_languages
 
 
-def test_targets_have_their_own_tokenizer(marian: tuple[Path, Any, Any], tmp_path: Path) -> None:
+def test_targets_have_their_own_tokenizer(marian, tmp_path):
     """In stored pairs, forced prefixes and attention maps."""
     run, targets = ph.load(marian[0]), read_lines("guide.zh-CN.md", 3)
     source_tokenizer, target_tokenizer = run.tokenizer, run.tokenizer.target_tokenizer

@@ -1,5 +1,3 @@
-"""Tests of tokenizers/special_tokens_template.py."""
-
 import itertools
 
 import tokenizers
@@ -7,7 +5,7 @@ from polyhead.data.batching.encoder_inputs import fill_template
 from polyhead.tokenizers.special_tokens_template import SpecialTokensTemplate
 
 
-def test_pairs_are_truncated_as_by_library() -> None:
+def test_pairs_are_truncated_as_by_library():
     words = {f"w{i}": i for i in range(30)}
     reference = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="w0"))
     reference.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()

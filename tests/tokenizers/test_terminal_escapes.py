@@ -1,9 +1,6 @@
-"""Tests of tokenizers/terminal_escapes.py."""
-
 import io
 import sys
 import unicodedata
-from pathlib import Path
 
 import pytest
 import torch
@@ -20,19 +17,19 @@ from polyhead.viz.attention_page import heat_map_svg
 HOSTILE = "\x1b[2J\x1b]0;title\x07 a\tb\r \x7f \x9b31m c"
 
 
-def escape_by_category(text: str) -> str:
+def escape_by_category(text):
     """Control characters are those of Unicode's category Cc."""
     controls = {c for c in text if unicodedata.category(c) == "Cc"} - {"\n", "\t"}
     return "".join(f"\\x{ord(c):02x}" if c in controls else c for c in text)
 
 
 class Terminal(io.TextIOWrapper):
-    def isatty(self) -> bool:
+    def isatty(self):
         return True
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def runs(tmp_path_factory):
     """Untrained models of bytes, which generate any of them, and a classifier with hostile labels."""
     tokenizer, directory = train_tokenizer(["a dog"], Choice("byte"), 300), tmp_path_factory.mktemp("runs")
     sizes = {"vocab_size": tokenizer.vocab_size, "d_model": 16, "n_heads": 2, "n_layers": 1, "max_len": 256}
@@ -61,21 +58,15 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["classify", "classifier", "--all"], "a\n"),
     ],
 )
-def test_terminal_output_has_no_controls(
-    runs: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    arguments: list[str],
-    stdin: str,
-) -> None:
+def test_terminal_output_has_no_controls(runs, monkeypatch, capsys, arguments, stdin):
     """Output to a file is unchanged."""
     verb, run, *options = arguments
 
-    def run_verb(stream: io.TextIOWrapper) -> str:
+    def run_verb(stream):
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
         monkeypatch.setattr(sys, "stdout", stream)
         assert main([verb, str(runs / run), *options]) == 0, capsys.readouterr().err
-        return stream.buffer.getvalue().decode()  # type: ignore[attr-defined, no-any-return]
+        return stream.buffer.getvalue().decode()
 
     plain, terminal = (run_verb(stream(io.BytesIO(), newline="")) for stream in (io.TextIOWrapper, Terminal))
     if verb != "attention":  # whose maps are the same everywhere
@@ -83,12 +74,12 @@ def test_terminal_output_has_no_controls(
     assert escape_by_category(terminal) == terminal
 
 
-def test_controls_are_those_of_unicode() -> None:
+def test_controls_are_those_of_unicode():
     text = "".join(map(chr, range(0x3000)))
     assert escape_controls(text) == escape_by_category(text)
 
 
-def test_control_tokens_on_axes() -> None:
+def test_control_tokens_on_axes():
     """They have a width in text, and the SVG is valid XML."""
     attention = AttentionMap(["\x1b", "b"], ["\x07", "long"], [[[[1.0, 0.0], [0.5, 0.5]]]])
     lines = attention_text(attention).splitlines()

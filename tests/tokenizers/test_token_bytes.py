@@ -1,7 +1,4 @@
-"""Joining the bytes of tokens gives what the tokenizer itself decodes."""
-
 import random
-from collections.abc import Callable
 from functools import cache
 
 import pytest
@@ -17,11 +14,11 @@ TEXTS = ["the dog's bone — 你好，世界! ", "a\nb  c\tnaïve 🙂👍🏽 "
 
 
 @cache
-def plain(kind: str) -> Tokenizer:
+def plain(kind):
     return train_tokenizer(TEXTS, Choice(kind), 600)
 
 
-def with_added_tokens(kind: str) -> Tokenizer:
+def with_added_tokens(kind):
     """Special tokens, and words of characters that stand for no byte, or for other bytes."""
     inner = tokenizers.Tokenizer.from_str(plain(kind).tokenizer_json)
     inner.add_tokens(["你们好", "Ġé", "two words", "dog\x00"])
@@ -31,7 +28,7 @@ def with_added_tokens(kind: str) -> Tokenizer:
 
 @pytest.mark.parametrize("kind", ["bpe", "byte"])
 @pytest.mark.parametrize("build", [plain, with_added_tokens])
-def test_bytes_of_random_ids_equal_decoding(build: Callable[[str], Tokenizer], kind: str) -> None:
+def test_bytes_of_random_ids_equal_decoding(build, kind):
     tokenizer, generator = build(kind), random.Random(1)
     for length in [0, 1, 2, 3, 5, 8, 30] * 50:
         # beyond the vocabulary too: a model may have rows without a token
@@ -43,7 +40,7 @@ INVALID = [b"\xe4\xbd", b"\xf0\x9f\x99", b"\xff\xc3", b"\xed\xa0\x80", b"\xf4\x9
 
 
 @pytest.mark.parametrize("raw", ["你好🙂".encode(), *INVALID])
-def test_incomplete_characters_as_in_decoding(raw: bytes) -> None:
+def test_incomplete_characters_as_in_decoding(raw):
     tokenizer = plain("byte")
     ids = [next(i for i, data in tokenizer.token_bytes.items() if data == bytes([b])) for b in raw]
     for end in range(len(ids) + 1):
@@ -51,11 +48,11 @@ def test_incomplete_characters_as_in_decoding(raw: bytes) -> None:
 
 
 @pytest.mark.parametrize("kind", ["char", "unigram", "wordpiece"])
-def test_other_kinds_have_no_token_bytes(kind: str) -> None:
+def test_other_kinds_have_no_token_bytes(kind):
     assert plain(kind).token_bytes is None
 
 
-def test_other_decoders_have_no_token_bytes() -> None:
+def test_other_decoders_have_no_token_bytes():
     inner = tokenizers.Tokenizer.from_str(plain("bpe").tokenizer_json)
     inner.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Replace("dog", "cat")])
     tokenizer = Tokenizer(inner)

@@ -1,5 +1,3 @@
-"""Tokens split in two: all splits, compared with a search of all pairs, and how often each is drawn."""
-
 from collections import Counter
 from functools import cache
 
@@ -23,18 +21,18 @@ LINES = [" ".join(WORDS[i::97]) for i in range(97)]
 
 
 @cache
-def get_tokenizer(kind: str) -> Tokenizer:
+def get_tokenizer(kind):
     return train_tokenizer(LINES, Choice(kind), 500)
 
 
-def split_rows(splitter: TokenSplitter, rows: list[list[int]], max_len: int = 1000) -> list[list[int]]:
+def split_rows(splitter, rows, max_len=1000):
     ids = np.array([i for row in rows for i in row])
     ids, lengths = splitter(ids, np.array([len(row) for row in rows]), max_len)
     return [part.tolist() for part in np.split(ids, np.cumsum(lengths)[:-1])]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_split_of_every_token_is_drawn(kind: str) -> None:
+def test_every_split_of_every_token_is_drawn(kind):
     tokenizer = get_tokenizer(kind)
     ids, mark = range(5, tokenizer.vocab_size), "##" if kind == "wordpiece" else ""
     tokens = dict(zip(tokenizer.ids_to_tokens(ids), ids, strict=True))
@@ -53,7 +51,7 @@ def test_every_split_of_every_token_is_drawn(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_split_tokens_decode_to_same_text(kind: str) -> None:
+def test_split_tokens_decode_to_same_text(kind):
     tokenizer = get_tokenizer(kind)
     rows, splitter = tokenizer.encode([*LINES[:9], ""]), TokenSplitter(tokenizer, 0.5)
     torch.manual_seed(2)
@@ -66,7 +64,7 @@ def test_split_tokens_decode_to_same_text(kind: str) -> None:
     assert split_rows(splitter, rows) == draws[0]
 
 
-def test_share_of_splits_and_uniform_choice() -> None:
+def test_share_of_splits_and_uniform_choice():
     tokenizer = train_tokenizer(["abc abc abc ab ab bc bc"] * 9, Choice("bpe", lowercase=False), 270)
     a, bc, ab, c, abc = (tokenizer.token_to_id(name) for name in ("a", "bc", "ab", "c", "abc"))
     torch.manual_seed(3)
@@ -80,7 +78,7 @@ def test_share_of_splits_and_uniform_choice() -> None:
     assert sum(counts.values()) == 40_000 + counts[ab] + counts[bc]
 
 
-def test_row_of_maximum_length_stays() -> None:
+def test_row_of_maximum_length_stays():
     tokenizer = get_tokenizer("bpe")
     rows = tokenizer.encode([line[: 40 + 20 * n] for n, line in enumerate(LINES[:9])])
     max_len, splitter = len(rows[-1]), TokenSplitter(tokenizer, 0.3)
@@ -91,7 +89,7 @@ def test_row_of_maximum_length_stays() -> None:
     assert tokenizer.decode(draws[0]) == tokenizer.decode(rows) and draws[0][0] != rows[0]
 
 
-def test_byte_token_is_not_split_as_text() -> None:
+def test_byte_token_is_not_split_as_text():
     """<0x41> is one token that decodes to A, and not "<0" and "x41>"."""
     vocab = [*SPECIAL_TOKENS, "<0x41>", "<0", "x41>", "▁", "▁ab", "a", "b"]
     pieces = [(token, -1.0) for token in vocab]
@@ -105,7 +103,7 @@ def test_byte_token_is_not_split_as_text() -> None:
 
 
 @pytest.mark.parametrize("kind", ["byte", "char"])
-def test_vocabulary_of_single_characters_is_refused(kind: str) -> None:
+def test_vocabulary_of_single_characters_is_refused(kind):
     message = "no token of this vocabulary consists of two others; remove token_split"
     with pytest.raises(UserError, match=message):
         TokenSplitter(get_tokenizer(kind), 0.1)

@@ -1,12 +1,8 @@
-"""Tests of tokenizers/train_tokenizer.py."""
-
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import pytest
-from tests.tokenizers.conftest import GetTokenizer
 
 from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError
@@ -17,7 +13,7 @@ KINDS = TOKENIZER.names()
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_special_tokens_in_corpus_stay_text(kind: str) -> None:
+def test_special_tokens_in_corpus_stay_text(kind):
     tokenizer = train_tokenizer(["</s><pad> <s>word</s>", "<mask> </s>"] * 50, Choice(kind), 400)
     assert not {0, 1, 2, 4} & set(tokenizer.encode(["</s><pad> <s>word</s> <mask>"])[0])
 
@@ -33,9 +29,7 @@ print(json.dumps({name: train_tokenizer(texts, Choice(name), 400).sha256 for nam
 
 @pytest.mark.acceptance("A14")
 @pytest.mark.parametrize("parallelism", ["true", pytest.param("false", marks=pytest.mark.slow)])
-def test_training_is_deterministic_across_processes(
-    parallelism: str, get_tokenizer: GetTokenizer, texts: list[str]
-) -> None:
+def test_training_is_deterministic_across_processes(parallelism, get_tokenizer, texts):
     process = subprocess.run(
         [sys.executable, "-c", SCRIPT],
         input=json.dumps(texts),
@@ -47,7 +41,7 @@ def test_training_is_deterministic_across_processes(
     assert json.loads(process.stdout) == {kind: get_tokenizer(kind).sha256 for kind in KINDS}
 
 
-def test_lone_surrogate_is_refused_by_number(get_tokenizer: GetTokenizer) -> None:
+def test_lone_surrogate_is_refused_by_number(get_tokenizer):
     with pytest.raises(UserError, match="text 1 has half of a surrogate pair"):
         get_tokenizer("bpe").encode(["fine", "\ud800"])
     with pytest.raises(UserError, match="text 0 has half"):
@@ -55,15 +49,15 @@ def test_lone_surrogate_is_refused_by_number(get_tokenizer: GetTokenizer) -> Non
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_empty_corpus_is_refused(kind: str) -> None:
+def test_empty_corpus_is_refused(kind):
     for corpus in ([], ["", ""]):
         with pytest.raises(UserError, match="no text to train"):
             train_tokenizer(corpus, Choice(kind), 400)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_error_of_corpus_reader_is_raised(kind: str) -> None:
-    def read_lines() -> Iterator[str]:
+def test_error_of_corpus_reader_is_raised(kind):
+    def read_lines():
         yield "one"
         raise UserError("line 2 is damaged")
 

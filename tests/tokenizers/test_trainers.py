@@ -1,9 +1,6 @@
-"""Tests of tokenizers/trainers.py."""
-
 import unicodedata
 
 import pytest
-from tests.tokenizers.conftest import GetTokenizer
 
 from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError
@@ -14,22 +11,21 @@ from polyhead.tokenizers.train_tokenizer import train_tokenizer
 KINDS = TOKENIZER.names()
 
 
-def test_registered_kinds() -> None:
+def test_registered_kinds():
     assert KINDS == ["bpe", "byte", "char", "unigram", "wordpiece"]
 
 
-def test_wordpiece_splits_han_characters(get_tokenizer: GetTokenizer) -> None:
+def test_wordpiece_splits_han_characters(get_tokenizer):
     tokenizer = get_tokenizer("wordpiece")
-    tokens = tokenizer.ids_to_tokens(tokenizer.encode(["我们今天"])[0])
-    assert tokens == ["▁", "我", "们", "今", "天"]
+    assert tokenizer.ids_to_tokens(tokenizer.encode(["我们今天"])[0]) == ["▁", "我", "们", "今", "天"]
     assert tokenizer.decode(tokenizer.encode(["狗跑, 今天。"])) == ["狗跑, 今天。"]
 
 
-def test_wordpiece_takes_longest_piece_first(get_tokenizer: GetTokenizer) -> None:
+def test_wordpiece_takes_longest_piece_first(get_tokenizer):
     tokenizer = get_tokenizer("wordpiece")
     vocab = {token: i for i, token in enumerate(tokenizer.ids_to_tokens(range(tokenizer.vocab_size)))}
 
-    def encode_longest_first(word: str) -> list[int]:
+    def encode_longest_first(word):
         ids, start = [], 0
         while start < len(word):
             candidates = ["##" * (start > 0) + word[start:end] for end in range(len(word), start, -1)]
@@ -42,7 +38,7 @@ def test_wordpiece_takes_longest_piece_first(get_tokenizer: GetTokenizer) -> Non
         assert tokenizer.encode([word])[0] == encode_longest_first("▁" + word)
 
 
-def test_byte_fallback_encodes_unknown_characters() -> None:
+def test_byte_fallback_encodes_unknown_characters():
     texts = ["the dog runs", "the man sits"] * 10
     plain, fallback = (
         train_tokenizer(texts, Choice("unigram", byte_fallback=on), 400) for on in (False, True)
@@ -53,28 +49,27 @@ def test_byte_fallback_encodes_unknown_characters() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_lowercase_option(kind: str) -> None:
-    texts = ["The Dog", "ÄRGER the dog"] * 5
-    tokenizer = train_tokenizer(texts, Choice(kind, lowercase=True), 400)
+def test_lowercase_option(kind):
+    tokenizer = train_tokenizer(["The Dog", "ÄRGER the dog"] * 5, Choice(kind, lowercase=True), 400)
     assert tokenizer.encode(["THE DOG ärger"]) == tokenizer.encode(["the dog ÄRGER"])
     assert tokenizer.decode(tokenizer.encode(["The ÄRGER"])) == ["the ärger"]
 
 
-def test_min_frequency_drops_rare_symbols() -> None:
+def test_min_frequency_drops_rare_symbols():
     chars = train_tokenizer(["aaab", "aac"], Choice("char", min_frequency=2), 100)
     assert chars.ids_to_tokens(range(5, chars.vocab_size)) == ["a"]
     sizes = [train_tokenizer(["zyx zyx"], Choice("bpe", min_frequency=n), 300).vocab_size for n in (1, 3)]
     assert sizes[1] == 261 < sizes[0]
 
 
-def test_char_has_most_frequent_characters() -> None:
+def test_char_has_most_frequent_characters():
     tokenizer = train_tokenizer(["aaabbc"], Choice("char"), 7)
     assert tokenizer.ids_to_tokens(range(tokenizer.vocab_size)) == [*SPECIAL_TOKENS, "a", "b"]
     assert tokenizer.encode(["cab"]) == [[tokenizer.unk_id, 5, 6]]
 
 
 @pytest.mark.parametrize(("kind", "size"), [("bpe", 100), ("char", 5), ("unigram", 50), ("wordpiece", 50)])
-def test_too_small_vocab_size_is_refused(kind: str, size: int, texts: list[str]) -> None:
+def test_too_small_vocab_size_is_refused(kind, size, texts):
     message = r"vocab_size is \d+, but \d+ single symbols and 5 special tokens need \d+"
     with pytest.raises(UserError, match=message):
         train_tokenizer(texts, Choice(kind), size)
@@ -90,7 +85,7 @@ SENTENCES = [
 ]
 
 
-def test_wordpiece_encodes_long_unspaced_sentences() -> None:
+def test_wordpiece_encodes_long_unspaced_sentences():
     tokenizer = train_tokenizer(SENTENCES * 3, Choice("wordpiece"), 600)
     for text in SENTENCES:
         (ids,) = tokenizer.encode([text * 30])
@@ -100,7 +95,7 @@ def test_wordpiece_encodes_long_unspaced_sentences() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("form", ["NFC", "NFKC"])
-def test_normalize_option(kind: str, form: str) -> None:
+def test_normalize_option(kind, form):
     text, option = "Ka\u0308se und \uff21\ufb01 か\u3099 \u0958", form.lower()
     expected = unicodedata.normalize(form, text)
     tokenizer = train_tokenizer([text, expected] * 9, Choice(kind, normalize=option), 500)
@@ -114,6 +109,6 @@ def test_normalize_option(kind: str, form: str) -> None:
     assert lower.decode(lower.encode([text])) == [expected.lower()]
 
 
-def test_unknown_normalization_is_refused() -> None:
+def test_unknown_normalization_is_refused():
     with pytest.raises(UserError, match="'nfd' is not one of none, nfc, nfkc"):
         train_tokenizer(["a"], Choice("bpe", normalize="nfd"), 300)

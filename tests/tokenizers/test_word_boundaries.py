@@ -1,11 +1,8 @@
-"""Where words begin, for every kind of tokenizer, compared with a rule of the text's characters alone."""
-
 import re
 import unicodedata
 
 import numpy as np
 import pytest
-from tests.tokenizers.conftest import GetTokenizer
 
 import tokenizers
 from polyhead.core.choice import Choice
@@ -22,12 +19,12 @@ SENTENCES = [
 ]
 
 
-def is_word(char: str) -> bool:
+def is_word(char):
     """Punctuation and Han characters are words of their own."""
     return unicodedata.category(char)[0] in "PS" or "\u4e00" <= char <= "\u9fff"
 
 
-def word_starts(text: str) -> list[bool]:
+def word_starts(text):
     """For each character whether a word begins there."""
     return [
         i == 0 or char.isspace() or is_word(char) or is_word(text[i - 1]) or text[i - 1] == "\n"
@@ -37,7 +34,7 @@ def word_starts(text: str) -> list[bool]:
 
 @pytest.mark.parametrize("kind", ["bpe", "char", "wordpiece"])
 @pytest.mark.parametrize("text", SENTENCES)
-def test_word_starts_follow_characters(kind: str, text: str, get_tokenizer: GetTokenizer) -> None:
+def test_word_starts_follow_characters(kind, text, get_tokenizer):
     text = text.replace("\n", " ") if kind == "wordpiece" else text  # which has no line ends
     encoding = get_tokenizer(kind)._inner.encode(text, add_special_tokens=False)
     starts = find_word_boundaries(get_tokenizer(kind)).find_word_starts(np.array(encoding.ids))
@@ -61,7 +58,7 @@ WORDS = {
 
 
 @pytest.mark.parametrize("kind", ["bpe", "byte", "char", "wordpiece"])
-def test_no_word_begins_with_combining_mark(kind: str) -> None:
+def test_no_word_begins_with_combining_mark(kind):
     t = train_tokenizer([*WORDS] * 3, Choice(kind), 400)
     for text, words in WORDS.items():
         ids = t.encode([text])[0]
@@ -72,7 +69,7 @@ def test_no_word_begins_with_combining_mark(kind: str) -> None:
         assert lengths == expected if kind in ("byte", "char") else lengths <= expected, text
 
 
-def test_unigram_words_begin_with_pieces(get_tokenizer: GetTokenizer) -> None:
+def test_unigram_words_begin_with_pieces(get_tokenizer):
     """A piece may hold a word and its comma."""
     tokenizer = get_tokenizer("unigram")
     ids = np.array(tokenizer.encode(["A man walks the dog, tired xyz."])[0])
@@ -81,7 +78,7 @@ def test_unigram_words_begin_with_pieces(get_tokenizer: GetTokenizer) -> None:
         assert start == token.startswith(("▁", ",", ".")), token
 
 
-def test_bytes_of_one_character_stay_together(get_tokenizer: GetTokenizer) -> None:
+def test_bytes_of_one_character_stay_together(get_tokenizer):
     (ids,) = get_tokenizer("byte").encode(["né 你好x"])
     #           n     é             space 你                   好                   x
     expected = [True, False, False, True, True, False, False, True, False, False, True]
@@ -90,7 +87,7 @@ def test_bytes_of_one_character_stay_together(get_tokenizer: GetTokenizer) -> No
 
 
 @pytest.mark.parametrize("kind", TOKENIZER.names())
-def test_special_tokens_separate_words(kind: str, get_tokenizer: GetTokenizer) -> None:
+def test_special_tokens_separate_words(kind, get_tokenizer):
     t = get_tokenizer(kind)
     boundaries = find_word_boundaries(t)
     assert boundaries.starts_word[t.special_ids].all() and boundaries.ends_word[t.special_ids].all()
@@ -101,12 +98,12 @@ def test_special_tokens_separate_words(kind: str, get_tokenizer: GetTokenizer) -
     assert starts.tolist()[:2] == [True, True]
 
 
-def test_kinds_with_space_before_words(get_tokenizer: GetTokenizer) -> None:
+def test_kinds_with_space_before_words(get_tokenizer):
     kinds = {"bpe": True, "wordpiece": True, "unigram": True, "byte": False, "char": False}
     assert {kind: find_word_boundaries(get_tokenizer(kind)).has_blank_before for kind in kinds} == kinds
 
 
-def test_sentence_ends(get_tokenizer: GetTokenizer) -> None:
+def test_sentence_ends(get_tokenizer):
     tokenizer = get_tokenizer("bpe")
     ids = np.array(tokenizer.encode(["It's 3.\nShe said: “no!” 公园。Two"])[0])
     ends = ids[find_word_boundaries(tokenizer).ends_sentence[ids]]
@@ -114,7 +111,7 @@ def test_sentence_ends(get_tokenizer: GetTokenizer) -> None:
     assert "".join(tokens).replace("”", "") == ".\n!。"
 
 
-def published_tokenizer(kind: str) -> Tokenizer:
+def published_tokenizer(kind):
     """Vocabularies as published models have them."""
     texts = ["the dog runs, tired", "a man sits; the dogs run", "gusty"] * 20
     options = {"special_tokens": ["[UNK]", "[MASK]"], "show_progress": False}
@@ -143,7 +140,7 @@ def published_tokenizer(kind: str) -> Tokenizer:
 
 
 @pytest.mark.parametrize("kind", ["bert", "gpt", "llama"])
-def test_words_of_published_tokenizers(kind: str) -> None:
+def test_words_of_published_tokenizers(kind):
     t = published_tokenizer(kind)
     ids = np.array(t.encode(["the man tired, dogs sitting rusty"])[0])
     starts = np.flatnonzero(find_word_boundaries(t).find_word_starts(ids))
@@ -153,7 +150,7 @@ def test_words_of_published_tokenizers(kind: str) -> None:
     assert plain == ["the", "man", "tired", ",", "dogs", "sitting", "rusty"]
 
 
-def test_byte_fallback_is_one_word() -> None:
+def test_byte_fallback_is_one_word():
     t = published_tokenizer("llama")
     ids = np.array(t.encode(["the 你"])[0])
     assert t.ids_to_tokens(ids)[-3:] == ["<0xE4>", "<0xBD>", "<0xA0>"]

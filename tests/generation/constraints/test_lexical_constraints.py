@@ -1,5 +1,3 @@
-"""Required terms, against all outputs that have them and against a plain constrained search."""
-
 import itertools
 import random
 
@@ -172,8 +170,7 @@ def test_matcher_accepts_other_tokens_of_the_same_bytes(phrase):
 def test_prefix_counts_as_output_for_terms():
     for seed in range(8):
         (best,) = search(Table(seed, eos=1.0), [term([1, 2]), term([3])], 12, prefix=[2, 1, 2])
-        assert best.tokens[:3] == [2, 1, 2]
-        assert 3 in best.tokens
+        assert best.tokens[:3] == [2, 1, 2] and 3 in best.tokens
 
 
 def test_prefix_len_tokens_do_not_count_for_terms():
@@ -198,8 +195,7 @@ def test_initial_phrases_follow_a_forced_opening():
     template = TEMPLATE._replace(opening_ids=(5,), opening_forced=True)
     options = {"seq2seq_template": template, "max_len": 40, "terms": [terms]}
     ((_, (best, *_)),) = decode_sources(model, LINES[:1], config, **options)
-    assert best.tokens[0] == 32
-    assert 30 not in best.tokens
+    assert best.tokens[0] == 32 and 30 not in best.tokens
 
 
 def test_banned_tokens_cannot_satisfy_a_term():
@@ -211,8 +207,7 @@ def test_banned_tokens_cannot_satisfy_a_term():
     for seed in range(10):
         (best,) = search(Table(seed, eos=1.0), terms, 10, ngram=2)
         pairs = list(itertools.pairwise(best.tokens))
-        assert len(pairs) == len(set(pairs))
-        assert has_terms(best.tokens, terms)
+        assert len(pairs) == len(set(pairs)) and has_terms(best.tokens, terms)
 
 
 V, TEMPLATE = 60, Seq2SeqTemplate((), (1,), 2, (), False, 1)

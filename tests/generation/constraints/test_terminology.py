@@ -1,5 +1,3 @@
-"""Which terms a text has, and the tokens of their translations."""
-
 import pytest
 
 from polyhead.core.choice import Choice

@@ -1,5 +1,3 @@
-"""Beam search against exhaustive search and against a plain search over lists."""
-
 import itertools
 import math
 

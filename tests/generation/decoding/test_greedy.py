@@ -1,5 +1,3 @@
-"""Greedy search against argmax without a cache, and against beam search."""
-
 import numpy as np
 import pytest
 import torch

@@ -1,5 +1,3 @@
-"""Banned n-grams against a count of all n-grams."""
-
 import numpy as np
 import pytest
 import torch
@@ -23,5 +21,4 @@ def test_banned_tokens_would_repeat_an_ngram(n):
 def test_banned_logits_are_minus_infinity():
     logits = torch.arange(6.0).view(2, 3)
     assert ban_tokens(logits, [[1, 1], []]).tolist() == [[0, -torch.inf, 2], [3, 4, 5]]
-    assert logits[0, 1] == 1
-    assert ban_tokens(logits, [[], []]) is logits
+    assert logits[0, 1] == 1 and ban_tokens(logits, [[], []]) is logits

@@ -1,5 +1,3 @@
-"""Tests of generation/decoding/sampler.py."""
-
 import numpy as np
 from tests.generation.penalties_helpers import NO_EOS, PENALTIES, PROMPTS, V, decode_penalised, make
 from tests.generation.penalties_helpers import model as model

@@ -1,5 +1,3 @@
-"""Logit processors against plain definitions, and samples against their probabilities."""
-
 import itertools
 import math
 
@@ -208,8 +206,7 @@ def test_random_streams_depend_only_on_seed_and_row():
             assert shifted_streams.sample(logits[1:], [0, 1]) == tokens[1:]
     flat = torch.zeros(2, 1000)
     tokens = RandomStreams(1, 2).sample(flat, [0, 1])
-    assert tokens[0] != tokens[1]
-    assert RandomStreams(2, 2).sample(flat, [0, 1]) != tokens
+    assert tokens[0] != tokens[1] and RandomStreams(2, 2).sample(flat, [0, 1]) != tokens
 
 
 @pytest.mark.parametrize("uniform", [0.0, 0.5, 1 - 2**-53])

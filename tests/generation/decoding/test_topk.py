@@ -1,5 +1,3 @@
-"""Tests of generation/decoding/topk.py."""
-
 import pytest
 import torch
 

@@ -1,5 +1,3 @@
-"""Tests of generation/engine/batch.py."""
-
 import numpy as np
 import pytest
 import torch

@@ -1,5 +1,3 @@
-"""Tests of generation/engine/batching.py."""
-
 import torch
 
 from polyhead.generation.engine.batching import pad_rows

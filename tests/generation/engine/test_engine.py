@@ -1,5 +1,3 @@
-"""Continuous batching: requests get the tokens they get alone, the memory they need, and one end each."""
-
 import threading
 import weakref
 from collections import Counter
@@ -177,8 +175,7 @@ def test_long_prefill_shares_steps_with_other_requests():
         engine.step()
         steps += 1
     # 51 readers share 100 tokens, one each a step, so a prompt of 8 is read in at most 7 steps; then 3 tokens
-    assert steps <= 12
-    assert long.finish_status is None
+    assert steps <= 12 and long.finish_status is None
     while long.finish_status is None:
         engine.step()
         steps += 1

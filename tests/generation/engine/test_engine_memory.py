@@ -1,5 +1,3 @@
-"""Admission, preemption, cancellation and failures: what an engine admits it finishes, whatever else runs."""
-
 import itertools
 import threading
 from collections import deque
@@ -175,8 +173,7 @@ def test_cancellation_in_every_phase(kind, options):
         assert request not in engine.waiting_requests
         new_status = request.finish_status
         assert new_status.reason == "cancelled" if status is None else new_status is status
-        assert outputs(other) == expected
-        assert len(request.events) == n_events
+        assert outputs(other) == expected and len(request.events) == n_events
         assert engine.idle
         for batch in engine.batches:
             assert batch.memory is None and batch.members == []
@@ -200,8 +197,7 @@ def test_invalid_ids_and_sources_are_refused(kind, source):
     message = "requires a source, " + ("this model" if source is None else "got none")
     with pytest.raises(UserError, match=message):
         sample(engine, [BOS], 5, source=[5] if source is None else None)
-    assert engine.idle
-    assert outputs(sample(engine, [BOS], 5, source=source)) == expected
+    assert engine.idle and outputs(sample(engine, [BOS], 5, source=source)) == expected
 
 
 def test_failing_encoder_ends_only_its_request(monkeypatch):
@@ -266,8 +262,7 @@ def test_cancel_from_another_thread_waits_for_the_step(monkeypatch):
     thread.join()
     assert request.finish_status.reason == "cancelled"
     assert [member.request for member in engine.running_members] == [other]
-    assert len(outputs(other)[0]) == 30
-    assert used_blocks(engine) == 0
+    assert len(outputs(other)[0]) == 30 and used_blocks(engine) == 0
 
 
 @pytest.mark.parametrize("cache", [Choice("window", window=5, sink=2), Choice("h2o", budget=8, sink=1)])

@@ -1,5 +1,3 @@
-"""Tests of generation/engine/request.py."""
-
 import itertools
 
 import pytest

@@ -1,5 +1,3 @@
-"""Several engines in threads against one."""
-
 import pytest
 import torch
 from tests.generation.helpers import build_noisy
@@ -17,8 +15,7 @@ GPT2 = {"position": "learned", "norm_first": True, "feed_forward": {"name": "gel
 
 def make_model(kind="decoder"):
     sizes = {"d_model": 128, "n_heads": 4, "n_layers": 2, "vocab_size": 97, "max_len": 48, "d_ff": 200}
-    parts = GPT2 if kind == "decoder" else {}
-    return build_noisy(ModelConfig(kind=kind, **sizes, **parts), 1, 0.05, 2)
+    return build_noisy(ModelConfig(kind=kind, **sizes, **GPT2 if kind == "decoder" else {}), 1, 0.05, 2)
 
 
 @pytest.fixture

@@ -1,5 +1,3 @@
-"""IBM Model 1 against its formulas in dictionaries."""
-
 import random
 from collections import defaultdict
 

@@ -1,5 +1,3 @@
-"""A head narrowed to the tokens that a source suggests, against the full head with all others at -inf."""
-
 import copy
 import random
 import weakref

@@ -1,5 +1,3 @@
-"""Speculative decoding in an engine: the texts are those of plain decoding, in fewer steps."""
-
 import pytest
 from tests.generation.run_helpers import make_run
 from tests.generation.run_helpers import run as run

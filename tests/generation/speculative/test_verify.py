@@ -1,5 +1,3 @@
-"""Drafts change only the time: the same tokens at temperature 0, else the same distribution."""
-
 import itertools
 import math
 from collections import Counter
@@ -248,8 +246,7 @@ def test_samples_do_not_depend_on_the_batch(model, small, cache):
     assert [len(draft) for _, draft in watcher.guesses[8:16]]
     for i, prompt in enumerate(PROMPTS):
         row, events = speculate(model, [prompt], draft_model(small), row_offset=2 * i + 1, **options)
-        assert row == [rows[2 * i + 1]]
-        assert {event.row for event in events} == {2 * i + 1}
+        assert row == [rows[2 * i + 1]] and {event.row for event in events} == {2 * i + 1}
     assert speculate(model, PROMPTS, draft_model(small), n=2, **options | {"seed": 9})[0] != rows
     for batch_tokens in (1, 40):
         options["batch_tokens"] = batch_tokens
@@ -289,8 +286,7 @@ def test_max_new_tokens_cuts_accepted_drafts(model, limit):
     prompts = [[*prompt, 3, 7, 7] for prompt in PROMPTS]
     rows, events = speculate(counting, prompts, draft_model(model, 4), max_new_tokens=limit, eos_id=NO_EOS)
     assert rows == [decode_plain(model, prompt, limit, eos_id=NO_EOS) for prompt in prompts]
-    assert sum(event.is_last for event in events) == 4
-    assert max(counting.widths) <= limit
+    assert sum(event.is_last for event in events) == 4 and max(counting.widths) <= limit
 
 
 @pytest.mark.parametrize(("cache", "max_len"), [*zip(REWINDING, itertools.cycle((8, 3, 2)))])

@@ -2,14 +2,11 @@
 
 import copy
 import json
-from collections.abc import Iterable
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from tests.hf.conftest import TEXTS, make
-from tests.hf.families.causal_cases import CASES, Case
+from tests.hf.families.causal_cases import CASES
 from tests.hf.families.laws import (
     FamilyLaws,
     assert_same_tensors,
@@ -45,43 +42,43 @@ STEPPING = ("gpt2", "mistral", "mpt", "gemma3_text", "gpt_neo", "smollm3", "phi3
 HALF_PRECISION = ("gpt2", "gpt_neox", "falcon", "phi3", "mixtral", "gemma2")
 
 
-def all_rows(names: Iterable[str]) -> list[Any]:
+def all_rows(names):
     return list_rows(CASES, names)
 
 
-def sampled_rows(names: Iterable[str]) -> list[Any]:
+def sampled_rows(names):
     return slow_unless(is_first_or_sampled, all_rows(names))
 
 
-def half_precision_rows(names: Iterable[str]) -> list[Any]:
+def half_precision_rows(names):
     return slow_unless(lambda row: is_first(row) and row.id[:-2] in HALF_PRECISION, all_rows(names))
 
 
-def first_and_scaled_rows(names: Iterable[str]) -> list[Any]:
+def first_and_scaled_rows(names):
     """Of three families also the rows with scaled rotations, which are written under old and new keys."""
 
-    def is_scaled(row: Any) -> bool:
+    def is_scaled(row):
         name = row.id.rpartition("-")[0]
         return name in ("llama", "gemma3_text", "olmo3") and "rope_parameters" in row.values[0].sizes
 
     return slow_unless(lambda row: is_first(row) or is_scaled(row), all_rows(names))
 
 
-def second_rows(names: Iterable[str]) -> list[Any]:
+def second_rows(names):
     rows = [pytest.param(CASES[name][1], id=name) for name in names]
     qk_norm_rows = [(name, QK_NORM_ROWS[name]) for name in names if name in QK_NORM_ROWS]
     return rows + [pytest.param(CASES[name][i], id=f"{name}-qk_norm") for name, i in qk_norm_rows]
 
 
-def generating_rows(names: Iterable[str]) -> list[Any]:
+def generating_rows(names):
     return slow_unless(lambda row: row.id in GENERATING, second_rows(names))
 
 
-def stepping_rows(names: Iterable[str]) -> list[Any]:
+def stepping_rows(names):
     return slow_unless(lambda row: row.id in STEPPING, second_rows(names))
 
 
-def check_older_rope_keys(config: Any, exported_config: dict[str, Any]) -> None:
+def check_older_rope_keys(config, exported_config):
     """Readers before transformers 5 ignore rope_parameters, and would take 10,000 and no scaling."""
     parameters = config.rope_parameters
     if "full_attention" in parameters:  # one for each kind of layer, of which one is scaled
@@ -99,14 +96,14 @@ def check_older_rope_keys(config: Any, exported_config: dict[str, Any]) -> None:
 
 class CausalFamily(FamilyLaws):
     @over(sampled_rows)
-    def test_logits_equal_reference(self, case: Case, tmp_path: Path) -> None:
+    def test_logits_equal_reference(self, case, tmp_path):
         reference, tokens = make(tmp_path, case.config, **case.sizes), torch.randint(5, 300, (3, 20))
         model = load_model(tmp_path)
         with torch.no_grad():
             torch.testing.assert_close(model(tokens), reference(tokens).logits, rtol=1e-5, atol=1e-5)
 
     @over(second_rows)
-    def test_padding_is_inert(self, case: Case, tmp_path: Path) -> None:
+    def test_padding_is_inert(self, case, tmp_path):
         reference, lengths = make(tmp_path, case.config, **case.sizes), torch.tensor([12, 7, 1])
         model, tokens = load_model(tmp_path), torch.randint(5, 300, (3, 12))
         with torch.no_grad():
@@ -122,7 +119,7 @@ class CausalFamily(FamilyLaws):
                     )
 
     @over(stepping_rows)
-    def test_cached_steps_equal_reference_beyond_windows(self, case: Case, tmp_path: Path) -> None:
+    def test_cached_steps_equal_reference_beyond_windows(self, case, tmp_path):
         reference, tokens = make(tmp_path, case.config, **case.sizes), torch.randint(5, 300, (2, 20))
         model = load_model(tmp_path)
         packed_model = pack_model(copy.deepcopy(model))
@@ -137,7 +134,7 @@ class CausalFamily(FamilyLaws):
                 torch.testing.assert_close(torch.cat(logits, 1), expected, rtol=1e-5, atol=1e-5)
 
     @over(generating_rows)
-    def test_greedy_text_equals_reference(self, case: Case, tmp_path: Path) -> None:
+    def test_greedy_text_equals_reference(self, case, tmp_path):
         reference, run = make(tmp_path, case.config, **case.sizes), ph.load(tmp_path)
         prompts = ["the king", "a dog barks at"]
         assert run.generation.temperature == 0  # as in the reference where do_sample is not set
@@ -157,13 +154,13 @@ class CausalFamily(FamilyLaws):
 
     @pytest.mark.parametrize("beams", [3, 5])
     @over(generating_rows)
-    def test_beams_and_scores_equal_reference(self, case: Case, beams: int, tmp_path: Path) -> None:
+    def test_beams_and_scores_equal_reference(self, case, beams, tmp_path):
         """The reference searches prompt by prompt, the run all at once; the end is the token that is most
         probable after the first prompt.
         """
         reference, run = make(tmp_path, case.config, seed=2, **case.sizes), ph.load(tmp_path)
         prompts = run.tokenizer.encode(["the king of the sea", "a dog", "two dogs bark"])
-        lengths: set[int] = set()
+        lengths = set()
         with torch.no_grad():
             end = int(reference(torch.tensor(prompts[:1])).logits[0, -1].argmax())
         for penalty, ngram in ((1.0, 0), (-0.5, 0), (1.0, 2)):
@@ -193,14 +190,14 @@ class CausalFamily(FamilyLaws):
         assert len(lengths) > 1
 
     @over(half_precision_rows)
-    def test_half_precision_export_keeps_every_tensor(self, case: Case, tmp_path: Path) -> None:
+    def test_half_precision_export_keeps_every_tensor(self, case, tmp_path):
         name, dtype = half_dtype(CASES_IN_ORDER.index(case))
         make(tmp_path / "checkpoint", case.config, dtype=dtype, **case.sizes)
         _, exported_dir = round_trip(tmp_path / "checkpoint", "--dtype", name)
         assert_same_tensors(tmp_path / "checkpoint", exported_dir)
 
     @over(first_and_scaled_rows)
-    def test_from_pretrained_opens_exported_run(self, case: Case, tmp_path: Path) -> None:
+    def test_from_pretrained_opens_exported_run(self, case, tmp_path):
         checkpoint = tmp_path / "checkpoint"
         reference, tokens = make(checkpoint, case.config, **case.sizes), torch.randint(5, 300, (2, 15))
         run_dir, exported_dir = round_trip(checkpoint)

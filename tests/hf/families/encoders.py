@@ -1,9 +1,6 @@
 """Encoders of a family against the reference implementation: logits, vectors, files, labels and roles."""
 
 import json
-from collections.abc import Iterable
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -21,12 +18,10 @@ from tests.hf.families.laws import (
     round_trip,
     slow_unless,
 )
-from torch import Tensor
 
 import polyhead as ph
 from polyhead.cli import main
 from polyhead.hf.load import load_model
-from polyhead.run.run import Run
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors, trainers
 
 WITH_SEGMENTS = ("Bert", "Roberta", "Electra", "Albert", "Deberta", "Nomic", "Gte")
@@ -34,35 +29,35 @@ POSITIONS_FROM_PADDING = ("Roberta", "XLMRoberta", "Camembert", "MPNet")  # from
 MEAN_POOLING = Case("ModernBertConfig", MLM, {**MODERN, "classifier_pooling": "mean"})
 
 
-def all_rows(names: Iterable[str]) -> list[Any]:
+def all_rows(names):
     return list_rows(CASES, names)
 
 
-def sampled_rows(names: Iterable[str]) -> list[Any]:
+def sampled_rows(names):
     return slow_unless(is_first_or_sampled, all_rows(names))
 
 
-def half_precision_rows(names: Iterable[str]) -> list[Any]:
+def half_precision_rows(names):
     return slow_unless(lambda row: row.id in ("bert-0", "deberta-v2-0", "modernbert-0"), all_rows(names))
 
 
-def first_rows_of_heads(names: Iterable[str]) -> list[Any]:
+def first_rows_of_heads(names):
     """By default the first row of each family, and the first one with classes."""
-    firsts: dict[tuple[str, str], str] = {}
+    firsts = {}
     rows = all_rows(names)
     for row in rows:
         firsts.setdefault((row.values[0].config, row.values[0].auto), row.id)
     return slow_unless(lambda row: row.id in firsts.values() and row.values[0].auto != BARE, rows)
 
 
-def masked_rows(names: Iterable[str]) -> list[Any]:
+def masked_rows(names):
     """The rows that fill masks, of ModernBERT also with the mean as the vector of a text."""
     rows = [row for row in all_rows(names) if row.values[0].auto == MLM]
     rows += [pytest.param(MEAN_POOLING, id="modernbert-mean")] if "modernbert" in names else []
     return slow_unless(lambda row: row.id in ("bert-0", "albert-0", "modernbert-mean"), rows)
 
 
-def save_wordpiece(directory: Path, **options: Any) -> None:
+def save_wordpiece(directory, **options):
     """The tokenizer of BERT: [CLS] text [SEP], and a second text with [SEP] in segment 1."""
     roles = {f"{role}_token": f"[{role.upper()}]" for role in ("pad", "unk", "cls", "sep", "mask")}
     inner = Tokenizer(models.WordPiece(unk_token="[UNK]"))
@@ -78,7 +73,7 @@ def save_wordpiece(directory: Path, **options: Any) -> None:
     tokenizer.save_pretrained(directory)
 
 
-def save_byte_bpe(directory: Path, **options: Any) -> None:
+def save_byte_bpe(directory, **options):
     """The tokenizer of RoBERTa: bytes, <s> text </s></s> second </s>, one segment."""
     special_tokens = ["<s>", "<pad>", "</s>", "<unk>", AddedToken("<mask>", lstrip=True, special=True)]
     inner = Tokenizer(models.BPE())
@@ -92,7 +87,7 @@ def save_byte_bpe(directory: Path, **options: Any) -> None:
     transformers.PreTrainedTokenizerFast(tokenizer_object=inner, **options).save_pretrained(directory)
 
 
-def scored_pieces() -> list[tuple[str, float]]:
+def scored_pieces():
     """The words and letters of the texts, with their log-probabilities."""
     words = sorted({word for text in TEXTS for word in text.split()})
     return [
@@ -101,13 +96,13 @@ def scored_pieces() -> list[tuple[str, float]]:
     ]
 
 
-def save_albert_unigram(directory: Path, **options: Any) -> None:
+def save_albert_unigram(directory, **options):
     """Unigram pieces in lower case between the roles of BERT in ALBERT's spelling."""
     roles = [(name, 0.0) for name in ("<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]")]
     transformers.AlbertTokenizer(vocab=[*roles, *scored_pieces()], **options).save_pretrained(directory)
 
 
-def save_deberta_unigram(directory: Path, **options: Any) -> None:
+def save_deberta_unigram(directory, **options):
     """The pieces of DeBERTa-v3 keep the case of the text, and [MASK] is the last one."""
     roles = [(name, 0.0) for name in ("[PAD]", "[CLS]", "[SEP]", "[UNK]")]
     vocab = [*roles, *scored_pieces(), ("[MASK]", 0.0)]
@@ -115,7 +110,7 @@ def save_deberta_unigram(directory: Path, **options: Any) -> None:
 
 
 @build_once
-def make_encoder(directory: Path, case: Case, **options: Any) -> Any:
+def make_encoder(directory, case, **options):
     """The model of a case in its directory, with the tokenizer of its family."""
     model = make(directory, case.config, auto=case.auto, **case.sizes, **options)
     inputs = ["input_ids", *["token_type_ids"] * has_segments(case), "attention_mask"]
@@ -127,28 +122,28 @@ def make_encoder(directory: Path, case: Case, **options: Any) -> Any:
     return model
 
 
-def reference_output(model: Any, *args: Any, **kwargs: Any) -> Tensor:
+def reference_output(model, *args, **kwargs):
     """Logits of the reference, or the vectors of a bare model."""
     output = model(*args, **kwargs)
     return output.logits if "logits" in output else output.last_hidden_state
 
 
-def has_segments(case: Case) -> bool:
+def has_segments(case):
     return case.sizes.get("type_vocab_size", 2) > 1 and case.config.startswith(WITH_SEGMENTS)
 
 
-def assert_close(actual: Tensor, expected: Tensor) -> None:
+def assert_close(actual, expected):
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
 
 
-def unread_bias(name: str) -> str:
+def unread_bias(name):
     """Beside a head with a matrix of its own no code reads this bias: it is written as the decoder's."""
     return name.removesuffix("bias") + "decoder.bias"
 
 
 class EncoderFamily(FamilyLaws):
     @over(sampled_rows)
-    def test_outputs_equal_reference(self, case: Case, tmp_path: Path) -> None:
+    def test_outputs_equal_reference(self, case, tmp_path):
         reference, tokens = make_encoder(tmp_path, case), torch.randint(5, VOCABULARY, (3, 20))
         model = load_model(tmp_path)
         with torch.no_grad():
@@ -164,7 +159,7 @@ class EncoderFamily(FamilyLaws):
                 assert_close(vectors, reference(tokens).pooler_output)
 
     @over(first_rows_of_heads)
-    def test_padding_is_inert(self, case: Case, tmp_path: Path) -> None:
+    def test_padding_is_inert(self, case, tmp_path):
         reference, lengths = make_encoder(tmp_path, case), torch.tensor([12, 7, 2])
         model, tokens = load_model(tmp_path), torch.randint(5, VOCABULARY, (3, 12))
         counts_padding = case.config.startswith(POSITIONS_FROM_PADDING)
@@ -187,7 +182,7 @@ class EncoderFamily(FamilyLaws):
                 assert_close(output, reference_output(reference, tokens, **positions)[selection])
 
     @over(half_precision_rows)
-    def test_half_precision_export_keeps_every_tensor(self, case: Case, tmp_path: Path) -> None:
+    def test_half_precision_export_keeps_every_tensor(self, case, tmp_path):
         name, dtype = half_dtype(CASES_IN_ORDER.index(case))
         make_encoder(tmp_path / "checkpoint", case, dtype=dtype)
         _, exported_dir = round_trip(tmp_path / "checkpoint", "--dtype", name)
@@ -195,7 +190,7 @@ class EncoderFamily(FamilyLaws):
         assert main(["import", str(exported_dir), str(tmp_path / "second_run")]) == 0
 
     @over(first_rows_of_heads)
-    def test_from_pretrained_opens_exported_run(self, case: Case, tmp_path: Path) -> None:
+    def test_from_pretrained_opens_exported_run(self, case, tmp_path):
         checkpoint, auto = tmp_path / "checkpoint", getattr(transformers, case.auto)
         reference, tokens = make_encoder(checkpoint, case), torch.randint(5, VOCABULARY, (2, 15))
         _, exported_dir = round_trip(checkpoint)
@@ -220,7 +215,7 @@ class EncoderFamily(FamilyLaws):
         assert ("token_type_ids" in first("a")) == has_segments(case)
 
     @over(masked_rows)
-    def test_classifier_trained_from_masked_model_exports(self, case: Case, tmp_path: Path) -> None:
+    def test_classifier_trained_from_masked_model_exports(self, case, tmp_path):
         make_encoder(tmp_path / "checkpoint", case)
         run, exported_dir = train_classifier(tmp_path)
         reference, info = getattr(transformers, CLASSES).from_pretrained(
@@ -233,7 +228,7 @@ class EncoderFamily(FamilyLaws):
         check_classifier(run, reference, exported_dir)
 
 
-def train_classifier(directory: Path, *overrides: str) -> tuple[Run, Path]:
+def train_classifier(directory, *overrides):
     """A classifier trained two steps from ``checkpoint``: the run, and the directory of its export."""
     lines = (f"{'merry' if i % 2 else 'sad'}\t{text}\n" for i, text in enumerate(TEXTS * 4))
     (directory / "text.tsv").write_text("".join(lines))
@@ -251,7 +246,7 @@ def train_classifier(directory: Path, *overrides: str) -> tuple[Run, Path]:
     return ph.load(directory / "run"), directory / "exported"
 
 
-def check_classifier(run: Run, reference: Any, directory: Path) -> None:
+def check_classifier(run, reference, directory):
     """The run gives the texts the probabilities of the reference."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
     for text in TEXTS:

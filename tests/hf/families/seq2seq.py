@@ -1,9 +1,5 @@
 """Encoder-decoders of a family against the reference: logits, translations, scores, files."""
 
-from collections.abc import Iterable
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 import transformers
@@ -21,7 +17,7 @@ from tests.hf.families.laws import (
     round_trip,
     slow_unless,
 )
-from tests.hf.families.seq2seq_cases import BOS, CASES, EOS, LANGUAGE, PAD, Case
+from tests.hf.families.seq2seq_cases import BOS, CASES, EOS, LANGUAGE, PAD
 from tokenizers.processors import TemplateProcessing
 
 import polyhead as ph
@@ -39,40 +35,40 @@ GENERATION_KEYS = (
 )
 
 
-def all_rows(names: Iterable[str]) -> list[Any]:
+def all_rows(names):
     return list_rows(CASES, names)
 
 
-def sampled_rows(names: Iterable[str]) -> list[Any]:
+def sampled_rows(names):
     return slow_unless(is_first_or_sampled, all_rows(names))
 
 
-def half_precision_rows(names: Iterable[str]) -> list[Any]:
+def half_precision_rows(names):
     return slow_unless(lambda row: row.id in ("t5-0", "bart-0", "m2m_100-0"), all_rows(names))
 
 
-def first_rows(names: Iterable[str]) -> list[Any]:
+def first_rows(names):
     return slow_unless(is_first, all_rows(names))
 
 
-def family_rows(names: Iterable[str]) -> list[Any]:
+def family_rows(names):
     """One row of each family."""
     return [pytest.param(CASES[name][0], id=name) for name in names]
 
 
-def two_rows(names: Iterable[str]) -> list[Any]:
+def two_rows(names):
     """Two rows of each family, and those with embeddings that are not tied, which are slow."""
     rows = all_rows(names)
     rows = [row for row in rows if row.id[-1] in "01" or "tie_word_embeddings" in row.values[0].sizes]
     return slow_unless(lambda row: row.id[-1] in "01", rows)
 
 
-def translation_rows(names: Iterable[str]) -> list[Any]:
+def translation_rows(names):
     return slow_unless(lambda row: row.id in ("t5-0", "bart-0", "m2m_100-0"), two_rows(names))
 
 
 @build_once
-def make_seq2seq(directory: Path, case: Case, seed: int = 0, dtype: torch.dtype = torch.float32) -> Any:
+def make_seq2seq(directory, case, seed=0, dtype=torch.float32):
     """The reference model of a case and its tokenizer, saved; what is no size is a setting of generation."""
     sizes = dict(case.sizes)
     has_own_head, (prefix, suffix) = sizes.pop("own_head", False), sizes.pop("framed", ([], [EOS]))
@@ -112,29 +108,29 @@ def make_seq2seq(directory: Path, case: Case, seed: int = 0, dtype: torch.dtype 
     return model
 
 
-def random_ids(*shape: int) -> torch.Tensor:
+def random_ids(*shape):
     return torch.randint(5, VOCABULARY, shape)
 
 
-def assert_close(actual: torch.Tensor, expected: torch.Tensor) -> None:
+def assert_close(actual, expected):
     """Within 1e-5, of the largest logit where that is above 1: T5 does not scale its scores."""
     atol = 1e-5 * max(1.0, float(expected.abs().max()))
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=atol)
 
 
-def strip_ends(sequence: list[int], start: int) -> list[int]:
+def strip_ends(sequence, start):
     """The tokens of an output without its first ones, up to the end."""
     tokens = sequence[start:]
     return tokens[: tokens.index(EOS)] if EOS in tokens else tokens
 
 
-def rewrite_weights(directory: Path, tensors: dict[str, torch.Tensor]) -> None:
+def rewrite_weights(directory, tensors):
     save_file({name: tensor.clone() for name, tensor in tensors.items()}, directory / "model.safetensors")
 
 
 class Seq2SeqFamily(FamilyLaws):
     @over(sampled_rows)
-    def test_logits_equal_reference(self, case: Case, tmp_path: Path) -> None:
+    def test_logits_equal_reference(self, case, tmp_path):
         reference, (source, target) = make_seq2seq(tmp_path, case), (random_ids(3, 20), random_ids(3, 17))
         model = load_model(tmp_path)
         with torch.no_grad():
@@ -142,7 +138,7 @@ class Seq2SeqFamily(FamilyLaws):
             assert_close(model(source, target), expected)
 
     @over(family_rows)
-    def test_source_padding_is_inert(self, case: Case, tmp_path: Path) -> None:
+    def test_source_padding_is_inert(self, case, tmp_path):
         reference, lengths = make_seq2seq(tmp_path, case), torch.tensor([12, 7, 1])
         model, source, target = load_model(tmp_path), random_ids(3, 12), random_ids(3, 9)
         for side in ("left", "right"):
@@ -150,9 +146,8 @@ class Seq2SeqFamily(FamilyLaws):
             with torch.no_grad():
                 logits = model(source, target, pos.masked_fill(~mask, -1))
                 for row in range(3):
-                    unpadded_output = source[row][mask[row]][None]
                     expected = reference(
-                        input_ids=unpadded_output, decoder_input_ids=target[row : row + 1]
+                        input_ids=source[row][mask[row]][None], decoder_input_ids=target[row : row + 1]
                     ).logits
                     assert_close(logits[row], expected[0])
                 # the other families count padding on the left as positions
@@ -166,15 +161,10 @@ class Seq2SeqFamily(FamilyLaws):
 
     @pytest.mark.parametrize(
         ("beams", "ngram"),
-        [
-            (3, 0),
-            *(pytest.param(*row, marks=pytest.mark.slow) for row in ((1, 0), (5, 0), (1, 2), (3, 2))),
-        ],
+        [(3, 0), *(pytest.param(*row, marks=pytest.mark.slow) for row in ((1, 0), (5, 0), (1, 2), (3, 2)))],
     )
     @over(translation_rows)
-    def test_translations_and_scores_equal_reference(
-        self, case: Case, beams: int, ngram: int, tmp_path: Path
-    ) -> None:
+    def test_translations_and_scores_equal_reference(self, case, beams, ngram, tmp_path):
         checkpoint = tmp_path / "checkpoint"
         reference = make_seq2seq(checkpoint, case)
         run_dir, _ = round_trip(checkpoint)
@@ -182,9 +172,8 @@ class Seq2SeqFamily(FamilyLaws):
         start = 1 + ("forced_bos_token_id" in case.sizes)
         outputs, scores = [], []
         for text in SOURCES:
-            inputs = tokenizer(text, return_tensors="pt", return_token_type_ids=False)
             expected = reference.generate(
-                **inputs,
+                **tokenizer(text, return_tensors="pt", return_token_type_ids=False),
                 num_beams=beams,
                 num_return_sequences=beams,
                 return_dict_in_generate=True,
@@ -213,14 +202,14 @@ class Seq2SeqFamily(FamilyLaws):
                     assert [h.score for h in best] == pytest.approx(log_probs, rel=2e-6, abs=1e-5)
 
     @over(half_precision_rows)
-    def test_half_precision_export_keeps_every_tensor(self, case: Case, tmp_path: Path) -> None:
+    def test_half_precision_export_keeps_every_tensor(self, case, tmp_path):
         name, dtype = half_dtype(CASES_IN_ORDER.index(case))
         make_seq2seq(tmp_path / "checkpoint", case, dtype=dtype)
         _, exported_dir = round_trip(tmp_path / "checkpoint", "--dtype", name)
         assert_same_tensors(tmp_path / "checkpoint", exported_dir, duplicates=unread_embedding)
 
     @over(first_rows)
-    def test_from_pretrained_opens_exported_run(self, case: Case, tmp_path: Path) -> None:
+    def test_from_pretrained_opens_exported_run(self, case, tmp_path):
         checkpoint = tmp_path / "checkpoint"
         reference, (source, target) = make_seq2seq(checkpoint, case), (random_ids(2, 15), random_ids(2, 11))
         _, exported_dir = round_trip(checkpoint)
@@ -242,7 +231,7 @@ class Seq2SeqFamily(FamilyLaws):
         assert tokenizers[0](TEXTS)["input_ids"] == tokenizers[1](TEXTS)["input_ids"]
 
     @over(two_rows)
-    def test_losses_and_scores_equal_reference(self, case: Case, tmp_path: Path) -> None:
+    def test_losses_and_scores_equal_reference(self, case, tmp_path):
         """Source and target have the special tokens that the reference was trained with."""
         reference, run = make_seq2seq(tmp_path, case), ph.load(tmp_path)
         template, targets = run.tokenizer.seq2seq_template, ["a dog barks", "the sea", "two", "a king"]
@@ -276,7 +265,7 @@ class Seq2SeqFamily(FamilyLaws):
         assert cross.shape[-2:] == (len(rows), len(tokens))
 
     @over(family_rows)
-    def test_copies_and_buffers_of_older_files(self, case: Case, tmp_path: Path) -> None:
+    def test_copies_and_buffers_of_older_files(self, case, tmp_path):
         make_seq2seq(tmp_path, case)
         expected, tensors = ph.load(tmp_path), load_file(tmp_path / "model.safetensors")
         prefix = "" if case.config in ("T5Config", "MT5Config") else "model."
@@ -306,7 +295,7 @@ class Seq2SeqFamily(FamilyLaws):
                 ph.load(tmp_path)
 
 
-def unread_embedding(name: str) -> str:
+def unread_embedding(name):
     """Where each side has its own embedding no code reads the shared one: it is written as the source's."""
     return "model.encoder.embed_tokens.weight" if name == "model.shared.weight" else name
 

@@ -1,7 +1,4 @@
-"""Tests of hf/families/bart.py."""
-
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,7 +15,7 @@ class TestBart(Seq2SeqFamily):
     names = ("bart",)
 
 
-def test_bare_model_has_no_logits_bias(tmp_path: Path) -> None:
+def test_bare_model_has_no_logits_bias(tmp_path):
     reference = make_seq2seq(tmp_path, CASES["bart"][0])
     reference.model.save_pretrained(tmp_path)
     model, (source, target) = load_model(tmp_path), (random_ids(2, 9), random_ids(2, 7))
@@ -28,7 +25,7 @@ def test_bare_model_has_no_logits_bias(tmp_path: Path) -> None:
         assert_close(model(source, target), reference(input_ids=source, decoder_input_ids=target).logits)
 
 
-def test_generation_settings_in_config_json(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_generation_settings_in_config_json(tmp_path, caplog):
     """Where files have no generation_config.json, as before transformers 4.26."""
     make_seq2seq(tmp_path, CASES["bart"][0])
     expected, config = ph.load(tmp_path).generation, tmp_path / "config.json"

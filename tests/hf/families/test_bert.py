@@ -1,14 +1,8 @@
-"""Tests of hf/families/bert.py."""
-
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 from tests.hf.conftest import VOCABULARY, edit_json, edit_weights
 from tests.hf.families.encoders import EncoderFamily, assert_close, make_encoder
 from tests.hf.families.encoders_cases import CASES
-from torch import Tensor
 
 import polyhead as ph
 from polyhead.core.errors import UserError
@@ -19,7 +13,7 @@ class TestBert(EncoderFamily):
     names = ("bert",)
 
 
-def rename_as_in_2018(tensors: dict[str, Tensor]) -> None:
+def rename_as_in_2018(tensors):
     """The tensors of bert-base: gamma and beta, both heads, a pooler, position ids, tied tensors twice."""
     for ending, older in (("LayerNorm.weight", "LayerNorm.gamma"), ("LayerNorm.bias", "LayerNorm.beta")):
         for name in [name for name in tensors if name.endswith(ending)]:
@@ -32,10 +26,10 @@ def rename_as_in_2018(tensors: dict[str, Tensor]) -> None:
 
 
 @pytest.mark.parametrize("architectures", [["BertForMaskedLM"], ["BertForPreTraining"]])
-def test_files_as_published_in_2018(architectures: list[str], tmp_path: Path) -> None:
+def test_files_as_published_in_2018(architectures, tmp_path):
     reference, tokens = make_encoder(tmp_path, CASES["bert"][0]), torch.randint(5, VOCABULARY, (2, 9))
     edit_weights(tmp_path, rename_as_in_2018)
-    older: dict[str, Any] = {"pooler_type": "first_token_transform", "directionality": "bidi"}
+    older = {"pooler_type": "first_token_transform", "directionality": "bidi"}
     older["position_embedding_type"] = "absolute"
     edit_json(tmp_path / "config.json", architectures=architectures, **older)
     for name in ("tokenizer_config.json", "special_tokens_map.json"):  # without roles of tokens
@@ -48,7 +42,7 @@ def test_files_as_published_in_2018(architectures: list[str], tmp_path: Path) ->
     assert (run.tokenizer.bos_id, run.tokenizer.eos_id) == (2, 3)
 
 
-def test_different_copy_of_tied_bias_is_refused(tmp_path: Path) -> None:
+def test_different_copy_of_tied_bias_is_refused(tmp_path):
     make_encoder(tmp_path, CASES["bert"][0])
     edit_weights(tmp_path, rename_as_in_2018)
     edit_weights(tmp_path, lambda tensors: tensors["cls.predictions.decoder.bias"].add_(1))

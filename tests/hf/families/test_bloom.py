@@ -1,5 +1,3 @@
-"""Tests of hf/families/bloom.py."""
-
 from tests.hf.families.causal import CausalFamily
 
 

@@ -1,5 +1,3 @@
-"""Tests of hf/families/cohere.py."""
-
 from tests.hf.families.causal import CausalFamily
 
 

@@ -1,7 +1,3 @@
-"""Tests of hf/families/deberta_v2.py."""
-
-from pathlib import Path
-
 import torch
 import transformers
 from safetensors.torch import load_file
@@ -18,7 +14,7 @@ class TestDebertaV2(EncoderFamily):
     names = ("deberta-v2",)
 
 
-def test_older_head_is_always_tied(tmp_path: Path) -> None:
+def test_older_head_is_always_tied(tmp_path):
     reference = make_encoder(
         tmp_path, Case("DebertaV2Config", MLM, {**DEBERTA, **UNTIED_EMBEDDINGS, "legacy": False})
     )
@@ -29,7 +25,7 @@ def test_older_head_is_always_tied(tmp_path: Path) -> None:
         assert_close(model(tokens), reference(tokens).logits)
 
 
-def test_files_as_deberta_v3_was_published(tmp_path: Path) -> None:
+def test_files_as_deberta_v3_was_published(tmp_path):
     """A head by its older name, that of the discriminator, a table of positions that no code reads."""
     checkpoint = tmp_path / "checkpoint"
     reference = make_encoder(checkpoint, Case("DebertaV2Config", MLM, {**DEBERTA, "legacy": False}))
@@ -60,7 +56,7 @@ def test_files_as_deberta_v3_was_published(tmp_path: Path) -> None:
     assert not exported_tensors
 
 
-def test_distances_beyond_last_bucket(tmp_path: Path) -> None:
+def test_distances_beyond_last_bucket(tmp_path):
     """With padding, in the plain and in the faster form."""
     sizes = {**DEBERTA, "max_position_embeddings": 150, "position_buckets": 32}
     reference = make_encoder(tmp_path, Case("DebertaV2Config", MLM, sizes))

@@ -1,5 +1,3 @@
-"""Tests of hf/families/distilbert.py."""
-
 from tests.hf.families.encoders import EncoderFamily
 
 

@@ -1,7 +1,3 @@
-"""Tests of hf/families/electra.py."""
-
-from pathlib import Path
-
 import pytest
 import torch
 import transformers
@@ -23,13 +19,13 @@ class TestElectra(EncoderFamily):
     names = ("electra",)
 
 
-def discriminator(width: int) -> Case:
+def discriminator(width):
     """As google/electra-small-discriminator."""
     return Case("ElectraConfig", "AutoModelForPreTraining", {**SIZES, "embedding_size": width})
 
 
 @pytest.mark.parametrize("width", [10, 24])
-def test_discriminator_opens_as_its_encoder(width: int, tmp_path: Path) -> None:
+def test_discriminator_opens_as_its_encoder(width, tmp_path):
     """The head that finds replaced tokens is ignored."""
     checkpoint = tmp_path / "checkpoint"
     reference, tokens = make_encoder(checkpoint, discriminator(width)), torch.randint(5, VOCABULARY, (2, 19))
@@ -43,7 +39,7 @@ def test_discriminator_opens_as_its_encoder(width: int, tmp_path: Path) -> None:
         assert_close(exported_model.eval()(tokens).last_hidden_state, expected)
 
 
-def test_classifier_trained_from_discriminator(tmp_path: Path) -> None:
+def test_classifier_trained_from_discriminator(tmp_path):
     make_encoder(tmp_path / "checkpoint", discriminator(10))
     run, exported_dir = train_classifier(tmp_path, "model.pooling={name: first, activation: gelu}")
     reference, info = getattr(transformers, CLASSES).from_pretrained(exported_dir, output_loading_info=True)

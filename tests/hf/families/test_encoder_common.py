@@ -1,8 +1,3 @@
-"""Every family of encoders against the reference: masks, vectors and classes of texts, own components."""
-
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 import transformers
@@ -19,7 +14,7 @@ from polyhead.hf.load import load_model, to_model_config
 from polyhead.hf.save import pick_family
 
 
-def rows(**numbers: tuple[int, ...]) -> list[tuple[str, int]]:
+def rows(**numbers):
     """Rows of the tables of cases by family."""
     return [(name.replace("deberta", "deberta-v2"), i) for name in numbers for i in numbers[name]]
 
@@ -33,9 +28,9 @@ CLASS_ROWS += rows(deberta=(3,), nomic_bert=(3,), gte=(3,), eurobert=(3, 4))
 
 
 @pytest.mark.parametrize(("name", "number"), MASKED_ROWS)
-def test_masks_filled_as_by_reference_pipeline(name: str, number: int, tmp_path: Path) -> None:
+def test_masks_filled_as_by_reference_pipeline(name, number, tmp_path):
     make_encoder(tmp_path, CASES[name][number])
-    fill: Any = transformers.pipeline("fill-mask", model=str(tmp_path))
+    fill = transformers.pipeline("fill-mask", model=str(tmp_path))
     mask, size = fill.tokenizer.mask_token, len(fill.tokenizer)
     text = f"the {mask} of the sea"
     expected = [w for w in fill(text, top_k=VOCABULARY) if w["token"] < size]
@@ -48,7 +43,7 @@ def test_masks_filled_as_by_reference_pipeline(name: str, number: int, tmp_path:
 
 
 @pytest.mark.parametrize(("name", "number"), VECTOR_ROWS)
-def test_vectors_equal_reference(name: str, number: int, tmp_path: Path) -> None:
+def test_vectors_equal_reference(name, number, tmp_path):
     reference, run = make_encoder(tmp_path, CASES[name][number]), ph.load(tmp_path)
     tokenizer, texts = transformers.AutoTokenizer.from_pretrained(tmp_path), [*TEXTS, "sea"]
     means, firsts = run.embed(texts), run.embed(texts, pooling="first")
@@ -60,12 +55,11 @@ def test_vectors_equal_reference(name: str, number: int, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(("name", "number"), CLASS_ROWS)
-def test_texts_and_pairs_classified_as_by_reference(name: str, number: int, tmp_path: Path) -> None:
+def test_texts_and_pairs_classified_as_by_reference(name, number, tmp_path):
     reference, run = make_encoder(tmp_path, CASES[name][number]), ph.load(tmp_path)
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
     names = list(reference.config.id2label.values())
-    pairs = list(zip(TEXTS, reversed(TEXTS), strict=True))
-    for inputs in ([(text,) for text in TEXTS], pairs):
+    for inputs in ([(text,) for text in TEXTS], list(zip(TEXTS, reversed(TEXTS), strict=True))):
         predictions = run.classify([sides if len(sides) > 1 else sides[0] for sides in inputs])
         for sides, prediction in zip(inputs, predictions, strict=True):
             with torch.no_grad():
@@ -80,7 +74,7 @@ HEADS |= {"deberta-v2": "cls.predictions"}
 
 
 @pytest.mark.parametrize("name", HEADS)
-def test_untied_head_with_single_bias(name: str, tmp_path: Path) -> None:
+def test_untied_head_with_single_bias(name, tmp_path):
     """As in files of transformers 4, which tied the bias whether or not the matrix was."""
     reference, tokens = make_encoder(tmp_path, CASES[name][-1]), torch.randint(5, VOCABULARY, (2, 9))
     older, newer = f"{HEADS[name]}.bias", f"{HEADS[name]}.decoder.bias"
@@ -90,7 +84,7 @@ def test_untied_head_with_single_bias(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["electra", "albert", "deberta-v2", "nomic_bert", "gte"])
-def test_default_sizes_equal_reference(name: str) -> None:
+def test_default_sizes_equal_reference(name):
     reference = transformers.AutoConfig.for_model(name)
     required = ("relative_attention", "share_att_key", "pos_att_type") if name == "deberta-v2" else ()
     keys = {"model_type": name, **{key: DEBERTA[key] for key in required}}
@@ -112,9 +106,7 @@ def test_default_sizes_equal_reference(name: str) -> None:
 
 
 @pytest.mark.parametrize(("family", "auto", "parts"), CONFIGS["encoders"])
-def test_exported_encoder_opens_in_reference(
-    family: str, auto: str, parts: dict[str, Any], tmp_path: Path
-) -> None:
+def test_exported_encoder_opens_in_reference(family, auto, parts, tmp_path):
     original = random_run(model_config(**parts), noise=0.1)
     assert pick_family(original.config) == family
     run_dir, exported_dir = tmp_path / "run", tmp_path / "exported"

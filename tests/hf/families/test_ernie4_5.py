@@ -1,5 +1,3 @@
-"""Tests of hf/families/ernie4_5.py."""
-
 from tests.hf.families.causal import CausalFamily
 
 

@@ -1,5 +1,3 @@
-"""Tests of hf/families/eurobert.py."""
-
 from tests.hf.families.encoders import EncoderFamily
 
 

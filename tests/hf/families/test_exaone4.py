@@ -1,5 +1,3 @@
-"""Tests of hf/families/exaone4.py."""
-
 from tests.hf.families.causal import CausalFamily
 
 

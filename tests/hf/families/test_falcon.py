@@ -1,5 +1,3 @@
-"""Tests of hf/families/falcon.py."""
-
 from tests.hf.families.causal import CausalFamily
 
 

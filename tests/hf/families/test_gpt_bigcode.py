@@ -1,5 +1,3 @@
-"""Tests of hf/families/gpt_bigcode.py."""
-
 from tests.hf.families.causal import CausalFamily
 
 

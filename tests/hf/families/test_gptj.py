@@ -1,5 +1,3 @@
-"""Tests of hf/families/gptj.py."""
-
 from tests.hf.families.causal import CausalFamily
 
 

@@ -1,15 +1,9 @@
-"""Tests of hf/families/gte.py."""
-
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 import transformers
 from tests.hf.conftest import VOCABULARY, edit_json, edit_weights
 from tests.hf.families.encoders import EncoderFamily, assert_close, make_encoder, reference_output
 from tests.hf.families.encoders_cases import BARE, CASES
-from torch import Tensor
 
 from polyhead.hf.load import load_model
 
@@ -19,12 +13,12 @@ class TestGte(EncoderFamily):
 
 
 @pytest.mark.parametrize("number", [1, 4, 6])
-def test_files_as_published_in_2024(number: int, tmp_path: Path) -> None:
+def test_files_as_published_in_2024(number, tmp_path):
     """Names of tensors begin with new, and beside a bare encoder stand weights of tokens."""
     case = CASES["gte"][number]
     reference, tokens = make_encoder(tmp_path, case), torch.randint(5, VOCABULARY, (2, 19))
 
-    def rename(tensors: dict[str, Tensor]) -> None:
+    def rename(tensors):
         for name in list(tensors):
             if not name.startswith(("lm_head.", "classifier.")):
                 tensors[f"new.{name.removeprefix('gte.')}"] = tensors.pop(name)
@@ -32,7 +26,7 @@ def test_files_as_published_in_2024(number: int, tmp_path: Path) -> None:
             tensors |= {"classifier.weight": torch.ones(1, 30), "classifier.bias": torch.ones(1)}
 
     edit_weights(tmp_path, rename)
-    older: dict[str, Any] = {"position_embedding_type": "rope", "layer_norm_type": "layer_norm"}
+    older = {"position_embedding_type": "rope", "layer_norm_type": "layer_norm"}
     older |= {"pack_qkv": True, "logn_attention_scale": False, "unpad_inputs": False}
     older |= {"auto_map": {"AutoModel": "Alibaba-NLP/new-impl--modeling.NewModel"}}
     edit_json(tmp_path / "config.json", **older)

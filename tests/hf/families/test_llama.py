@@ -1,5 +1,3 @@
-"""Tests of hf/families/llama.py."""
-
 from tests.hf.families.causal import CausalFamily
 
 

@@ -1,7 +1,3 @@
-"""Tests of hf/families/m2m_100.py."""
-
-from pathlib import Path
-
 import pytest
 import torch
 from tests.hf.conftest import VOCABULARY, random_run
@@ -20,7 +16,7 @@ class TestM2M100(Seq2SeqFamily):
     names = ("m2m_100",)
 
 
-def test_languages_are_chosen_per_translation(tmp_path: Path) -> None:
+def test_languages_are_chosen_per_translation(tmp_path):
     reference, path = make_seq2seq(tmp_path, CASES["m2m_100"][0]), tmp_path / "tokenizer.json"
     inner = Inner.from_file(str(path))
     inner.add_special_tokens(["__en__", "de_DE"])
@@ -43,7 +39,7 @@ def test_languages_are_chosen_per_translation(tmp_path: Path) -> None:
         run.translate(SOURCES, target_lang="fr")
 
 
-def test_positions_start_after_padding_id() -> None:
+def test_positions_start_after_padding_id():
     position = {"name": "sinusoidal", "layout": "halves", "endpoint": True, "offset": 2}
     sizes = {"d_model": 24, "n_heads": 3, "n_layers": 1, "n_decoder_layers": 2, "max_len": 32}
     run = random_run(ModelConfig(vocab_size=VOCABULARY, **sizes, norm_first=True, position=position))

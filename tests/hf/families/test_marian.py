@@ -1,7 +1,3 @@
-"""Tests of hf/families/marian.py."""
-
-from pathlib import Path
-
 import torch
 from safetensors.torch import load_file
 from tests.hf.families.seq2seq import Seq2SeqFamily, assert_close, make_seq2seq, random_ids
@@ -14,7 +10,7 @@ class TestMarian(Seq2SeqFamily):
     names = ("marian",)
 
 
-def test_untied_embeddings_with_share_option_are_separate(tmp_path: Path) -> None:
+def test_untied_embeddings_with_share_option_are_separate(tmp_path):
     """share_encoder_decoder_embeddings has no effect where tie_word_embeddings is false."""
     sizes = CASES["marian"][-1].sizes | {"share_encoder_decoder_embeddings": True}
     reference = make_seq2seq(tmp_path, Case("MarianConfig", sizes))

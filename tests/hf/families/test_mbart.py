@@ -1,5 +1,3 @@
-"""Tests of hf/families/mbart.py."""
-
 from tests.hf.families.seq2seq import Seq2SeqFamily
 
 

@@ -1,8 +1,3 @@
-"""Tests of hf/families/modernbert.py."""
-
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 import transformers
@@ -21,13 +16,13 @@ class TestModernbert(EncoderFamily):
 
 
 @pytest.mark.parametrize("interval", [1, 2, 3, 9])
-def test_older_config_keys(interval: int, tmp_path: Path) -> None:
+def test_older_config_keys(interval, tmp_path):
     """global_attn_every_n_layers and two thetas for what layer_types and rope_parameters give now."""
     kinds = ["sliding_attention" if i % interval else "full_attention" for i in range(4)]
     case = Case("ModernBertConfig", MLM, {**MODERN, "layer_types": kinds, "rope_parameters": THETAS})
     reference, tokens = make_encoder(tmp_path, case), torch.randint(5, VOCABULARY, (2, 19))
     expected = load_model(tmp_path).config
-    older: dict[str, Any] = {"global_attn_every_n_layers": interval, "layer_norm_eps": 1e-5}
+    older = {"global_attn_every_n_layers": interval, "layer_norm_eps": 1e-5}
     older |= {"global_rope_theta": 500.0, "local_rope_theta": 50.0, "position_embedding_type": "absolute"}
     older |= {"reference_compile": None, "repad_logits_with_grad": False}
     edit_json(tmp_path / "config.json", ("layer_types", "rope_parameters"), **older)
@@ -39,7 +34,7 @@ def test_older_config_keys(interval: int, tmp_path: Path) -> None:
         assert_close(model(tokens), exported_model(tokens).logits)
 
 
-def test_window_with_sink_is_refused() -> None:
+def test_window_with_sink_is_refused():
     sink = {"attention": {"name": "softmax", "bias": False, "window": 4, "sink": 1}, "position": "rope"}
     with pytest.raises(UserError, match="sink of attention 'softmax' is 1, expected 0"):
         pick_family(model_config(**(BASES["modernbert"] | {"layer_pattern": [{}, sink]})), "modernbert")

@@ -1,7 +1,3 @@
-"""Tests of hf/families/mpnet.py."""
-
-from pathlib import Path
-
 import pytest
 import torch
 from tests.hf.conftest import VOCABULARY, edit_json, edit_weights
@@ -17,7 +13,7 @@ class TestMpnet(EncoderFamily):
     names = ("mpnet",)
 
 
-def test_bare_model_with_masked_lm_architecture(tmp_path: Path) -> None:
+def test_bare_model_with_masked_lm_architecture(tmp_path):
     """all-mpnet-base-v2 names MPNetForMaskedLM, and its files have no head; an incomplete head is refused."""
     bare, masked = tmp_path / "bare", tmp_path / "masked"
     reference, tokens = make_encoder(bare, CASES["mpnet"][2]), torch.randint(5, VOCABULARY, (2, 19))
@@ -34,7 +30,7 @@ def test_bare_model_with_masked_lm_architecture(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("case", CASES["mpnet"])
-def test_position_biases_in_faster_form(case: Case, tmp_path: Path) -> None:
+def test_position_biases_in_faster_form(case, tmp_path):
     """Over distances of all buckets, with padding."""
     sizes = {**case.sizes, "max_position_embeddings": 202}
     reference = make_encoder(tmp_path, Case(case.config, case.auto, sizes))

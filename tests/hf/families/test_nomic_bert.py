@@ -1,8 +1,4 @@
-"""Tests of hf/families/nomic_bert.py."""
-
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -18,7 +14,7 @@ class TestNomicBert(EncoderFamily):
 
 
 # the keys of modeling_hf_nomic_bert.py, from which the reference was written
-FIRST_KEYS: dict[str, Any] = {
+FIRST_KEYS = {
     **dict.fromkeys(("causal", "mlp_fc1_bias", "mlp_fc2_bias", "prenorm", "qkv_proj_bias"), False),
     **dict.fromkeys(("rotary_emb_interleaved", "use_rms_norm"), False),
     **dict.fromkeys(("dense_seq_output", "fused_bias_fc", "scale_attn_weights", "use_flash_attn"), True),
@@ -41,7 +37,7 @@ OLDER_NAMES = {
 
 
 @pytest.mark.parametrize("with_newer_keys", [False, True])
-def test_keys_of_first_implementation(with_newer_keys: bool, tmp_path: Path) -> None:
+def test_keys_of_first_implementation(with_newer_keys, tmp_path):
     """Alone, or with those of today as checkpoints on the hub have them."""
     case = Case("NomicBertConfig", BARE, {**ODD, "rope_parameters": NEAR_THETA, "layer_norm_eps": 1e-3})
     reference, tokens = make_encoder(tmp_path, case), torch.randint(5, VOCABULARY, (2, 19))

@@ -1,5 +1,3 @@
-"""Tests of hf/families/olmo3.py."""
-
 from tests.hf.families.causal import CausalFamily
 
 

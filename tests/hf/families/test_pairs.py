@@ -1,8 +1,4 @@
-"""What BERT and ALBERT learned of pairs of texts beside the masks: read, trained from and written again."""
-
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -34,12 +30,12 @@ CASES = [
 ]
 
 
-def ignored_tensors(directory: Path, *names: str) -> list[str]:
+def ignored_tensors(directory, *names):
     return [f"{directory}: ignored tensors that this model does not have: {', '.join(names)}"]
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_both_heads_and_pooler_equal_reference(case: Case, tmp_path: Path) -> None:
+def test_both_heads_and_pooler_equal_reference(case, tmp_path):
     reference, model = make_encoder(tmp_path, case), load_model(tmp_path)
     tokens, segments = torch.randint(5, VOCABULARY, (3, 20)), torch.randint(0, 2, (3, 20))
     assert isinstance(model, NSPModel)
@@ -58,9 +54,7 @@ def test_both_heads_and_pooler_equal_reference(case: Case, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("architecture", ["PreTraining", "MaskedLM"])
 @pytest.mark.parametrize("case", CASES)
-def test_export_has_both_heads(
-    case: Case, architecture: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_export_has_both_heads(case, architecture, tmp_path, caplog):
     """Whatever the architecture: bert-base-uncased says MaskedLM, and its files hold both heads."""
     checkpoint, prefix = tmp_path / "checkpoint", f"{case.config.removesuffix('Config')}For"
     reference, tokens = make_encoder(checkpoint, case), torch.randint(5, VOCABULARY, (2, 15))
@@ -81,11 +75,10 @@ def test_export_has_both_heads(
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_classifier_starts_with_pooler(case: Case, tmp_path: Path) -> None:
+def test_classifier_starts_with_pooler(case, tmp_path):
     """As that of the reference does."""
     make_encoder(tmp_path, case)
-    auto = getattr(transformers, CLASSES)
-    reference, info = auto.from_pretrained(tmp_path, output_loading_info=True)
+    reference, info = getattr(transformers, CLASSES).from_pretrained(tmp_path, output_loading_info=True)
     new_weights = {"classifier.weight", "classifier.bias"}
     assert {*info["missing_keys"]} == new_weights
     origin = ph.load(tmp_path)
@@ -99,7 +92,7 @@ def test_classifier_starts_with_pooler(case: Case, tmp_path: Path) -> None:
         assert_close(model(tokens), reference.eval()(tokens).logits)
 
 
-def test_masked_training_drops_pair_head(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_masked_training_drops_pair_head(tmp_path, capsys):
     make_encoder(tmp_path / "checkpoint", BERT)
     (tmp_path / "text.txt").write_text("\n".join(TEXTS * 4))
     data = {"root": str(tmp_path), "train": "text.txt", "valid": "text.txt", "max_len": 40}
@@ -120,11 +113,11 @@ def test_masked_training_drops_pair_head(tmp_path: Path, capsys: pytest.CaptureF
     assert not any(info.values()), info
 
 
-def test_pooler_without_pair_head_is_ignored(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_pooler_without_pair_head_is_ignored(tmp_path, caplog):
     """As in files of transformers 3 that fill masks."""
     make_encoder(tmp_path, Case("BertConfig", MLM, SIZES))
 
-    def drop_pair_head(tensors: dict[str, Any]) -> None:
+    def drop_pair_head(tensors):
         rename_as_in_2018(tensors)
         del tensors["cls.seq_relationship.weight"], tensors["cls.seq_relationship.bias"]
 
@@ -134,12 +127,12 @@ def test_pooler_without_pair_head_is_ignored(tmp_path: Path, caplog: pytest.LogC
     assert caplog.messages == ignored_tensors(tmp_path, *names)
 
 
-def test_bare_encoder_ignores_pair_head(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_bare_encoder_ignores_pair_head(tmp_path, caplog):
     make_encoder(tmp_path, Case("BertConfig", BARE, SIZES))
     tensors = {f"bert.{name}": x for name, x in load_file(tmp_path / "model.safetensors").items()}
     tensors |= {"cls.seq_relationship.weight": torch.ones(2, 24), "cls.seq_relationship.bias": torch.ones(2)}
 
-    def replace(old: dict[str, Any]) -> None:
+    def replace(old):
         old.clear()
         old.update(tensors)
 
@@ -149,7 +142,7 @@ def test_bare_encoder_ignores_pair_head(tmp_path: Path, caplog: pytest.LogCaptur
     assert caplog.messages == ignored_tensors(tmp_path, *names)
 
 
-def test_other_families_have_no_pair_head(tmp_path: Path) -> None:
+def test_other_families_have_no_pair_head(tmp_path):
     make_encoder(tmp_path, BERT)
     message = "its model is NSPModel, expected MaskedLM or Classifier or SentenceEncoder"
     with pytest.raises(UserError, match=message):

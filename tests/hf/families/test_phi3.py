@@ -1,7 +1,4 @@
-"""Tests of hf/families/phi3.py."""
-
 import json
-from pathlib import Path
 
 import torch
 from tests.hf.conftest import make
@@ -17,7 +14,7 @@ class TestPhi3(CausalFamily):
     names = ("phi3",)
 
 
-def test_longer_max_len_uses_long_factors(tmp_path: Path) -> None:
+def test_longer_max_len_uses_long_factors(tmp_path):
     """The reference takes them for texts beyond the trained length; a run for all texts if its max_len is."""
     case, run_dir, exported_dir = CASES["phi3"][-1], tmp_path / "run", tmp_path / "exported"
     make(tmp_path / "checkpoint", case.config, **case.sizes)

@@ -1,7 +1,3 @@
-"""Tests of hf/families/roberta.py."""
-
-from pathlib import Path
-
 import pytest
 from tests.hf.conftest import random_run
 from tests.hf.families.encoders import EncoderFamily, make_encoder
@@ -21,7 +17,7 @@ class TestXlmRoberta(EncoderFamily):
     names = ("xlm-roberta",)
 
 
-def test_default_token_roles(tmp_path: Path) -> None:
+def test_default_token_roles(tmp_path):
     make_encoder(tmp_path, CASES["roberta"][0])
     (tmp_path / "tokenizer_config.json").write_text('{"model_max_length": 512}')
     tokenizer = ph.load(tmp_path).tokenizer
@@ -29,7 +25,7 @@ def test_default_token_roles(tmp_path: Path) -> None:
     assert ids == (0, 1, 2, 3, 4)
 
 
-def test_positions_start_after_padding_id() -> None:
+def test_positions_start_after_padding_id():
     run = random_run(model_config(**BASES["bert"] | {"position": {"name": "learned", "offset": 2}}))
     with pytest.raises(UserError, match="'roberta': its pad_token_id is 0, expected 1"):
         build_checkpoint(run.model, run.tokenizer, run.generation)

@@ -1,5 +1,3 @@
-"""Tests of hf/families/seed_oss.py."""
-
 from tests.hf.families.causal import CausalFamily
 
 

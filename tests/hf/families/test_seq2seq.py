@@ -1,8 +1,3 @@
-"""Encoder-decoders against the reference: older files, own components, and parts that no family has."""
-
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 import transformers
@@ -32,7 +27,7 @@ Seq2SeqLM = transformers.AutoModelForSeq2SeqLM
 
 
 @pytest.mark.parametrize("name", LIKE_BART)
-def test_shared_embeddings_with_untied_head(name: str, tmp_path: Path) -> None:
+def test_shared_embeddings_with_untied_head(name, tmp_path):
     """As in files of transformers 4; the exported ones have a copy for each side."""
     case, checkpoint = CASES[name][-1], tmp_path / "checkpoint"
     options = {"share_encoder_decoder_embeddings": True} if name == "marian" else {}
@@ -75,18 +70,17 @@ LABELS = {"id2label": {str(i): f"LABEL_{i}" for i in range(3)}, "label2id": {"LA
         ("t5", {"task_specific_params": {"summarization": {"num_beams": 4}}}),
     ],
 )
-def test_unread_keys_of_older_configs(name: str, keys: dict[str, Any], tmp_path: Path) -> None:
+def test_unread_keys_of_older_configs(name, keys, tmp_path):
     """Those of OPUS-MT, BART for summaries and others; the reference ignores the same keys."""
     make_seq2seq(tmp_path, CASES[name][0])
     expected = ph.load(tmp_path).config
     older = {"_num_labels": 3, "output_past": True, "gradient_checkpointing": False}
     edit_json(tmp_path / "config.json", **older, **LABELS, **keys)
-    assert ph.load(tmp_path).config == expected
-    assert Seq2SeqLM.from_pretrained(tmp_path)
+    assert ph.load(tmp_path).config == expected and Seq2SeqLM.from_pretrained(tmp_path)
 
 
 @pytest.mark.parametrize("name", LIKE_BART)
-def test_default_of_decoder_heads_is_not_the_encoders(name: str, tmp_path: Path) -> None:
+def test_default_of_decoder_heads_is_not_the_encoders(name, tmp_path):
     """Without decoder_attention_heads the decoder has 16, as in the reference."""
     case, config = CASES[name][0], tmp_path / "config.json"
     sizes = {"d_model": 16, "encoder_attention_heads": 2, "decoder_attention_heads": 2}
@@ -104,7 +98,7 @@ def test_default_of_decoder_heads_is_not_the_encoders(name: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize(("family", "parts"), CONFIGS["translators"])
-def test_exported_translator_opens_in_reference(family: str, parts: dict[str, Any], tmp_path: Path) -> None:
+def test_exported_translator_opens_in_reference(family, parts, tmp_path):
     run = random_run(model_config(**parts), GenerationConfig(beam_size=3, length_penalty=0.6), noise=0.1)
     run.save(tmp_path / "run")
     assert main(["export", str(tmp_path / "run"), str(tmp_path / "exported")]) == 0

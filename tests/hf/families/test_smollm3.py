@@ -1,5 +1,3 @@
-"""Tests of hf/families/smollm3.py."""
-
 from tests.hf.families.causal import CausalFamily
 
 

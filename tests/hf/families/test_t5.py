@@ -1,7 +1,3 @@
-"""Tests of hf/families/t5.py."""
-
-from pathlib import Path
-
 import torch
 import transformers
 from tests.hf.conftest import edit_json
@@ -16,7 +12,7 @@ class TestT5(Seq2SeqFamily):
     names = ("t5", "mt5")
 
 
-def test_config_without_scale_decoder_outputs(tmp_path: Path) -> None:
+def test_config_without_scale_decoder_outputs(tmp_path):
     make_seq2seq(tmp_path, CASES["t5"][1])
     expected = ph.load(tmp_path).config
     newer_keys = ("scale_decoder_outputs", "is_gated_act", "dense_act_fn")
@@ -25,7 +21,7 @@ def test_config_without_scale_decoder_outputs(tmp_path: Path) -> None:
     assert (expected.tie_embeddings, expected.logits_scale) == ("inputs", False)
 
 
-def test_null_scale_decoder_outputs_means_unscaled(tmp_path: Path) -> None:
+def test_null_scale_decoder_outputs_means_unscaled(tmp_path):
     make_seq2seq(tmp_path, CASES["t5"][0])
     edit_json(tmp_path / "config.json", scale_decoder_outputs=None)
     reference = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path).eval()

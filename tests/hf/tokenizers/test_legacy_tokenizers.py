@@ -1,12 +1,9 @@
-"""Tokenizers of checkpoints without tokenizer.json, compared with those of the reference."""
-
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import sentencepiece
 import torch
 import transformers
 from tests.hf.conftest import VOCABULARY, build_once, edit_json, make
@@ -31,32 +28,32 @@ GPT2_SIZES |= {"eos_token_id": 0, "bos_token_id": 0}
 CONFIG, ADDED_TOKENS = "tokenizer_config.json", "added_tokens.json"
 
 
-def write_json(directory: Path, name: str, content: Any) -> None:
+def write_json(directory, name, content):
     (directory / name).write_text(json.dumps(content))
 
 
-def make_without_tokenizer(directory: Path, config: str, auto: str, size: int, **sizes: Any) -> None:
+def make_without_tokenizer(directory, config, auto, size, **sizes):
     directory.mkdir(exist_ok=True)
     make(directory, config, auto=auto, vocab_size=size, files_only=True, **sizes)
     for path in directory.glob("*token*"):
         path.unlink()
 
 
-def save_byte_bpe(directory: Path, special_tokens: list[str]) -> None:
+def save_byte_bpe(directory, special_tokens):
     """vocab.json and merges.txt, trained by the library's own trainer."""
     tokenizer = ByteLevelBPETokenizer()
     tokenizer.train_from_iterator(ENGLISH, vocab_size=VOCABULARY, special_tokens=special_tokens)
     tokenizer.save_model(str(directory))
 
 
-def gpt2(directory: Path, n_added: int = 0, config: str = "GPT2Config", **sizes: Any) -> None:
+def gpt2(directory, n_added=0, config="GPT2Config", **sizes):
     size = VOCABULARY + n_added
     make_without_tokenizer(directory, config, "AutoModelForCausalLM", size, **GPT2_SIZES | sizes)
     save_byte_bpe(directory, ["<|endoftext|>"])
     write_json(directory, "generation_config.json", {"eos_token_id": 0, "bos_token_id": 0})
 
 
-def gpt2_added(directory: Path) -> None:
+def gpt2_added(directory):
     """Added tokens with all their options, which count before the older file."""
     gpt2(directory, n_added=1)
     options = {"lstrip": True, "rstrip": False, "normalized": False, "single_word": False, "special": False}
@@ -66,13 +63,13 @@ def gpt2_added(directory: Path) -> None:
     write_json(directory, ADDED_TOKENS, {"never": 7})
 
 
-def gpt_j(directory: Path) -> None:
+def gpt_j(directory):
     gpt2(directory, n_added=2, config="GPTJConfig", rotary_dim=4)
     write_json(directory, ADDED_TOKENS, {"two  blanks": VOCABULARY + 1, "<|extra|>": VOCABULARY})
     write_json(directory, CONFIG, {"add_prefix_space": True})
 
 
-def opt(directory: Path, **keys: Any) -> None:
+def opt(directory, **keys):
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "ffn_dim": 20}
     make_without_tokenizer(
         directory, "OPTConfig", "AutoModelForCausalLM", VOCABULARY, bos_token_id=2, **sizes
@@ -84,11 +81,11 @@ def opt(directory: Path, **keys: Any) -> None:
     write_json(directory, "special_tokens_map.json", roles)
 
 
-def opt_eos(directory: Path) -> None:
+def opt_eos(directory):
     opt(directory, add_bos_token=True, add_eos_token=True)
 
 
-def roberta(directory: Path) -> None:
+def roberta(directory):
     make_without_tokenizer(directory, "RobertaConfig", "AutoModelForMaskedLM", VOCABULARY, **ROBERTA_ENCODER)
     save_byte_bpe(directory, ["<s>", "<pad>", "</s>", "<unk>", "<mask>"])
 
@@ -98,15 +95,13 @@ BART = {f"{side}_{name}": n for side in ("encoder", "decoder") for name, n in SI
 BART |= {"d_model": 16, "bos_token_id": 0, "eos_token_id": 2, "pad_token_id": 1}
 
 
-def bart(directory: Path) -> None:
+def bart(directory):
     sizes = BART | {"decoder_start_token_id": 2}
     make_without_tokenizer(directory, "BartConfig", "AutoModelForSeq2SeqLM", VOCABULARY, **sizes)
     save_byte_bpe(directory, ["<s>", "<pad>", "</s>", "<unk>", "<mask>"])
 
 
-def bert(
-    directory: Path, config: str = "BertConfig", sizes: Any = ENCODER, n_added: int = 0, **keys: Any
-) -> None:
+def bert(directory, config="BertConfig", sizes=ENCODER, n_added=0, **keys):
     ids = {"bos_token_id": None, "eos_token_id": None}
     size = VOCABULARY + n_added
     make_without_tokenizer(directory, config, "AutoModelForMaskedLM", size, **sizes, **ids)
@@ -116,43 +111,43 @@ def bert(
     write_json(directory, CONFIG, keys)
 
 
-def bert_cased(directory: Path) -> None:
+def bert_cased(directory):
     bert(directory, do_lower_case=False, tokenize_chinese_chars=False)
 
 
-def bert_accents(directory: Path) -> None:
+def bert_accents(directory):
     bert(directory, strip_accents=False)
 
 
-def bert_added(directory: Path) -> None:
+def bert_added(directory):
     """A token that is not special is looked up in the normalized text."""
     bert(directory, n_added=1)
     write_json(directory, ADDED_TOKENS, {"Blanks": VOCABULARY})
 
 
-def distilbert(directory: Path) -> None:
+def distilbert(directory):
     sizes = {"dim": 16, "n_layers": 1, "n_heads": 2, "hidden_dim": 20, "max_position_embeddings": 64}
     bert(directory, "DistilBertConfig", sizes)
 
 
-def electra(directory: Path) -> None:
+def electra(directory):
     bert(directory, "ElectraConfig", ENCODER | {"embedding_size": 8})
 
 
 Save = Callable[[Path], None]
-CHECKPOINTS: list[Save] = [gpt2, gpt2_added, gpt_j, opt, opt_eos, roberta, bart]
+CHECKPOINTS = [gpt2, gpt2_added, gpt_j, opt, opt_eos, roberta, bart]
 CHECKPOINTS += [bert, bert_cased, bert_accents, bert_added, distilbert, electra]
 
 
 @build_once
-def save_checkpoint(directory: Path, save: Save) -> None:
+def save_checkpoint(directory, save):
     save(directory)
 
 
 @pytest.mark.acceptance("F6")
 @pytest.mark.whole
 @pytest.mark.parametrize("save", CHECKPOINTS, ids=lambda save: str(save.__name__))
-def test_tokenizer_equals_reference(save: Save, tmp_path: Path) -> None:
+def test_tokenizer_equals_reference(save, tmp_path):
     checkpoint = tmp_path / "checkpoint"
     save_checkpoint(checkpoint, save)
     reference, run = transformers.AutoTokenizer.from_pretrained(checkpoint), ph.load(checkpoint)
@@ -174,7 +169,7 @@ def test_tokenizer_equals_reference(save: Save, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("save", "lstrip"), [(roberta, True), (bert, False)])
-def test_mask_takes_preceding_space_in_byte_vocabularies(save: Save, lstrip: bool, tmp_path: Path) -> None:
+def test_mask_takes_preceding_space_in_byte_vocabularies(save, lstrip, tmp_path):
     save_checkpoint(tmp_path, save)
     tokenizer = ph.load(tmp_path).tokenizer
     tokens = {token.id: token for token in tokenizer.special_tokens.values()}
@@ -182,38 +177,37 @@ def test_mask_takes_preceding_space_in_byte_vocabularies(save: Save, lstrip: boo
     assert (mask.lstrip, mask.rstrip) == (lstrip, False)
 
 
-def test_special_tokens_in_texts_stay_text(tmp_path: Path) -> None:
+def test_special_tokens_in_texts_stay_text(tmp_path):
     save_checkpoint(tmp_path, opt)
     tokenizer = ph.load(tmp_path).tokenizer
     (ids,) = tokenizer.encode(["</s> <pad>"])
-    assert tokenizer.eos_id not in ids
-    assert tokenizer.decode([ids]) == ["</s> <pad>"]
+    assert tokenizer.eos_id not in ids and tokenizer.decode([ids]) == ["</s> <pad>"]
 
 
 TRANSLATOR = BART | {"max_position_embeddings": 64, "forced_eos_token_id": 2, "init_std": 0.4}
 
 
-def train_fairseq_pieces(directory: Path) -> tuple[Any, int]:
+def train_fairseq_pieces(directory):
     """Pieces under their published name, and how many tokens fairseq makes of them before any language."""
     model = train_spm(directory, "m", tuple(ENGLISH))
     (directory / "m.spm").rename(directory / "sentencepiece.bpe.model")
     return model, len(model) + 1
 
 
-def save_model(directory: Path, model_class: Any, config: Any) -> Any:
+def save_model(directory, model_class, config):
     torch.manual_seed(0)
     model = model_class(config).eval()
     model.save_pretrained(directory)
     return model
 
 
-def fairseq_ids(model: sentencepiece.SentencePieceProcessor, text: str) -> list[int]:
+def fairseq_ids(model, text):
     """fairseq has a token for padding before the pieces, and the unknown one behind the others of its own."""
     return [3 if i == model.unk_id() else i + 1 for i in model.encode(text)]
 
 
 @pytest.mark.parametrize("is_mbart50", [False, True], ids=["mbart", "mbart-50"])
-def test_mbart_has_fairseq_ids_and_language_tokens(is_mbart50: bool, tmp_path: Path) -> None:
+def test_mbart_has_fairseq_ids_and_language_tokens(is_mbart50, tmp_path):
     pieces, size = train_fairseq_pieces(tmp_path)
     n_languages = 52 if is_mbart50 else 25
     start = 2 if is_mbart50 else size + 19  # ro_RO, as the one from English has it
@@ -241,7 +235,7 @@ def test_mbart_has_fairseq_ids_and_language_tokens(is_mbart50: bool, tmp_path: P
         assert best.tokens[:10] == expected[:10]
 
 
-def test_xlm_roberta_has_fairseq_ids(tmp_path: Path) -> None:
+def test_xlm_roberta_has_fairseq_ids(tmp_path):
     pieces, size = train_fairseq_pieces(tmp_path)
     sizes = ROBERTA_ENCODER | {"max_position_embeddings": 70}
     config = transformers.XLMRobertaConfig(**sizes, vocab_size=size + 1)
@@ -255,7 +249,7 @@ def test_xlm_roberta_has_fairseq_ids(tmp_path: Path) -> None:
     assert inner.encode(*PAIR).ids == [0, *first, 2, 2, *second, 2]
 
 
-def llama(directory: Path) -> None:
+def llama(directory):
     make_without_tokenizer(
         directory,
         "LlamaConfig",
@@ -268,18 +262,18 @@ def llama(directory: Path) -> None:
 Damage = Callable[[Path], Any]
 
 
-def remove(name: str) -> Damage:
+def remove(name):
     return lambda directory: (directory / name).unlink()
 
 
-def write(name: str, content: Any) -> Damage:
+def write(name, content):
     """Text or bytes as they are, anything else as JSON."""
     text = content if isinstance(content, str | bytes) else json.dumps(content)
     data = text.encode() if isinstance(text, str) else text
     return lambda directory: (directory / name).write_bytes(data)
 
 
-def set_class(name: str) -> Damage:
+def set_class(name):
     """In config.json, as files did before there was tokenizer_config.json."""
     return lambda directory: edit_json(directory / "config.json", tokenizer_class=name)
 
@@ -312,11 +306,7 @@ SUPPORTED_CLASSES = "; without a tokenizer.json supported: "
             write(CONFIG, {"added_tokens_decoder": {"300": "new"}}),
             "{0}/tokenizer_config.json: added_tokens_decoder must map ids to tokens",
         ),
-        (
-            gpt_j,
-            write(CONFIG, {"add_prefix_space": "no"}),
-            f"{CONFIG}: add_prefix_space is 'no', expected",
-        ),
+        (gpt_j, write(CONFIG, {"add_prefix_space": "no"}), f"{CONFIG}: add_prefix_space is 'no', expected"),
         (
             bert,
             write(CONFIG, {"tokenizer_class": "BertJapaneseTokenizer"}),
@@ -334,17 +324,12 @@ SUPPORTED_CLASSES = "; without a tokenizer.json supported: "
         ),
         (bert, remove("vocab.txt"), "{0} has neither tokenizer.json nor vocab.txt"),
         (bert, write("vocab.txt", "[PAD]\nthe\n"), "{0}/vocab.txt has no line with the token [UNK]"),
-        (
-            bert,
-            write(CONFIG, {"strip_accents": "all"}),
-            f"{CONFIG}: strip_accents is 'all', expected true",
-        ),
+        (bert, write(CONFIG, {"strip_accents": "all"}), f"{CONFIG}: strip_accents is 'all', expected true"),
     ],
 )
-def test_damaged_files_are_refused(save: Save, damage: Damage, message: str, tmp_path: Path) -> None:
+def test_damaged_files_are_refused(save, damage, message, tmp_path):
     save_checkpoint(tmp_path, save)
     damage(tmp_path)
     with pytest.raises(UserError) as error:
         ph.load(tmp_path)
-    assert message.format(tmp_path) in str(error.value)
-    assert "\n" not in str(error.value)
+    assert message.format(tmp_path) in str(error.value) and "\n" not in str(error.value)

@@ -1,9 +1,6 @@
-"""SentencePiece vocabularies, compared with the library itself and with the reference's tokenizers."""
-
 import random
 import shutil
 import unicodedata
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -42,14 +39,13 @@ UNUSUAL += ["🙂🙃 hi", "x\u200by", "<unk> </s> <pad> <<a>>", ">>fra<< the", 
 UNUSUAL += ["the" * 300]
 
 
-def read_model(directory: Path, ids: dict[str, int], special_tokens: tuple[str, ...] = ("<unk>",)) -> Inner:
+def read_model(directory, ids, special_tokens=("<unk>",)):
     model = read_spm_model(CheckpointFiles(directory), "m.spm")
     return build_tokenizer(model, ids, list(special_tokens))
 
 
-def encode(tokenizer: Inner, text: str) -> list[int]:
-    ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
-    return ids
+def encode(tokenizer, text):
+    return tokenizer.encode(text, add_special_tokens=False).ids
 
 
 SETTINGS = [
@@ -65,7 +61,7 @@ SETTINGS = [
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 @pytest.mark.parametrize("kind", ["unigram", "bpe"])
-def test_segmentation_equals_library(kind: str, settings: dict[str, Any], tmp_path: Path) -> None:
+def test_segmentation_equals_library(kind, settings, tmp_path):
     model = train_spm(tmp_path, "m", ENGLISH, model_type=kind, **settings)
     tokenizer = read_model(tmp_path, piece_ids(model), ("<unk>", "<s>", "</s>"))
     tokenizer.encode_special_tokens = True
@@ -76,7 +72,7 @@ def test_segmentation_equals_library(kind: str, settings: dict[str, Any], tmp_pa
             assert tokenizer.decode(expected) == model.decode(expected)
 
 
-def test_user_defined_symbols(tmp_path: Path) -> None:
+def test_user_defined_symbols(tmp_path):
     """They come first in unigram models; BPE models with such are refused."""
     symbols = ("og b", "☃", "zqz")
     model = train_spm(tmp_path, "m", ENGLISH, user_defined_symbols=symbols)
@@ -89,7 +85,7 @@ def test_user_defined_symbols(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("rules", ["nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf"])
-def test_combining_marks_are_composed(rules: str, tmp_path: Path) -> None:
+def test_combining_marks_are_composed(rules, tmp_path):
     """Korean and Vietnamese in decomposed form, and half-width letters with marks."""
     texts = ("한국어를 각각 읽는다", "ガラスノパンダ ～", "Tiếng Việt được viết bằng chữ Latinh", "ἄνδρα ᾧ ᾦ")
     lines = ENGLISH + texts * 20
@@ -102,7 +98,7 @@ def test_combining_marks_are_composed(rules: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("piece", "normalized_piece"), [("①", "1"), ("\t", " "), ("ﬁ", "fi")])
-def test_denormalized_user_symbol_is_refused(piece: str, normalized_piece: str, tmp_path: Path) -> None:
+def test_denormalized_user_symbol_is_refused(piece, normalized_piece, tmp_path):
     """The library finds it all the same; here the rules come first."""
     model = train_spm(tmp_path, "m", ENGLISH, user_defined_symbols=(piece,))
     assert piece in model.encode(f"a{piece}b", out_type=str)
@@ -111,11 +107,11 @@ def test_denormalized_user_symbol_is_refused(piece: str, normalized_piece: str, 
         read_spm_model(CheckpointFiles(tmp_path), "m.spm")
 
 
-def before_end(rows: list[list[int]], end: int) -> list[list[int]]:
+def before_end(rows, end):
     return [row[: row.index(end)] if end in row else row for row in rows]
 
 
-def test_marian_has_two_tokenizers(marian: Translator) -> None:
+def test_marian_has_two_tokenizers(marian):
     directory, reference, _ = marian
     tokenizer, chinese = ph.load(directory).tokenizer, list(CHINESE)
     ids, target_ids = tokenizer.encode(OTHER_ENGLISH), tokenizer.target_tokenizer.encode(chinese)
@@ -126,7 +122,7 @@ def test_marian_has_two_tokenizers(marian: Translator) -> None:
     assert tokenizer.special_ids == [0, 1, *range(tokenizer.vocab_size - 3, tokenizer.vocab_size)]
 
 
-def test_exported_tokenizer_ends_sources(marian: Translator, m2m100: Translator, tmp_path: Path) -> None:
+def test_exported_tokenizer_ends_sources(marian, m2m100, tmp_path):
     """In the reference its code puts the end there, in the exported file a rule."""
     pairs = ([], ["--source-lang", "en", "--target-lang", "fr"])
     for (directory, reference, _), languages in zip((marian, m2m100), pairs, strict=True):
@@ -139,7 +135,7 @@ def test_exported_tokenizer_ends_sources(marian: Translator, m2m100: Translator,
 
 
 @pytest.mark.parametrize(("language", "token"), [("fra", ">>fra<<"), ("cmn", ">>cmn_Hans<<")])
-def test_target_language_of_marian(language: str, token: str, marian: Translator) -> None:
+def test_target_language_of_marian(language, token, marian):
     directory, tokenizer, model = marian
     inputs = tokenizer([f"{token} {text}" for text in SOURCES], return_tensors="pt", padding=True)
     expected = before_end([row[1:20] for row in model.generate(**inputs).tolist()], 0)
@@ -147,9 +143,7 @@ def test_target_language_of_marian(language: str, token: str, marian: Translator
     assert [best[0].tokens[:19] for best in hypotheses] == expected
 
 
-def test_too_long_line_is_named_by_number(
-    marian: Translator, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_too_long_line_is_named_by_number(marian, tmp_path, capsys):
     """The language and the end need room too."""
     run, path = ph.load(marian[0]), tmp_path / "text"
     max_len = run.config.max_len - 2
@@ -165,9 +159,7 @@ def test_too_long_line_is_named_by_number(
         assert err.startswith(message)
 
 
-def test_imported_target_language(
-    marian: Translator, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_imported_target_language(marian, tmp_path, capsys):
     """The run needs no language, keeps both tokenizers, and still takes another language."""
     directory, reference, _ = marian
     assert main(["import", str(directory), str(tmp_path / "run"), "--target-lang", "fra"]) == 0
@@ -185,7 +177,7 @@ def test_imported_target_language(
     assert "takes only a target language" in capsys.readouterr().err
 
 
-def test_missing_target_language_is_refused(marian: Translator, m2m100: Translator) -> None:
+def test_missing_target_language_is_refused(marian, m2m100):
     run = ph.load(marian[0])
     with pytest.raises(UserError, match=r"several languages; .* one of af, am, .* and 76 more$"):
         ph.load(m2m100[0]).translate(SOURCES, source_lang="en")
@@ -203,7 +195,7 @@ def test_missing_target_language_is_refused(marian: Translator, m2m100: Translat
         assert run.translate(SOURCES, target_lang=code) == run.translate(SOURCES, target_lang=alias)
 
 
-def test_m2m100_translates_between_languages(m2m100: Translator) -> None:
+def test_m2m100_translates_between_languages(m2m100):
     directory, tokenizer, model = m2m100
     run = ph.load(directory)
     assert run.tokenizer.encode(OTHER_ENGLISH) == [ids[1:-1] for ids in tokenizer(OTHER_ENGLISH).input_ids]
@@ -212,16 +204,15 @@ def test_m2m100_translates_between_languages(m2m100: Translator) -> None:
     inputs = tokenizer(SOURCES, return_tensors="pt", padding=True)
     outputs = model.generate(**inputs, forced_bos_token_id=tokenizer.get_lang_id("de")).tolist()
     hypotheses = run.hypotheses(SOURCES, n_best=1, source_lang="zu", target_lang="de")
-    expected = before_end([row[2:20] for row in outputs], 2)
-    assert [best[0].tokens[:18] for best in hypotheses] == expected
+    assert [best[0].tokens[:18] for best in hypotheses] == before_end([row[2:20] for row in outputs], 2)
 
 
-def link_target(directory: Path) -> None:
+def link_target(directory):
     (directory / "target.spm").unlink()
     (directory / "target.spm").symlink_to(DOCS / "guide.md")
 
 
-def retrain(name: str, **settings: Any) -> Callable[[Path], Any]:
+def retrain(name, **settings):
     return lambda directory: train_spm(directory, name, ENGLISH, **settings)
 
 
@@ -240,10 +231,7 @@ DAMAGED_WEIGHTS = "{0}/source.spm: it is damaged or not a SentencePiece model"
         (lambda d: (d / "vocab.json").write_text('{"a": 0}'), IDS),
         (lambda d: (d / "source.spm").write_bytes(b""), DAMAGED_WEIGHTS),
         (lambda d: (d / "source.spm").write_text("pieces"), DAMAGED_WEIGHTS),
-        (
-            retrain("source", model_type="word"),
-            "{0}/source.spm: a model of kind word; expected unigram",
-        ),
+        (retrain("source", model_type="word"), "{0}/source.spm: a model of kind word; expected unigram"),
         (retrain("target", byte_fallback=True, vocab_size=800), "{0}/target.spm: a model with byte_fallback"),
         (retrain("target", treat_whitespace_as_suffix=True), "{0}/target.spm: a model with treat_whitespace"),
         (
@@ -253,9 +241,7 @@ DAMAGED_WEIGHTS = "{0}/source.spm: it is damaged or not a SentencePiece model"
         (link_target, "{0}/target.spm is a link to a file outside"),
     ],
 )
-def test_damaged_files_are_refused(
-    damage: Callable[[Path], Any], message: str, marian: Translator, tmp_path: Path
-) -> None:
+def test_damaged_files_are_refused(damage, message, marian, tmp_path):
     directory = tmp_path / "checkpoint"
     shutil.copytree(marian[0], directory)
     damage(directory)
@@ -264,7 +250,7 @@ def test_damaged_files_are_refused(
     assert str(error.value).startswith(message.replace("{0}", str(directory)))
 
 
-def test_random_damage_raises_only_user_errors(tmp_path: Path) -> None:
+def test_random_damage_raises_only_user_errors(tmp_path):
     ids = piece_ids(train_spm(tmp_path, "m", ENGLISH[:100]))
     content, generator = (tmp_path / "m.spm").read_bytes(), random.Random(0)
     for _ in range(60):
@@ -287,9 +273,7 @@ def test_random_damage_raises_only_user_errors(tmp_path: Path) -> None:
         ({"src_lang": "eng"}, "src_lang is 'eng', expected one of af am"),
     ],
 )
-def test_unknown_languages_of_m2m100_are_refused(
-    keys: dict[str, Any], message: str, m2m100: Translator, tmp_path: Path
-) -> None:
+def test_unknown_languages_of_m2m100_are_refused(keys, message, m2m100, tmp_path):
     directory = tmp_path / "checkpoint"
     shutil.copytree(m2m100[0], directory)
     edit_json(directory / "tokenizer_config.json", **keys)
@@ -298,9 +282,7 @@ def test_unknown_languages_of_m2m100_are_refused(
     assert message in str(error.value)
 
 
-def test_both_tokenizers_are_saved(
-    marian: Translator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_both_tokenizers_are_saved(marian, tmp_path, monkeypatch):
     tokenizer, texts = ph.load(marian[0]).tokenizer, list(CHINESE[:30])
     target_tokenizer = tokenizer.target_tokenizer
     tokenizer.save(tmp_path)
@@ -320,7 +302,7 @@ def test_both_tokenizers_are_saved(
     assert single_tokenizer.sha256 == target_tokenizer.sha256 != tokenizer.sha256
 
 
-def test_characters_of_other_side_are_tokens(marian: Translator) -> None:
+def test_characters_of_other_side_are_tokens(marian):
     """A character of the vocabulary that is no piece of this side is its token; it never joins a word."""
     directory, reference, _ = marian
     tokenizer, texts = ph.load(directory).tokenizer, ["a 安 b", "the 型 dog", "x 的"]
@@ -330,9 +312,7 @@ def test_characters_of_other_side_are_tokens(marian: Translator) -> None:
     assert tokenizer.unk_id in tokenizer.encode(["a 囧 b"])[0]
 
 
-def test_target_lengths_use_target_tokenizer(
-    marian: Translator, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_target_lengths_use_target_tokenizer(marian, tmp_path, capsys):
     """Of a text that is short as a source and too long as a target."""
     original = ph.load(marian[0])
     template = with_languages(original.tokenizer, None, "fra")
@@ -343,7 +323,7 @@ def test_target_lengths_use_target_tokenizer(
     (first, second), (_, n_target) = (map(len, one.encode(texts)) for one in (source, target))
     assert first < second < max_len < n_target
     with pytest.raises(ApiError, match=f"text 1 has {n_target} tokens"):
-        _check_text_lengths(SimpleNamespace(run=run), [("the dog", long_text)])  # type: ignore[arg-type]
+        _check_text_lengths(SimpleNamespace(run=run), [("the dog", long_text)])
     assert count_row_tokens(ModelUnderTest(run, "", SOURCES[:2], texts))[1] == max_len
     chinese = [line[:30] for line in CHINESE[1:4]]
     labels = make_pair_rows(ModelUnderTest(run, "", SOURCES, chinese), 3, 60).labels
@@ -356,13 +336,10 @@ def test_target_lengths_use_target_tokenizer(
     assert "polyhead: 1 pairs have more than" in capsys.readouterr().err
     run.recipe = Recipe.model_validate({"data": {"train": files, "valid": files}, "train": {"steps": 1}})
     counts = count_training_tokens(run)
-    assert counts is not None
-    assert counts[1].sum() == sum(map(len, target.encode(texts)))
+    assert counts is not None and counts[1].sum() == sum(map(len, target.encode(texts)))
 
 
-def test_training_needs_one_target_language(
-    marian: Translator, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_training_needs_one_target_language(marian, tmp_path, capsys):
     files, recipe = [str(tmp_path / name) for name in ("a.en", "a.zh")], tmp_path / "r.yaml"
     for path in files:
         Path(path).write_text("the dog\n" * 5)
@@ -379,12 +356,11 @@ def test_training_needs_one_target_language(
     assert first.seq2seq_template == second.seq2seq_template
 
 
-def test_target_tokenizer_counts_in_equality(marian: Translator, tmp_path: Path) -> None:
+def test_target_tokenizer_counts_in_equality(marian, tmp_path):
     tokenizer = ph.load(marian[0]).tokenizer
     source = Inner.from_str(tokenizer.tokenizer_json)
     for target, is_equal in ((tokenizer.target_tokenizer, True), (Tokenizer(source, {}), False)):
-        other = Tokenizer(source, {}, target_tokenizer=target)
-        assert (other.sha256 == tokenizer.sha256) == is_equal
+        assert (Tokenizer(source, {}, target_tokenizer=target).sha256 == tokenizer.sha256) == is_equal
     tokenizer.save(tmp_path)
     (tmp_path / "target_tokenizer.json").unlink()
     run = ph.load(marian[0])
