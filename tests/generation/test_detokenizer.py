@@ -4,6 +4,7 @@ import re
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.tokenizers.test_growth import FAMILIES
 
 from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError
@@ -129,26 +130,9 @@ def test_length_limit_drops_only_a_partial_character(tokenizer):
         assert text == decode_complete_chars(tokenizer, [ids[:size]])[0]
 
 
-FAMILIES = {
-    "letters": "ab",
-    "carets": "^",
-    "blanks": " ",
-    "lines": "\n",
-    "digits": "123",
-    "accents": "e\u0301",
-    "marks": "\u0301",
-    "joiners": "👩\u200d",
-    "wide": "我们今天",
-    "signs": "!?.,;:'\"-–“”",
-    "specials": "</s><mask>",
-    "marker": "<|im_start|>user\n",
-    "replacement": "\ufffd",
-}
-
-
 @pytest.mark.acceptance("E12")
 @pytest.mark.parametrize("trim", [False, True])
-@pytest.mark.parametrize("family", [*FAMILIES, "skipped_tokens", "invalid"])
+@pytest.mark.parametrize("family", [*FAMILIES, "skipped", "invalid"])
 def test_cost_per_token_is_constant(tokenizer, family, trim):
     """Neither the tokens decoded nor the characters buffered grow with the text, whatever it is made of."""
     if family == "skipped":
@@ -204,8 +188,5 @@ def test_flush_returns_buffered_text():
     assert [stream.feed(t) for t in b"abc"] == ["a", "", ""] and stream.flush() == "bc"
     stream = Detokenizer(decode_utf8)
     assert [stream.feed(t) for t in "é".encode()[:1]] == [""] and stream.flush() == ""
-
-
-def test_an_empty_stop_string_is_refused():
     with pytest.raises(UserError, match="a stop string is empty; it would end every text"):
         Detokenizer(str, ["a", ""])

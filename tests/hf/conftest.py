@@ -15,10 +15,9 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from polyhead import Choice, ModelConfig, build
+from polyhead import Choice, build
 from polyhead.config.generation_config import GenerationConfig
 from polyhead.run.run import Run
-from polyhead.tokenizers.tokenizer import Tokenizer
 from polyhead.tokenizers.train_tokenizer import train_tokenizer
 
 TEXTS = ["the king of the sea", "a dog barks at two red dogs", "two kings went to sea and one came back"]
@@ -26,16 +25,16 @@ VOCABULARY = 300
 Builder = Callable[..., Any]
 
 
-def build_once(build: Builder) -> Builder:
+def build_once(build):
     """``build(directory, ...)`` of the same arguments runs once a process; later calls copy files and model.
 
     The copy of the model takes longer than that of the files; ``files_only`` leaves it out. The random state
     goes on as if the model had been built, so that a test draws the same numbers alone and after others.
     """
-    checkpoints: dict[str, tuple[Any, Path, torch.Tensor]] = {}
+    checkpoints = {}
 
     @functools.wraps(build)
-    def copy_checkpoint(directory: Path, *args: Any, files_only: bool = False, **kwargs: Any) -> Any:
+    def copy_checkpoint(directory, *args, files_only=False, **kwargs):
         key = repr((args, sorted(kwargs.items())))
         if key not in checkpoints:
             origin = Path(tempfile.mkdtemp(dir=_cache_dir()))
@@ -50,26 +49,19 @@ def build_once(build: Builder) -> Builder:
 
 
 @functools.cache
-def _cache_dir() -> str:
+def _cache_dir():
     directory = tempfile.mkdtemp(prefix="polyhead-checkpoints-")
     atexit.register(shutil.rmtree, directory, ignore_errors=True)
     return directory
 
 
 @functools.cache
-def small_tokenizer() -> Tokenizer:
+def small_tokenizer():
     return train_tokenizer(TEXTS * 5, Choice("bpe"), VOCABULARY)
 
 
 @build_once
-def make(
-    directory: Path,
-    config: str,
-    seed: int = 0,
-    dtype: torch.dtype = torch.float32,
-    auto: str = "AutoModelForCausalLM",
-    **sizes: Any,
-) -> Any:
+def make(directory, config, seed=0, dtype=torch.float32, auto="AutoModelForCausalLM", **sizes):
     """The reference model of a config, every weight random, biases and norms too; saved with a tokenizer."""
     torch.manual_seed(seed)
     ids = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": None}
@@ -87,19 +79,19 @@ def make(
     return model
 
 
-def edit_json(path: Path, remove: tuple[str, ...] = (), **values: Any) -> None:
+def edit_json(path, remove=(), **values):
     """Change a file of JSON: keys are removed and values set."""
     content = json.loads(path.read_text())
     path.write_text(json.dumps({key: content[key] for key in content if key not in remove} | values))
 
 
-def edit_weights(directory: Path, change: Callable[[dict[str, torch.Tensor]], Any]) -> None:
+def edit_weights(directory, change):
     tensors = load_file(directory / "model.safetensors")
     change(tensors)
     save_file(tensors, directory / "model.safetensors")
 
 
-def random_run(config: ModelConfig, generation: GenerationConfig | None = None, noise: float = 0.0) -> Run:
+def random_run(config, generation=None, noise=0.0):
     """A run of random weights with the small tokenizer; noise is added to biases and norms too."""
     model = build(config, seed=1)
     with torch.no_grad():
@@ -109,7 +101,7 @@ def random_run(config: ModelConfig, generation: GenerationConfig | None = None, 
 
 
 @pytest.fixture
-def gpt2(tmp_path: Path) -> Path:
+def gpt2(tmp_path):
     """A directory with a small GPT-2."""
     make(tmp_path / "gpt2", "GPT2Config", n_embd=16, n_layer=2, n_head=2, n_positions=32)
     return tmp_path / "gpt2"

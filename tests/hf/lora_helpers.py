@@ -2,11 +2,9 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from torch import Tensor, nn
 
 import polyhead as ph
 
@@ -17,7 +15,7 @@ PEFT_CONFIG = json.loads((Path(__file__).parent / "adapter_config.json").read_te
 IDS = torch.randint(5, 300, (2, 9), generator=torch.Generator().manual_seed(1))
 
 
-def write_adapter(directory: Path, base: Path, tensors: dict[str, Tensor], **keys: Any) -> Path:
+def write_adapter(directory, base, tensors, **keys):
     directory.mkdir(exist_ok=True)
     tensors = {f"base_model.model.{name}": x for name, x in tensors.items()}
     save_file(tensors, directory / "adapter_model.safetensors")
@@ -26,7 +24,7 @@ def write_adapter(directory: Path, base: Path, tensors: dict[str, Tensor], **key
     return directory
 
 
-def random_lora(model: nn.Module, ranks: dict[str, int], is_transposed: bool = False) -> dict[str, Tensor]:
+def random_lora(model, ranks, is_transposed=False):
     """A and B for the modules whose names end so; ``transposed`` for weights of (inputs, outputs)."""
     generator, tensors = torch.Generator().manual_seed(2), {}
     for name, module in model.named_modules():
@@ -40,9 +38,7 @@ def random_lora(model: nn.Module, ranks: dict[str, int], is_transposed: bool = F
 
 
 @torch.no_grad()
-def merge_lora(
-    model: nn.Module, tensors: dict[str, Tensor], scales: dict[str, float], is_transposed: bool = False
-) -> None:
+def merge_lora(model, tensors, scales, is_transposed=False):
     """Merge the adapter into the reference: W + scale B A."""
     for name, a in tensors.items():
         if name.endswith(".lora_A.weight"):
@@ -52,7 +48,7 @@ def merge_lora(
             model.get_submodule(module).weight += change.T if is_transposed else change
 
 
-def assert_logits_equal(directory: Path, reference: nn.Module) -> None:
+def assert_logits_equal(directory, reference):
     model = ph.load(directory).model
     with torch.no_grad():
         torch.testing.assert_close(model(IDS), reference(IDS).logits, atol=1e-5, rtol=1e-5)

@@ -1,8 +1,6 @@
 """Classifiers of one label, as rerankers are published."""
 
 import json
-from pathlib import Path
-from typing import Any
 
 import torch
 import transformers
@@ -16,7 +14,7 @@ OLDEST, NEWER = "sbert_ce_default_activation_function", "sentence_transformers"
 NEWEST = "config_sentence_transformers.json"
 
 
-def reranker(directory: Path, keys: dict[str, Any], seed: int = 0) -> torch.Tensor:
+def reranker(directory, keys, seed=0):
     """The logits of all pairs by the reference."""
     config, sizes = ("BertConfig", {}) if seed else ("RobertaConfig", ROBERTA)
     case = Case(config, CLASSES, {**SIZES, **sizes, "num_labels": 1})

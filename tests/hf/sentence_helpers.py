@@ -1,15 +1,12 @@
 """Checkpoints of sentence-transformers: a reference model with the files that define vectors of texts."""
 
 import json
-from pathlib import Path
-from typing import Any
 
 import torch
 import transformers
 from safetensors.torch import save_file
 from tests.hf.conftest import TEXTS, make
 
-from polyhead.cli import main
 from polyhead.tokenizers.tokenizer import Tokenizer
 
 BERT = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 20}
@@ -24,7 +21,7 @@ POOLING = {
 DenseMap = tuple[int, int, bool, str]
 
 
-def make_bert(directory: Path, pooling: dict[str, Any], *modules: str) -> Any:
+def make_bert(directory, pooling, *modules):
     """A small BERT with the files of sentence-transformers as versions 2 to 5 wrote them."""
     model = make(directory, "BertConfig", auto="AutoModel", **BERT)
     set_template(directory, [1], [2], has_segments=True)
@@ -32,12 +29,12 @@ def make_bert(directory: Path, pooling: dict[str, Any], *modules: str) -> Any:
     return model
 
 
-def set_template(directory: Path, prefix: list[int], suffix: list[int], **options: Any) -> None:
+def set_template(directory, prefix, suffix, **options):
     """The ids that the tokenizer puts around a text."""
     Tokenizer.load(directory).with_template(prefix, suffix).save(directory, **options)
 
 
-def write_modules(directory: Path, pooling: dict[str, Any], *modules: str) -> None:
+def write_modules(directory, pooling, *modules):
     steps = [
         {
             "idx": i,
@@ -52,15 +49,15 @@ def write_modules(directory: Path, pooling: dict[str, Any], *modules: str) -> No
     write_json(directory / "1_Pooling" / "config.json", {"word_embedding_dimension": 16, **pooling})
 
 
-def write_json(path: Path, content: Any) -> None:
+def write_json(path, content):
     path.write_text(json.dumps(content))
 
 
-def read_json(path: Path) -> Any:
+def read_json(path):
     return json.loads(path.read_text())
 
 
-def write_dense(directory: Path, maps: list[DenseMap]) -> list[torch.nn.Linear]:
+def write_dense(directory, maps):
     """Random weights in the directories that ``write_modules`` names."""
     torch.manual_seed(3)
     layers = [torch.nn.Linear(inputs, outputs, bias) for inputs, outputs, bias, _ in maps]
@@ -73,9 +70,7 @@ def write_dense(directory: Path, maps: list[DenseMap]) -> list[torch.nn.Linear]:
     return layers
 
 
-def reference_vectors(
-    model: Any, directory: Path, mode: str, normalize: bool, prompt: str = "", max_len: int = 64
-) -> torch.Tensor:
+def reference_vectors(model, directory, mode, normalize, prompt="", max_len=64):
     """(texts, d_model): the vectors of TEXTS by the formulas of sentence-transformers."""
     tokenizer, rows = transformers.AutoTokenizer.from_pretrained(directory), []
     for text in TEXTS:
@@ -84,11 +79,3 @@ def reference_vectors(
             rows.append(POOLING[mode](model(**inputs).last_hidden_state[0]))
     vectors = torch.stack(rows)
     return vectors / vectors.norm(dim=1, keepdim=True) if normalize else vectors
-
-
-def round_trip(directory: Path) -> tuple[Path, Path]:
-    """``checkpoint`` imported as a run and exported again: both directories."""
-    run_dir, exported_dir = directory / "run", directory / "exported"
-    assert main(["import", str(directory / "checkpoint"), str(run_dir)]) == 0
-    assert main(["export", str(run_dir), str(exported_dir), "--to", "hf"]) == 0
-    return run_dir, exported_dir

@@ -1,8 +1,6 @@
 """Tables in text files: lines of cells between bars, of which one is JSON."""
 
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.hf.conftest import make
@@ -11,18 +9,18 @@ from tests.hf.families.encoders import make_encoder
 from tests.hf.families.seq2seq import make_seq2seq
 
 
-def read_table(path: Path, json_column: int) -> list[Any]:
+def read_table(path, json_column):
     """The rows of a file as cases of a test, named by the number of their line."""
     rows = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        cells: list[Any] = line.split(" | ")
+        cells = line.split(" | ")
         if not line.startswith("#"):
             cells[json_column] = json.loads(cells[json_column])
             rows.append(pytest.param(*cells, id=f"{number}-{cells[0]}"))
     return rows
 
 
-def make_case(directory: Path, name: str) -> None:
+def make_case(directory, name):
     """The checkpoint of a row of a family's table of cases, such as gpt2-0."""
     family, _, number = name.rpartition("-")
     if family in causal_cases.CASES:

@@ -38,7 +38,7 @@ def write_older_template(directory, template):
     edit_json(directory / "tokenizer_config.json", chat_template=template)
 
 
-@pytest.mark.parametrize("format_name", ["chatml", "jinja"])
+@pytest.mark.parametrize("format_name", ["chatml", "jinja", "own file"])
 def test_chat_format_survives_import_and_export(checkpoint, tmp_path, format_name):
     run_dir, exported_dir = tmp_path / "run", tmp_path / "exported"
     system = "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."
@@ -47,14 +47,20 @@ def test_chat_format_survives_import_and_export(checkpoint, tmp_path, format_nam
         template = PUBLISHED_TEMPLATES["qwen2.5"].replace("# Tools", "# Functions")
         (checkpoint / "chat_template.jinja").write_text(template)
         expected = Choice("jinja", template=template)
-    assert main(["import", str(checkpoint), str(run_dir)]) == 0
+    if format_name == "own file":
+        expected = Choice("jinja", template=PUBLISHED_TEMPLATES["openhermes"])
+    own = tmp_path / "own.jinja"
+    own.write_text(PUBLISHED_TEMPLATES["openhermes"])
+    options = ["--chat-template", str(own)] if format_name == "own file" else []
+    assert main(["import", str(checkpoint), str(run_dir), *options]) == 0
     assert main(["export", str(run_dir), str(exported_dir)]) == 0
-    for directory in (checkpoint, run_dir, exported_dir):
+    for directory in (checkpoint, run_dir, exported_dir)[bool(options) :]:
         assert load(directory).generation.chat == expected
     tokenizer = load(run_dir).tokenizer
     ends = json.loads((exported_dir / "generation_config.json").read_text())["eos_token_id"]
     assert ends == [tokenizer.eos_id, tokenizer.token_to_id("<|im_end|>")]
     reference = transformers.AutoTokenizer.from_pretrained(checkpoint)
+    reference.chat_template = own.read_text() if options else reference.chat_template
     chat = [message | {"content": "a dog"} for message in QUESTION]
     for directory in (run_dir, exported_dir):
         tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(directory)
@@ -108,12 +114,3 @@ def test_texts_in_unknown_template_stay_text(checkpoint):
     # only the special tokens of the template
     assert [i for i in ids if i in special_ids] == [i for i in expected if i in special_ids]
     assert "the king </s> <|im_end|>" in run.tokenizer.decode([ids])[0]
-
-
-def test_import_with_template_file(checkpoint, tmp_path):
-    path, run_dir = tmp_path / "own.jinja", tmp_path / "run"
-    path.write_text(PUBLISHED_TEMPLATES["openhermes"])
-    assert main(["import", str(checkpoint), str(run_dir), "--chat-template", str(path)]) == 0
-    assert load(run_dir).generation.chat == Choice("jinja", template=PUBLISHED_TEMPLATES["openhermes"])
-    tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(run_dir)
-    assert tokenizer.chat_template == PUBLISHED_TEMPLATES["openhermes"]

@@ -70,31 +70,24 @@ def test_fields_are_written_as_read():
     assert config_map.write_fields(KEYS, config) == VALUES
 
 
-def test_defaults_of_missing_keys():
+def test_defaults_of_missing_and_null_keys():
     config = read_config(vocab=50)
     assert config_map.write_fields(KEYS, config) == DEFAULTS and config.d_embedding is None
-
-
-def test_null_of_optional_keys():
     config = read_config(vocab=50, window=None, inner=None, dim=None)
     assert config.attention.options["window"] is None
     assert (config.d_ff, config.d_model) == (64, 16)
 
 
-def test_field_functions_see_earlier_fields():
+def test_field_functions_see_earlier_fields_and_first_layer():
     head = ConfigField(
         lambda reader, fields: {"head_dim": fields["d_model"] // 2}, lambda config: {"head": config.head_dim}
     )
     fields = config_map.read_fields((*KEYS, head), ConfigReader({"vocab": 50}, "config.json"))
     assert fields["head_dim"] == 8
-    assert config_map.write_fields((head,), ModelConfig.model_validate(fields)) == {"head": 8}
-
-
-def test_first_layer_represents_all_layers():
-    plain = read_config(vocab=50)
-    pattern = {"layer_pattern": [{"attention": {"name": "softmax", "window": 5}}]}
-    config = ModelConfig.model_validate(plain.model_dump() | pattern)
-    assert config_map.write_fields(KEYS, config)["window"] == 5
+    fields |= {"layer_pattern": [{"attention": {"name": "softmax", "window": 5}}]}
+    config = ModelConfig.model_validate(fields)
+    written_fields = config_map.write_fields((*KEYS, head), config)
+    assert (written_fields["head"], written_fields["window"]) == (8, 5)
 
 
 @pytest.mark.parametrize(

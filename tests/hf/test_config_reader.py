@@ -5,7 +5,7 @@ import torch
 import transformers
 from tests.hf.conftest import edit_json, make
 from tests.hf.families.causal_cases import LLAMA
-from tests.hf.load_helpers import GEMMA3, GLOBAL_ROPE, OLMO, SCALED_GEMMA3, SMOLLM
+from tests.hf.load_helpers import read_rows
 from transformers import CONFIG_MAPPING
 
 import polyhead as ph
@@ -38,36 +38,10 @@ def test_defaults_equal_reference():
     assert not differing
 
 
-DEFAULT_ROPE = {"rope_type": "default", "rope_theta": 1e6}
-MIXTRAL = ("MixtralConfig", {**LLAMA, "num_local_experts": 3, "rope_parameters": DEFAULT_ROPE})
-EXPERTS = {"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 12}
-QWEN_MOE = ("Qwen3MoeConfig", {**LLAMA, "head_dim": 8, **EXPERTS})
-LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 50.0, "factor": 2.0}
-LOCAL_ONLY = {"rope_parameters": {"sliding_attention": {"rope_type": "default"}}}
-LOCAL_ONLY |= {"rope_local_base_freq": 77.0}
-ROPE_LAYERS = dict.fromkeys(("rope_parameters", "no_rope_layers", "layer_types", "no_rope_layer_interval"))
-WINDOW = {"use_sliding_window": True, "sliding_window": 3}
-
-
-@pytest.mark.parametrize(
-    ("model", "changes"),
-    [
-        (MIXTRAL, {"rope_parameters": None}),
-        (QWEN_MOE, {"head_dim": None}),
-        (GEMMA3, {"rope_parameters": None, "layer_types": None}),
-        (SCALED_GEMMA3, {"rope_parameters": {"full_attention": GLOBAL_ROPE}}),
-        (SCALED_GEMMA3, LOCAL_ONLY),
-        (SCALED_GEMMA3, {"rope_scaling": LINEAR_ROPE}),
-        (SMOLLM, ROPE_LAYERS | {"pad_token_id": 0}),
-        (SMOLLM, {"no_rope_layers": None, "layer_types": None, "pad_token_id": 0} | WINDOW),
-        (OLMO, {"num_key_value_heads": None, "rope_parameters": None, "pad_token_id": 0}),
-        (("LlamaConfig", LLAMA), {"rope_scaling": LINEAR_ROPE}),
-        (("LlamaConfig", LLAMA), {"rope_scaling": {}, "rope_parameters": LINEAR_ROPE}),
-    ],
-)
-def test_missing_and_duplicate_keys_as_in_reference(model, changes, tmp_path):
+@pytest.mark.parametrize(("config", "sizes", "changes"), read_rows("missing_keys.jsonl"))
+def test_missing_and_duplicate_keys_as_in_reference(config, sizes, changes, tmp_path):
     """Changes to None remove a key."""
-    make(tmp_path, model[0], **model[1])
+    make(tmp_path, config, **sizes)
     removed_keys = tuple(key for key, value in changes.items() if value is None)
     values = {key: value for key, value in changes.items() if value is not None}
     edit_json(tmp_path / "config.json", removed_keys, **values)

@@ -1,13 +1,14 @@
+import json
+from pathlib import Path
+
 import pytest
 import torch
 import transformers
 from tests.hf.conftest import TEXTS, VOCABULARY, edit_json, make, random_run
-from tests.hf.families.laws import assert_same_tensors, padding_mask
-from tests.hf.families.laws import round_trip as round_trip_at
+from tests.hf.families.laws import assert_same_tensors, open_reference, padding_mask, round_trip
 from tests.hf.sentence_helpers import (
     read_json,
     reference_vectors,
-    round_trip,
     set_template,
     write_dense,
     write_json,
@@ -23,28 +24,11 @@ from polyhead.hf.save import pick_family
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Inner
 
-SLIDING, FULL = "sliding_attention", "full_attention"
-SIZES = {"hidden_size": 48, "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 16}
-SIZES |= {"intermediate_size": 20, "num_hidden_layers": 6, "max_position_embeddings": 64}
-SIZES |= {"sliding_window": 8, "use_bidirectional_attention": True}
-ODD = SIZES | {"hidden_size": 36, "head_dim": 10, "num_hidden_layers": 3, "sliding_window": 5}
-ODD |= {"query_pre_attn_scalar": 20, "attention_bias": True, "tie_word_embeddings": False}
-ODD |= {
-    "layer_types": [SLIDING, FULL, SLIDING],
-    "rope_parameters": {
-        SLIDING: {"rope_type": "default", "rope_theta": 50.0},
-        FULL: {"rope_type": "linear", "rope_theta": 500.0, "factor": 8.0},
-    },
-}
-MULTI_HEAD = SIZES | {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 6}
-MULTI_HEAD |= {"num_hidden_layers": 4, "sliding_window": 3, "hidden_activation": "silu"}
-MULTI_HEAD |= {"layer_types": [FULL, SLIDING, SLIDING, FULL]}
-CASES = {
-    "published": SIZES,
-    "odd": ODD,
-    "multi-head": MULTI_HEAD,
-    "no window": SIZES | {"num_hidden_layers": 2, "layer_types": [FULL] * 2},
-}
+SLIDING = "sliding_attention"
+CASES = json.loads((Path(__file__).parent / "embedding_gemma.json").read_text())
+SIZES = CASES["published"]
+
+
 over_cases = pytest.mark.parametrize("sizes", CASES.values(), ids=CASES.keys())
 PROMPTS = {"query": "task: search result | query: ", "document": "title: none | text: "}
 
@@ -62,15 +46,21 @@ def assert_close(actual, expected):
 
 
 @over_cases
-def test_token_vectors_equal_reference(sizes, tmp_path):
+def test_token_vectors_equal_reference_also_with_padding(sizes, tmp_path):
     reference, tokens = make_gemma(tmp_path, sizes), torch.randint(5, VOCABULARY, (3, 30))
-    model = load_model(tmp_path)
+    model, lengths = load_model(tmp_path), torch.tensor([30, 13, 1])
     with torch.no_grad():
-        vectors = model(tokens)
-        assert_close(vectors, reference_states(reference, tokens))
+        complete = model(tokens)
+        assert_close(complete, reference_states(reference, tokens))
+        for side in ("left", "right"):
+            mask, pos = padding_mask(side, lengths, 30)
+            inputs = {"attention_mask": mask.long(), "position_ids": pos.clamp(min=0)}
+            vectors = model(tokens, pos.masked_fill(~mask, -1))[mask]
+            assert_close(vectors, reference_states(reference, tokens, **inputs)[mask])
+            assert_close(vectors, torch.cat([model(tokens[row][mask[row]][None])[0] for row in range(3)]))
         tokens[:, -1] = 4
         # the first token attends to the last one
-        assert not torch.allclose(model(tokens)[:, 0], vectors[:, 0], atol=1e-4)
+        assert not torch.allclose(model(tokens)[:, 0], complete[:, 0], atol=1e-4)
 
 
 @pytest.mark.parametrize("size", range(2, 12))
@@ -88,31 +78,14 @@ def test_window_ends_as_in_reference(size, tmp_path):
     assert changes[0] == changes[1] == [abs(i - 10) <= size // 2 for i in range(20)]
 
 
-@over_cases
-def test_padding_is_inert(sizes, tmp_path):
-    reference, lengths = make_gemma(tmp_path, sizes), torch.tensor([24, 13, 1])
-    model, tokens = load_model(tmp_path), torch.randint(5, VOCABULARY, (3, 24))
-    for side in ("left", "right"):
-        mask, pos = padding_mask(side, lengths, 24)
-        inputs = {"attention_mask": mask.long(), "position_ids": pos.clamp(min=0)}
-        with torch.no_grad():
-            vectors = model(tokens, pos.masked_fill(~mask, -1))[mask]
-            assert_close(vectors, reference_states(reference, tokens, **inputs)[mask])
-            unpadded_output = [model(tokens[row][mask[row]][None])[0] for row in range(3)]
-            assert_close(vectors, torch.cat(unpadded_output))
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @over_cases
 def test_export_keeps_every_tensor(sizes, dtype, tmp_path):
     checkpoint = tmp_path / "checkpoint"
     make_gemma(checkpoint, sizes, dtype=dtype)
-    options = ["--dtype", "fp32" if dtype == torch.float32 else "bf16"]
-    _, exported_dir = round_trip_at(checkpoint, *options)
+    _, exported_dir = round_trip(checkpoint, "--dtype", "fp32" if dtype == torch.float32 else "bf16")
     assert_same_tensors(checkpoint, exported_dir)
-    reference = transformers.AutoModel.from_pretrained(checkpoint)
-    exported_model, info = transformers.AutoModel.from_pretrained(exported_dir, output_loading_info=True)
-    assert not any(info.values()), info
+    reference, exported_model = (open_reference("AutoModel", path) for path in (checkpoint, exported_dir))
     assert type(exported_model) is type(reference)
     config, exported_config = (read_json(path / "config.json") for path in (checkpoint, exported_dir))
     for key in ("architectures", "use_bidirectional_attention", "layer_types"):
@@ -165,11 +138,14 @@ def published_vectors(model, layers, directory, prompt):
 def test_text_vectors_equal_reference(prompt, tmp_path, capsys):
     checkpoint = tmp_path / "checkpoint"
     expected = published_vectors(*make_published(checkpoint), checkpoint, prompt)
-    run_dir, exported_dir = round_trip(tmp_path)
+    run_dir, exported_dir = round_trip(checkpoint)
     assert capsys.readouterr().out.endswith(": a checkpoint of the family 'gemma3_text'\n")
     for directory in (checkpoint, run_dir, exported_dir):
         for fast in (False, True):
             assert_close(ph.load(directory, fast=fast).embed(TEXTS, embed_prompt=prompt), expected)
+    assert main(["embed", str(checkpoint), TEXTS[0], "--prompt", prompt]) == 0
+    vector = [float(value) for value in capsys.readouterr().out.split("\t")]
+    assert vector == pytest.approx(expected[0].tolist(), abs=1e-4)
     for name in ("", "2_Dense", "3_Dense"):
         assert_same_tensors(checkpoint / name, exported_dir / name)
     for file in ("modules.json", "2_Dense/config.json", "3_Dense/config.json"):
@@ -193,15 +169,6 @@ def test_reachable_token_without_row_is_refused(use, tmp_path):
         set_template(tmp_path, [1], [VOCABULARY])
     with pytest.raises(UserError, match="the tokenizer has 301 tokens, but the model only 300"):
         ph.load(tmp_path)
-
-
-def test_embed_verb(tmp_path, capsys):
-    expected = published_vectors(*make_published(tmp_path), tmp_path, "query")[0]
-    assert main(["embed", str(tmp_path), TEXTS[0], "--prompt", "query"]) == 0
-    vector = [float(value) for value in capsys.readouterr().out.split("\t")]
-    assert vector == pytest.approx(expected.tolist(), abs=1e-4)
-    assert main(["generate", str(tmp_path), "the king"]) == 2
-    assert capsys.readouterr().err.endswith("an encoder without a head: use embed or attend\n")
 
 
 def test_own_encoder_is_exported_as_gemma(tmp_path):

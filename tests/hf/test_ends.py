@@ -153,6 +153,12 @@ def test_ends_are_read_from_either_file(checkpoint, tmp_path, caplog):
     assert read_ends(exported_dir) == ends
     for directory in (run_dir, exported_dir):
         assert ph.load(directory).generation == run.generation
+    # those of a chat and of texts are written once
+    chat_run = ph.load(checkpoint)
+    chat_run.generation = run.generation.model_copy(update={"chat": Choice("zephyr")})
+    chat_run.save(tmp_path / "chat")
+    assert main(["export", str(tmp_path / "chat"), str(tmp_path / "exported_chat")]) == 0
+    assert read_ends(tmp_path / "exported_chat") == ends
     (checkpoint / "generation_config.json").unlink()
     assert ph.load(checkpoint).generation.stop_tokens == ()
     edit_json(checkpoint / "config.json", eos_token_id=ends)
@@ -162,11 +168,3 @@ def test_ends_are_read_from_either_file(checkpoint, tmp_path, caplog):
     other = ph.load(checkpoint)
     assert other.tokenizer.eos_id == ends[1]
     assert other.generation.stop_tokens == run.generation.stop_tokens[1:2]
-
-
-def test_chat_and_text_ends_are_written_once(checkpoint, tmp_path):
-    run = ph.load(checkpoint)
-    run.generation = run.generation.model_copy(update={"chat": Choice("zephyr")})
-    run.save(tmp_path / "run")
-    assert main(["export", str(tmp_path / "run"), str(tmp_path / "exported")]) == 0
-    assert read_ends(tmp_path / "exported") == read_ends(checkpoint)

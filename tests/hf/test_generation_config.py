@@ -40,15 +40,33 @@ def test_sampling_settings_are_read(gpt2):
     assert (generation.temperature, generation.top_p) == (0, 1)
 
 
-def test_unsupported_settings_warn(gpt2, caplog):
-    """Neutral values do not."""
-    edit_json(gpt2 / FILE, num_beams=1, min_length=0, typical_p=1.0, suppress_tokens=[])
-    ph.load(gpt2)
+@pytest.mark.parametrize(
+    ("neutral", "keys", "fields", "messages"),
+    [
+        (
+            {"num_beams": 1, "min_length": 0, "typical_p": 1.0, "suppress_tokens": []},
+            {"num_beams": 4, "suppress_tokens": [5], "min_new_tokens": 3},
+            {},
+            ("suppress_tokens is [5]", "num_beams is 4", "min_new_tokens is 3"),
+        ),
+        (
+            {"sequence_bias": [[[5], -3.5]]},
+            {"sequence_bias": [[[5], -3.5], [[5, 6], 2.0], [[7], -1000.0]]},
+            {"logit_bias": {5: -3.5}},
+            ("sequence_bias is [[[5, 6], 2.0], [[7], -1000.0]]",),
+        ),
+        ({"max_length": 10, "max_new_tokens": 5}, {"max_new_tokens": None}, {}, ("max_length is 10",)),
+    ],
+)
+def test_unsupported_settings_warn(neutral, keys, fields, messages, gpt2, caplog):
+    """Neutral values do not; nor does a length beside another one."""
+    edit_json(gpt2 / FILE, **neutral)
+    assert ph.load(gpt2).generation.max_new_tokens == neutral.get("max_new_tokens", 200)
     assert not caplog.messages
-    edit_json(gpt2 / FILE, num_beams=4, suppress_tokens=[5], min_new_tokens=3)
-    ph.load(gpt2)
-    expected = warnings(gpt2, "suppress_tokens is [5]", "num_beams is 4", "min_new_tokens is 3")
-    assert caplog.messages == expected
+    edit_json(gpt2 / FILE, **keys)
+    generation = ph.load(gpt2).generation
+    assert fields.items() <= generation.model_dump().items()
+    assert caplog.messages == warnings(gpt2, *messages)
 
 
 @pytest.mark.parametrize("penalty", [1.0, 1.8])
@@ -70,21 +88,6 @@ def test_logit_biases_and_penalties_as_in_reference(penalty, tmp_path):
     exported_model = ph.load(exported_dir)
     assert run.generate(["the king"])[0] == exported_model.generate(["the king"])[0] == expected != text
     assert exported_model.generation.logit_bias == run.generation.logit_bias
-
-
-def test_unsupported_biases_warn(gpt2, caplog):
-    """Of sequences of tokens, and beyond the bounds of a bias."""
-    edit_json(gpt2 / FILE, sequence_bias=[[[5], -3.5], [[5, 6], 2.0], [[7], -1000.0]])
-    assert ph.load(gpt2).generation.logit_bias == {5: -3.5}
-    assert caplog.messages == warnings(gpt2, "sequence_bias is [[[5, 6], 2.0], [[7], -1000.0]]")
-
-
-def test_max_length_warns_without_max_new_tokens(gpt2, caplog):
-    edit_json(gpt2 / FILE, max_length=10, max_new_tokens=5)
-    assert ph.load(gpt2).generation.max_new_tokens == 5 and not caplog.messages
-    edit_json(gpt2 / FILE, max_new_tokens=None)
-    ph.load(gpt2)
-    assert caplog.messages == warnings(gpt2, "max_length is 10")
 
 
 def test_exported_tokenizer_pads_and_truncates(tmp_path):

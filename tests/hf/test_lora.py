@@ -223,15 +223,11 @@ def test_mismatched_tensors_are_refused(shapes, message, tmp_path, capsys):
     assert message in load_error(adapter, capsys)
 
 
-def test_base_may_not_be_an_adapter(llama, tmp_path, capsys):
+def test_adapters_as_base_and_pickles_are_refused(llama, tmp_path, capsys):
     adapter, tensors = write_lora(llama, tmp_path)
     for base in (adapter, tmp_path / "second"):
         second = write_adapter(tmp_path / "second", base, tensors)
         assert "expected a full checkpoint; this one is itself an adapter" in load_error(second, capsys)
-
-
-def test_pickled_adapter_is_refused(llama, tmp_path, capsys):
-    adapter, _ = write_lora(llama, tmp_path)
     (adapter / "adapter_model.safetensors").rename(adapter / "adapter_model.bin")
     assert "only adapter_model.bin: pickle files can run code" in load_error(adapter, capsys)
 

@@ -37,27 +37,19 @@ def random_ids(*shape):
     return torch.randint(5, VOCABULARY, shape)
 
 
-@pytest.mark.parametrize("family", causal_cases.CASES)
-def test_rounded_language_models(family, tmp_path):
-    make_case(tmp_path, f"{family}-0")
+FAMILIES = [
+    *((f"{family}-0", ("int4", "bf16", "fp32"), ((3, 20),)) for family in causal_cases.CASES),
+    *((f"{family}-0", ("int8", "bf16"), ((3, 20),)) for family in encoders_cases.CASES),
+    *((f"{family}-0", ("int4",), ((3, 20), (3, 17))) for family in seq2seq_cases.CASES),
+]
+
+
+@pytest.mark.parametrize(("case", "dtypes", "shapes"), FAMILIES)
+def test_rounded_families(case, dtypes, shapes, tmp_path):
+    make_case(tmp_path, case)
     convert_weights(tmp_path, torch.bfloat16)
-    for dtype in ("int4", "bf16", "fp32"):
-        check_rounding(tmp_path, dtype, random_ids(3, 20))
-
-
-@pytest.mark.parametrize("family", encoders_cases.CASES)
-def test_rounded_encoders(family, tmp_path):
-    make_case(tmp_path, f"{family}-0")
-    convert_weights(tmp_path, torch.bfloat16)
-    for dtype in ("int8", "bf16"):
-        check_rounding(tmp_path, dtype, random_ids(3, 20))
-
-
-@pytest.mark.parametrize("family", seq2seq_cases.CASES)
-def test_rounded_translators(family, tmp_path):
-    make_case(tmp_path, f"{family}-0")
-    convert_weights(tmp_path, torch.bfloat16)
-    check_rounding(tmp_path, "int4", random_ids(3, 20), random_ids(3, 17))
+    for dtype in dtypes:
+        check_rounding(tmp_path, dtype, *(random_ids(*shape) for shape in shapes))
 
 
 @pytest.mark.parametrize("stored_dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)

@@ -7,8 +7,8 @@ import transformers
 from tests.hf.conftest import edit_json
 from tests.hf.families.encoders import make_encoder
 from tests.hf.families.encoders_cases import CLASSES, ROBERTA, SIZES, Case
+from tests.hf.families.laws import round_trip
 from tests.hf.rerankers_helpers import NEWER, NEWEST, OLDEST, PAIRS, reranker
-from tests.hf.sentence_helpers import round_trip
 from tests.serve.conftest import serve_run
 
 import polyhead as ph
@@ -44,7 +44,7 @@ def test_scores_equal_reference(keys, is_bounded, tmp_path):
     checkpoint = tmp_path / "checkpoint"
     logits = reranker(checkpoint, keys)
     expected = logits.sigmoid() if is_bounded else logits
-    run_dir, exported_dir = round_trip(tmp_path)
+    run_dir, exported_dir = round_trip(checkpoint)
     for directory in (checkpoint, run_dir, exported_dir):
         torch.testing.assert_close(score_pairs(ph.load(directory)), expected, rtol=1e-5, atol=1e-5)
     config = json.loads((exported_dir / "config.json").read_text())
@@ -65,21 +65,18 @@ def test_scores_of_verb_and_service(tmp_path, capsys):
         assert [one["score"] for one in data] == pytest.approx(logits, abs=1e-5)
 
 
-def test_ensemble_averages_scores(tmp_path):
+def test_ensemble_averages_scores(tmp_path, capsys):
+    """Unless some are between 0 and 1 and others are not."""
     scores = [reranker(tmp_path / str(seed), {}, seed).sigmoid() for seed in (0, 1)]
     assert not torch.allclose(*scores, atol=1e-2)
     ensemble = ensemble_runs([ph.load(tmp_path / str(seed)) for seed in (0, 1)])
     torch.testing.assert_close(score_pairs(ensemble), sum(scores) / 2, rtol=1e-5, atol=1e-5)
-
-
-def test_bounded_and_unbounded_scores_are_not_averaged(tmp_path, capsys):
-    reranker(tmp_path / "bounded", {})
     reranker(tmp_path / "free", UNBOUNDED_KEYS, 1)
-    for names in (("bounded", "free"), ("free", "bounded")):
+    for names in (("0", "free"), ("free", "0")):
         first, second = (str(tmp_path / name) for name in names)
         capsys.readouterr()
         assert main(["classify", first, "a dog\tdogs", "--ensemble", second]) == 2
-        message = "polyhead: scores of .*/free are unbounded and those of .*/bounded are between 0 and "
+        message = "polyhead: scores of .*/free are unbounded and those of .*/0 are between 0 and "
         assert re.fullmatch(message + "1: they cannot be averaged\n", capsys.readouterr().err)
 
 
@@ -120,7 +117,7 @@ def test_pairs_truncated_to_model_max_length(labels, tmp_path, capsys):
     expected = logits.sigmoid() if labels == 1 else logits.softmax(-1)
     long_pairs = [pair for pair in PAIRS if len(tokenizer(*pair).input_ids) > 19]
     assert 0 < len(long_pairs) < len(PAIRS)
-    run_dir, exported_dir = round_trip(tmp_path)
+    run_dir, exported_dir = round_trip(checkpoint)
     assert transformers.AutoTokenizer.from_pretrained(exported_dir).model_max_length == 19
     for directory in (checkpoint, run_dir, exported_dir):
         scores = [[*one.probabilities.values()] for one in ph.load(directory).classify(PAIRS)]

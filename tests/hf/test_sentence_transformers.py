@@ -1,18 +1,19 @@
+import json
 import logging
 
 import numpy as np
 import pytest
 import torch
 import transformers
-from tests.hf.conftest import TEXTS, edit_json, edit_weights, make
-from tests.hf.families.laws import assert_same_tensors
+from tests.hf.conftest import TEXTS, edit_json, make
+from tests.hf.families.encoders import train_classifier
+from tests.hf.families.laws import assert_same_tensors, open_reference, round_trip
 from tests.hf.sentence_helpers import (
     BERT,
     POOLING,
     make_bert,
     read_json,
     reference_vectors,
-    round_trip,
     set_template,
     write_dense,
     write_json,
@@ -43,7 +44,7 @@ def test_vectors_use_pooling_of_checkpoint(mode, keys, normalize, tmp_path):
     modules = ["Normalize"] * normalize
     model = make_bert(checkpoint, older if keys == "older" else {"pooling_mode": mode}, *modules)
     expected = reference_vectors(model, checkpoint, mode, normalize)
-    _, exported_dir = round_trip(tmp_path)
+    _, exported_dir = round_trip(checkpoint)
     for directory in (checkpoint, exported_dir):
         assert_close(ph.load(directory).embed(TEXTS), expected)
     kinds = [step["type"].rsplit(".")[-1] for step in read_json(exported_dir / "modules.json")]
@@ -55,10 +56,12 @@ def test_vectors_use_pooling_of_checkpoint(mode, keys, normalize, tmp_path):
 
 @pytest.mark.parametrize(
     ("config", "auto", "sizes"),
-    [("BertConfig", "AutoModelForMaskedLM", BERT), ("GPT2Config", "AutoModelForCausalLM", {"n_embd": 16})],
+    [
+        ("BertConfig", "AutoModelForMaskedLM", BERT),
+        ("GPT2Config", "AutoModelForCausalLM", {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 64}),
+    ],
 )
 def test_models_without_pooling_export_no_modules(config, auto, sizes, tmp_path):
-    sizes = sizes | ({"n_layer": 2, "n_head": 2, "n_positions": 64} if config == "GPT2Config" else {})
     make(tmp_path / "checkpoint", config, auto=auto, **sizes)
     assert main(["export", str(tmp_path / "checkpoint"), str(tmp_path / "exported"), "--to", "hf"]) == 0
     assert not (tmp_path / "exported" / "modules.json").exists()
@@ -104,7 +107,7 @@ def test_texts_are_truncated_to_max_seq_length(file, tmp_path, capsys):
     message = "embed_max_len: 2 tokens are too few for a text: with special tokens at least 3"
     with pytest.raises(UserError, match=message):
         run.embed(TEXTS, embed_max_len=2)
-    _, exported_dir = round_trip(tmp_path)
+    _, exported_dir = round_trip(checkpoint)
     assert_close(ph.load(exported_dir).embed(TEXTS), truncated_vectors)
     assert read_json(exported_dir / LENGTH_FILE)["max_seq_length"] == 6
 
@@ -143,7 +146,7 @@ def test_vectors_of_language_models(config, mode, tmp_path):
         set_template(checkpoint, [], [2])
     write_modules(checkpoint, {"pooling_mode": mode}, "Normalize")
     write_json(checkpoint / PROMPT_FILE, {"prompts": PROMPTS})
-    run_dir, exported_dir = round_trip(tmp_path)
+    run_dir, exported_dir = round_trip(checkpoint)
     check_vectors((checkpoint, run_dir, exported_dir), model, mode, {"query": "the red: "})
     assert read_json(exported_dir / "1_Pooling" / "config.json")[OLDER_KEYS[mode]] is True
 
@@ -155,12 +158,10 @@ def test_vectors_of_language_models_without_head(config, mode, tmp_path):
     model = make(checkpoint, config, auto="AutoModel", **BARE_DECODERS[config])
     set_template(checkpoint, [1], [2])
     write_modules(checkpoint, {"pooling_mode": mode}, "Normalize")
-    run_dir, exported_dir = round_trip(tmp_path)
+    run_dir, exported_dir = round_trip(checkpoint)
     check_vectors((checkpoint, run_dir, exported_dir), model, mode, {"the red: ": "the red: "})
     assert_same_tensors(checkpoint, exported_dir)
-    exported_model, info = transformers.AutoModel.from_pretrained(exported_dir, output_loading_info=True)
-    assert not any(info.values()), info
-    assert type(exported_model) is type(model)
+    assert type(open_reference("AutoModel", exported_dir)) is type(model)
     for directory in (checkpoint, exported_dir):
         assert read_json(directory / "config.json")["architectures"] == [type(model).__name__]
 
@@ -183,7 +184,7 @@ def test_template_of_model_without_head(template, tmp_path):
     model = make(checkpoint, "MistralConfig", auto="AutoModel", **BARE_DECODERS["MistralConfig"])
     set_template(checkpoint, *template)
     write_modules(checkpoint, {"pooling_mode": "lasttoken"})
-    run_dir, exported_dir = round_trip(tmp_path)
+    run_dir, exported_dir = round_trip(checkpoint)
     ids = transformers.AutoTokenizer.from_pretrained(checkpoint)(TEXTS[0])["input_ids"]
     assert transformers.AutoTokenizer.from_pretrained(exported_dir)(TEXTS[0])["input_ids"] == ids
     expected = reference_vectors(model, checkpoint, "lasttoken", False)
@@ -194,18 +195,11 @@ def test_template_of_model_without_head(template, tmp_path):
         assert run.attention_maps("")["self"].weights.size(-1) == 1
 
 
-def test_missing_head_is_refused(tmp_path):
-    make(tmp_path, "MistralConfig", **BARE_DECODERS["MistralConfig"])
-    edit_weights(tmp_path, lambda tensors: tensors.pop("lm_head.weight"))
-    with pytest.raises(UserError, match=r"missing: lm_head\.weight"):
-        ph.load(tmp_path)
-
-
 def test_prompts_precede_texts(tmp_path, capsys):
     checkpoint = tmp_path / "checkpoint"
     model = make_bert(checkpoint, {"pooling_mode": "mean"})
     write_json(checkpoint / PROMPT_FILE, QUERY_DEFAULT | {"similarity_fn_name": "cosine"})
-    run_dir, exported_dir = round_trip(tmp_path)
+    run_dir, exported_dir = round_trip(checkpoint)
     prompts = {"query": "the red: ", "document": ""}
     assert read_json(exported_dir / PROMPT_FILE) == {"prompts": prompts, "default_prompt_name": "query"}
     plain, queries, other = (
@@ -236,7 +230,7 @@ def test_prompt_tokens_excluded_from_pooling(mode, tmp_path):
     checkpoint = tmp_path / "checkpoint"
     model = make_bert(checkpoint, {"pooling_mode": mode, "include_prompt": False})
     write_json(checkpoint / PROMPT_FILE, QUERY_DEFAULT)
-    run_dir, exported_dir = round_trip(tmp_path)
+    run_dir, exported_dir = round_trip(checkpoint)
     assert read_json(exported_dir / "1_Pooling" / "config.json")["include_prompt"] is False
     prompt, plain = "the red: ", reference_vectors(model, checkpoint, mode, False)
     tokenizer, rows = transformers.AutoTokenizer.from_pretrained(checkpoint), []
@@ -276,7 +270,7 @@ def test_vectors_go_through_dense_maps(maps, normalize, tmp_path):
         for layer, (*_, activation) in zip(layers, maps, strict=True):
             expected = ACTIVATIONS[activation](layer(expected))
     expected = expected / expected.norm(dim=1, keepdim=True) if normalize else expected
-    run_dir, exported_dir = round_trip(tmp_path)
+    run_dir, exported_dir = round_trip(checkpoint)
     for directory in (checkpoint, run_dir, exported_dir):
         for fast in (False, True):
             assert_close(ph.load(directory, fast=fast).embed(TEXTS), expected, atol=1e-6)
@@ -289,79 +283,64 @@ def test_vectors_go_through_dense_maps(maps, normalize, tmp_path):
         assert read_json(checkpoint / file) == read_json(exported_dir / file)
 
 
+def edit_map(**changes):
+    return lambda directory: edit_json(directory / "2_Dense" / "config.json", **changes)
+
+
+def rename_map_as_pickle(directory):
+    (directory / "2_Dense/model.safetensors").rename(directory / "2_Dense/pytorch_model.bin")
+
+
+def reorder(*steps):
+    """ColBERT has a map of the vectors of tokens."""
+
+    def change(directory):
+        modules = read_json(directory / "modules.json")
+        write_json(directory / "modules.json", [modules[i] for i in steps])
+
+    return change
+
+
+OF_TOKENS = "2_Dense applies to token embeddings; only linear maps of the text"
+
+
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("change", "message"),
     [
-        ({"in_features": 12}, "in_features is 12, expected 16, the only supported value"),
-        ({"use_residual": True}, "use_residual is true, expected false"),
-        ({"module_input_name": "token_embeddings"}, "module_input_name is 'token_embeddings', expected"),
-        ({"activation_function": "mine.Tanh"}, "'mine.Tanh', expected one of Identity, Tanh, ReLU, GELU"),
-        ({"out_features": 7}, r"with another shape: 2_Dense/linear.bias \[12\], expected \[7\]"),
-        ({"rank": 7}, "'rank' unknown"),
+        (edit_map(in_features=12), "in_features is 12, expected 16, the only supported value"),
+        (edit_map(use_residual=True), "use_residual is true, expected false"),
+        (edit_map(module_input_name="token_embeddings"), "module_input_name is 'token_embeddings', expected"),
+        (
+            edit_map(activation_function="mine.Tanh"),
+            "'mine.Tanh', expected one of Identity, Tanh, ReLU, GELU",
+        ),
+        (edit_map(out_features=7), r"with another shape: 2_Dense/linear.bias \[12\], expected \[7\]"),
+        (edit_map(rank=7), "'rank' unknown"),
+        (rename_map_as_pickle, "has no 2_Dense/model.safetensors, only pytorch_model.bin: pickle files can"),
+        (reorder(0, 1, 3, 2), "Dense applies to normalized vectors"),
+        (reorder(0, 2), OF_TOKENS),
+        (reorder(0, 2, 1), OF_TOKENS),
     ],
 )
-def test_unsupported_dense_maps_are_refused(changes, message, tmp_path):
-    make_bert(tmp_path, {"pooling_mode": "mean"}, "Dense")
+def test_unsupported_dense_maps_are_refused(change, message, tmp_path):
+    make_bert(tmp_path, {"pooling_mode": "mean"}, "Dense", "Normalize")
     write_dense(tmp_path, ONE_MAP)
-    edit_json(tmp_path / "2_Dense" / "config.json", **changes)
+    change(tmp_path)
     with pytest.raises(UserError, match=message):
         ph.load(tmp_path)
 
 
-def test_pickled_dense_map_is_refused(tmp_path):
-    make_bert(tmp_path, {"pooling_mode": "mean"}, "Dense")
-    write_dense(tmp_path, ONE_MAP)
-    (tmp_path / "2_Dense" / "model.safetensors").rename(tmp_path / "2_Dense" / "pytorch_model.bin")
-    message = "has no 2_Dense/model.safetensors, only pytorch_model.bin: pickle files can run code"
-    with pytest.raises(UserError, match=message):
-        ph.load(tmp_path)
-
-
-def test_classifier_starts_without_dense_maps(tmp_path):
+def test_dense_maps_are_of_vectors_alone(tmp_path, capsys):
+    """A classifier that starts from them has none, and other formats refuse them."""
     checkpoint = tmp_path / "checkpoint"
     make_bert(checkpoint, {"pooling_mode": "mean"}, "Dense")
     write_dense(checkpoint, ONE_MAP)
-    rows = "".join(f"{i % 2}\t{text}\n" for i, text in enumerate(TEXTS * 4))
-    (tmp_path / "texts.tsv").write_text(f"label\ttext\n{rows}")
-    files = {split: [str(tmp_path / "texts.tsv")] for split in ("train", "valid")}
-    recipe = {
-        "task": "classification",
-        "data": {**files, "label": "label", "text": "text"},
-        "init_from": str(checkpoint),
-        "out": str(tmp_path / "out"),
-        "train": {"steps": 2, "max_tokens": 64},
-    }
-    write_json(tmp_path / "recipe.yaml", recipe)
-    assert main(["train", str(tmp_path / "recipe.yaml")]) == 0
-    config = ph.load(tmp_path / "out").config
-    assert (len(ph.load(checkpoint).config.dense), config.dense, config.d_model) == (1, (), 16)
-
-
-@pytest.mark.parametrize(
-    ("steps", "message"),
-    [
-        ([0, 1, 3, 2], "Dense applies to normalized vectors"),
-        ([0, 2], "2_Dense applies to token embeddings; only linear maps of the text"),
-        ([0, 2, 1], "2_Dense applies to token embeddings; only linear maps of the text"),
-    ],
-    ids=["after normalization", "without pooling", "before pooling"],
-)
-def test_dense_map_in_other_order_is_refused(steps, message, tmp_path):
-    """ColBERT has one of the vectors of tokens."""
-    make_bert(tmp_path, {"pooling_mode": "mean"}, "Dense", "Normalize")
-    write_dense(tmp_path, ONE_MAP)
-    modules = read_json(tmp_path / "modules.json")
-    write_json(tmp_path / "modules.json", [modules[i] for i in steps])
-    with pytest.raises(UserError, match=message):
-        ph.load(tmp_path)
-
-
-@pytest.mark.parametrize("target", ["onnx", "ctranslate2"])
-def test_other_formats_refuse_dense_maps(target, tmp_path, capsys):
-    make_bert(tmp_path / "checkpoint", {"pooling_mode": "mean"}, "Dense")
-    write_dense(tmp_path / "checkpoint", ONE_MAP)
-    assert main(["export", str(tmp_path / "checkpoint"), str(tmp_path / "out"), "--to", target]) == 2
-    assert "dense" in capsys.readouterr().err
+    run, _ = train_classifier(tmp_path)
+    assert (len(ph.load(checkpoint).config.dense), run.config.dense, run.config.d_model) == (1, (), 16)
+    for target in ("onnx", "ctranslate2"):
+        capsys.readouterr()
+        assert main(["export", str(checkpoint), str(tmp_path / "out"), "--to", target]) == 2
+        assert "dense" in capsys.readouterr().err
 
 
 def test_unnamed_prompt_is_exported_under_its_text(tmp_path):
@@ -373,26 +352,6 @@ def test_unnamed_prompt_is_exported_under_its_text(tmp_path):
     config = read_json(exported_dir / PROMPT_FILE)
     assert config == {"prompts": {"a dog: ": "a dog: "}, "default_prompt_name": "a dog: "}
     assert ph.load(exported_dir).generation.prompt_text == "a dog: "
-
-
-WRONG_DEFAULT = {"prompts": {"query": "a: "}, "default_prompt_name": "querry"}
-
-
-@pytest.mark.parametrize(
-    ("file", "content", "message"),
-    [
-        (PROMPT_FILE, {"prompts": ["a: "]}, r"prompts is \['a: '\], expected an object of strings by name"),
-        (PROMPT_FILE, {"prompts": {"a": 1}}, "expected an object of strings by name"),
-        (PROMPT_FILE, WRONG_DEFAULT, "is 'querry', expected one of query; did you mean 'query'?"),
-        (LENGTH_FILE, {"max_seq_length": "64"}, "max_seq_length is '64', expected an integer"),
-        (LENGTH_FILE, {"do_lower_case": 1}, "do_lower_case is 1, expected true or false"),
-    ],
-)
-def test_wrong_types_are_refused(file, content, message, tmp_path):
-    make_bert(tmp_path, {"pooling_mode": "mean"})
-    write_json(tmp_path / file, content)
-    with pytest.raises(UserError, match=message):
-        ph.load(tmp_path)
 
 
 TWO_MODES = {OLDER_KEYS["cls"]: True, OLDER_KEYS["max"]: True}
@@ -425,24 +384,34 @@ def test_lowercasing_absent_from_tokenizer_warns(tmp_path, caplog):
     assert len(caplog.messages) == 1 and message in caplog.messages[0]
 
 
+WRONG_DEFAULT = {"prompts": {"query": "a: "}, "default_prompt_name": "querry"}
+NO_LIST = "modules.json must be a JSON list of objects"
+
+
 @pytest.mark.acceptance("F6")
+@pytest.mark.whole
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("file", "content", "message"),
     [
-        ("{}", "modules.json must be a JSON list of objects"),
-        ("[1]", "modules.json must be a JSON list of objects"),
-        ("[", "modules.json is not valid JSON"),
-        ('[{"type": "a.Pooling", "path": "../other"}]', "is a link to a file outside the checkpoint"),
-        ('[{"type": "a.Pooling", "path": "/etc"}]', None),
-        ('[{"type": "a.Pooling", "path": 5}]', None),
+        (PROMPT_FILE, {"prompts": ["a: "]}, r"prompts is \['a: '\], expected an object of strings by name"),
+        (PROMPT_FILE, {"prompts": {"a": 1}}, "expected an object of strings by name"),
+        (PROMPT_FILE, WRONG_DEFAULT, "is 'querry', expected one of query; did you mean 'query'?"),
+        (LENGTH_FILE, {"max_seq_length": "64"}, "max_seq_length is '64', expected an integer"),
+        (LENGTH_FILE, {"do_lower_case": 1}, "do_lower_case is 1, expected true or false"),
+        ("modules.json", {}, NO_LIST),
+        ("modules.json", [1], NO_LIST),
+        ("modules.json", "[", "modules.json is not valid JSON"),
+        ("modules.json", [{"type": "a.Pooling", "path": "../other"}], "is a link to a file outside the"),
+        ("modules.json", [{"type": "a.Pooling", "path": "/etc"}], None),
+        ("modules.json", [{"type": "a.Pooling", "path": 5}], None),
     ],
 )
-def test_damaged_modules_stay_inside_checkpoint(content, message, tmp_path):
+def test_damaged_files_are_refused(file, content, message, tmp_path):
     checkpoint = tmp_path / "checkpoint"
     make_bert(checkpoint, {"pooling_mode": "cls"})
     (tmp_path / "other").mkdir()
     write_json(tmp_path / "other" / "config.json", {"pooling_mode": "max"})
-    (checkpoint / "modules.json").write_text(content)
+    (checkpoint / file).write_text(content if content == "[" else json.dumps(content))
     if message is None:
         assert ph.load(checkpoint).generation.pooling == "mean"
     else:

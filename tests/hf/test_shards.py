@@ -16,12 +16,9 @@ def test_sizes_are_parsed():
     sizes = {"5GB": 5 * 10**9, "500MB": 5 * 10**8, "1.5kb": 1500, "2GiB": 1 << 31, " 3 MiB ": 3 << 20}
     for text, size in (sizes | {"1TB": 10**12}).items():
         assert parse_size(text) == size, text
-
-
-@pytest.mark.parametrize("text", ["", "5", "GB", "-1GB", "0GB", "0.0001KB", "2 gigabytes", "1e3GB"])
-def test_invalid_size_is_refused(text):
-    with pytest.raises(UserError, match="is not a number above 0 with a unit, one of KB, MB, GB"):
-        parse_size(text)
+    for text in ("", "5", "GB", "-1GB", "0GB", "0.0001KB", "2 gigabytes", "1e3GB"):
+        with pytest.raises(UserError, match="is not a number above 0 with a unit, one of KB, MB, GB"):
+            parse_size(text)
 
 
 def test_files_are_filled_in_order():
@@ -90,10 +87,3 @@ def test_interrupted_export_is_removed(gpt2, tmp_path, monkeypatch):
     assert main(command) == 0
     assert set(tmp_path.iterdir()) == entries | {tmp_path / "exported"}
     assert len(list((tmp_path / "exported").glob("model-*-of-*.safetensors"))) > 2
-
-
-def test_invalid_size_at_verb(gpt2, tmp_path, capsys):
-    assert main(["export", str(gpt2), str(tmp_path / "exported"), "--shard-size", "much"]) == 2
-    message = "polyhead: the size 'much' is not a number above 0 with a unit, one of KB"
-    assert capsys.readouterr().err.startswith(message)
-    assert not (tmp_path / "exported").exists()

@@ -20,16 +20,16 @@ GetTokenizer = Callable[[str], Tokenizer]
 
 
 @pytest.fixture(scope="session")
-def texts() -> list[str]:
+def texts():
     return TEXTS
 
 
 @cache
-def tokenizer_of_kind(kind: str) -> Tokenizer:
+def tokenizer_of_kind(kind):
     return train_tokenizer(TEXTS, Choice(kind), 400)
 
 
 @pytest.fixture(scope="session")
-def get_tokenizer() -> GetTokenizer:
+def get_tokenizer():
     """A tokenizer of each kind, trained once."""
     return tokenizer_of_kind

@@ -1,4 +1,5 @@
 import json
+import shutil
 from unittest.mock import Mock
 
 import pytest
@@ -50,6 +51,7 @@ RULES, CONFIG = "tokenizer.json", "tokenizer_config.json"
     ("damage", "message"),
     [
         (lambda directory: (directory / RULES).unlink(), "no tokenizer.json"),
+        (shutil.rmtree, "no tokenizer.json"),
         (lambda directory: (directory / CONFIG).unlink(), "no tokenizer_config.json"),
         (truncate_rules, "tokenizer.json is not valid JSON"),
         (write(RULES, "[]"), "tokenizer.json cannot be read"),
@@ -68,8 +70,3 @@ def test_damaged_directory_is_refused(damage, message, get_tokenizer, tmp_path):
     with pytest.raises(UserError, match=message) as error:
         Tokenizer.load(tmp_path)
     assert "\n" not in str(error.value)
-
-
-def test_missing_directory_is_refused(tmp_path):
-    with pytest.raises(UserError, match=r"no tokenizer\.json"):
-        Tokenizer.load(tmp_path / "missing")

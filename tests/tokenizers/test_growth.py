@@ -11,7 +11,8 @@ FAMILIES = {
     "letter": "a", "letters": "ab", "carets": "^", "blanks": " ", "lines": "\n", "digits": "1234567890",
     "accents": "e\u0301",
     "marks": "\u0301", "joined": "👩\u200d", "wide": "我们今天", "signs": "!?.,;:'\"-–“”", "masks": "<mask>",
-    "specials": "</s><s><pad>", "marker": "<|im_start|>user\n<start_of_turn>[INST] <",
+    "specials": "</s><s><pad><mask>", "marker": "<|im_start|>user\n<start_of_turn>[INST] <",
+    "replacement": "\ufffd",
 }  # fmt: skip
 KINDS = ["bpe", "byte", "char", "unigram", "wordpiece"]
 

@@ -47,16 +47,12 @@ def test_incomplete_characters_as_in_decoding(raw):
         assert tokenizer.token_bytes.decode(ids[:end]) == tokenizer.decode([ids[:end]])[0]
 
 
-@pytest.mark.parametrize("kind", ["char", "unigram", "wordpiece"])
-def test_other_kinds_have_no_token_bytes(kind):
-    assert plain(kind).token_bytes is None
-
-
 def test_other_decoders_have_no_token_bytes():
     inner = tokenizers.Tokenizer.from_str(plain("bpe").tokenizer_json)
     inner.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Replace("dog", "cat")])
     tokenizer = Tokenizer(inner)
-    assert tokenizer.token_bytes is None
+    others = [plain(kind) for kind in ("char", "unigram", "wordpiece")]
+    assert all(one.token_bytes is None for one in (tokenizer, *others))
     stream = Detokenizer.for_tokenizer(tokenizer, [], [])
     ids = tokenizer.encode(["the dog"])[0]
     assert "".join([*map(stream.feed, ids), stream.flush()]) == tokenizer.decode([ids])[0] == "the cat"

@@ -11,10 +11,6 @@ from polyhead.tokenizers.train_tokenizer import train_tokenizer
 KINDS = TOKENIZER.names()
 
 
-def test_registered_kinds():
-    assert KINDS == ["bpe", "byte", "char", "unigram", "wordpiece"]
-
-
 def test_wordpiece_splits_han_characters(get_tokenizer):
     tokenizer = get_tokenizer("wordpiece")
     assert tokenizer.ids_to_tokens(tokenizer.encode(["我们今天"])[0]) == ["▁", "我", "们", "今", "天"]
@@ -55,17 +51,14 @@ def test_lowercase_option(kind):
     assert tokenizer.decode(tokenizer.encode(["The ÄRGER"])) == ["the ärger"]
 
 
-def test_min_frequency_drops_rare_symbols():
-    chars = train_tokenizer(["aaab", "aac"], Choice("char", min_frequency=2), 100)
-    assert chars.ids_to_tokens(range(5, chars.vocab_size)) == ["a"]
-    sizes = [train_tokenizer(["zyx zyx"], Choice("bpe", min_frequency=n), 300).vocab_size for n in (1, 3)]
-    assert sizes[1] == 261 < sizes[0]
-
-
 def test_char_has_most_frequent_characters():
     tokenizer = train_tokenizer(["aaabbc"], Choice("char"), 7)
     assert tokenizer.ids_to_tokens(range(tokenizer.vocab_size)) == [*SPECIAL_TOKENS, "a", "b"]
     assert tokenizer.encode(["cab"]) == [[tokenizer.unk_id, 5, 6]]
+    chars = train_tokenizer(["aaab", "aac"], Choice("char", min_frequency=2), 100)
+    assert chars.ids_to_tokens(range(5, chars.vocab_size)) == ["a"]
+    sizes = [train_tokenizer(["zyx zyx"], Choice("bpe", min_frequency=n), 300).vocab_size for n in (1, 3)]
+    assert sizes[1] == 261 < sizes[0]
 
 
 @pytest.mark.parametrize(("kind", "size"), [("bpe", 100), ("char", 5), ("unigram", 50), ("wordpiece", 50)])
@@ -73,6 +66,8 @@ def test_too_small_vocab_size_is_refused(kind, size, texts):
     message = r"vocab_size is \d+, but \d+ single symbols and 5 special tokens need \d+"
     with pytest.raises(UserError, match=message):
         train_tokenizer(texts, Choice(kind), size)
+    with pytest.raises(UserError, match="'nfd' is not one of none, nfc, nfkc"):
+        train_tokenizer(["a"], Choice(kind, normalize="nfd"), 300)
 
 
 SENTENCES = [
@@ -107,8 +102,3 @@ def test_normalize_option(kind, form):
     assert plain.decode(plain.encode([text])) == [text]
     lower = train_tokenizer([text] * 9, Choice(kind, normalize=option, lowercase=True), 500)
     assert lower.decode(lower.encode([text])) == [expected.lower()]
-
-
-def test_unknown_normalization_is_refused():
-    with pytest.raises(UserError, match="'nfd' is not one of none, nfc, nfkc"):
-        train_tokenizer(["a"], Choice("bpe", normalize="nfd"), 300)

@@ -30,10 +30,7 @@ def log_prob(pieces):
 def test_score_without_piece_is_best_other_segmentation(piece):
     other_segmentations = [pieces for pieces in segmentations(piece) if pieces != [piece]]
     assert _score_without(piece, SCORES) == pytest.approx(max(map(log_prob, other_segmentations)))
-
-
-def test_single_character_has_no_other_segmentation():
-    assert _score_without("a", SCORES) == -math.inf
+    assert _score_without(piece[0], SCORES) == -math.inf  # a character has no other segmentation
 
 
 def test_counts_follow_the_most_probable_segmentations():
@@ -65,8 +62,5 @@ def test_frequent_words_become_pieces():
     assert len(pieces) <= 16 and {"▁the", "▁dog"} <= set(pieces)
     assert "▁xyzzy" not in pieces
     assert sum(math.exp(score) for score in pieces.values()) == pytest.approx(1.0, abs=1e-9)
-
-
-def test_pieces_have_maximum_length():
-    pieces = learn_pieces({"▁abababab": 100, "▁abab": 50}, sorted("▁ab"), 50, 4)
-    assert max(len(piece) for piece, _ in pieces) <= 4
+    short_pieces = learn_pieces({"▁abababab": 100, "▁abab": 50}, sorted("▁ab"), 50, 4)
+    assert max(len(piece) for piece, _ in short_pieces) <= 4

@@ -37,12 +37,9 @@ def test_kinds_with_unknown_tokens(kind):
     assert (count_unknown(TEXTS, tokenizer).unknown > 0) == (tokenizer.unknown_id is not None)
 
 
-def test_byte_fallback_has_no_unknown_token():
+def test_byte_fallback_and_end_are_not_unknown():
     tokenizer = train_tokenizer(["abc abc"] * 9, Choice("unigram", byte_fallback=True), 400)
     assert tokenizer.unknown_id is None and count_unknown(TEXTS, tokenizer).unknown == 0
-
-
-def test_end_token_is_not_unknown():
     inner = tokenizers.Tokenizer(models.BPE({"<end>": 0, "a": 1}, [], unk_token="<end>"))
     assert Tokenizer(inner, {"eos_token": "<end>"}).unknown_id is None
     assert Tokenizer(inner, {"unk_token": "<end>"}).unknown_id == 0

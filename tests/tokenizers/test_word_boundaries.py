@@ -86,6 +86,16 @@ def test_bytes_of_one_character_stay_together(get_tokenizer):
     assert starts.tolist() == expected
 
 
+def test_sentence_ends_and_spaces_before_words(get_tokenizer):
+    tokenizer = get_tokenizer("bpe")
+    ids = np.array(tokenizer.encode(["It's 3.\nShe said: “no!” 公园。Two"])[0])
+    ends = ids[find_word_boundaries(tokenizer).ends_sentence[ids]]
+    tokens = [tokenizer._inner.decoder.decode([token]) for token in tokenizer.ids_to_tokens(ends)]
+    assert "".join(tokens).replace("”", "") == ".\n!。"
+    kinds = {"bpe": True, "wordpiece": True, "unigram": True, "byte": False, "char": False}
+    assert {kind: find_word_boundaries(get_tokenizer(kind)).has_blank_before for kind in kinds} == kinds
+
+
 @pytest.mark.parametrize("kind", TOKENIZER.names())
 def test_special_tokens_separate_words(kind, get_tokenizer):
     t = get_tokenizer(kind)
@@ -96,19 +106,6 @@ def test_special_tokens_separate_words(kind, get_tokenizer):
     assert not boundaries.starts_word[inner]
     starts = boundaries.find_word_starts(np.array([t.bos_id, inner, inner, t.eos_id]))
     assert starts.tolist()[:2] == [True, True]
-
-
-def test_kinds_with_space_before_words(get_tokenizer):
-    kinds = {"bpe": True, "wordpiece": True, "unigram": True, "byte": False, "char": False}
-    assert {kind: find_word_boundaries(get_tokenizer(kind)).has_blank_before for kind in kinds} == kinds
-
-
-def test_sentence_ends(get_tokenizer):
-    tokenizer = get_tokenizer("bpe")
-    ids = np.array(tokenizer.encode(["It's 3.\nShe said: “no!” 公园。Two"])[0])
-    ends = ids[find_word_boundaries(tokenizer).ends_sentence[ids]]
-    tokens = [tokenizer._inner.decoder.decode([token]) for token in tokenizer.ids_to_tokens(ends)]
-    assert "".join(tokens).replace("”", "") == ".\n!。"
 
 
 def published_tokenizer(kind):

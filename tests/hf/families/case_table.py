@@ -1,12 +1,11 @@
 """Tables of reference configs by family: lines of [config, ..., base, changes of the base]."""
 
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 
-def read_table(name: str) -> tuple[dict[str, dict[str, Any]], dict[str, list[list[Any]]]]:
+def read_table(name):
     """The bases of a table, and its rows by family with the sizes of their base filled in."""
     families = yaml.safe_load((Path(__file__).parent / name).read_text(encoding="utf-8"))
     bases = families.pop("bases")

@@ -14,12 +14,13 @@ from tests.hf.families.laws import (
     is_first,
     is_first_or_sampled,
     list_rows,
+    open_reference,
     over,
     padding_mask,
     round_trip,
     slow_unless,
 )
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 
 import polyhead as ph
 from polyhead import Choice
@@ -202,14 +203,11 @@ class CausalFamily(FamilyLaws):
         reference, tokens = make(checkpoint, case.config, **case.sizes), torch.randint(5, 300, (2, 15))
         run_dir, exported_dir = round_trip(checkpoint)
         assert_same_tensors(checkpoint, exported_dir)
-        exported_model, info = AutoModelForCausalLM.from_pretrained(
-            exported_dir, output_loading_info=True, attn_implementation="eager"
-        )
-        assert not any(info.values()), info
+        exported_model = open_reference("AutoModelForCausalLM", exported_dir, attn_implementation="eager")
         assert type(exported_model) is type(reference)
         with torch.no_grad():
             expected = reference(tokens).logits
-            torch.testing.assert_close(exported_model.eval()(tokens).logits, expected, rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(exported_model(tokens).logits, expected, rtol=1e-5, atol=1e-6)
         assert (exported_model.config.eos_token_id, exported_model.config.bos_token_id) == (2, 1)
         if getattr(reference.config, "rope_parameters", None):
             check_older_rope_keys(reference.config, json.loads((exported_dir / "config.json").read_text()))

@@ -13,6 +13,7 @@ from tests.hf.families.laws import (
     half_dtype,
     is_first_or_sampled,
     list_rows,
+    open_reference,
     over,
     padding_mask,
     round_trip,
@@ -191,17 +192,14 @@ class EncoderFamily(FamilyLaws):
 
     @over(first_rows_of_heads)
     def test_from_pretrained_opens_exported_run(self, case, tmp_path):
-        checkpoint, auto = tmp_path / "checkpoint", getattr(transformers, case.auto)
+        checkpoint = tmp_path / "checkpoint"
         reference, tokens = make_encoder(checkpoint, case), torch.randint(5, VOCABULARY, (2, 15))
         _, exported_dir = round_trip(checkpoint)
         assert_same_tensors(checkpoint, exported_dir, duplicates=unread_bias)
-        exported_model, info = auto.from_pretrained(exported_dir, output_loading_info=True)
-        assert not any(info.values()), info
+        exported_model = open_reference(case.auto, exported_dir)
         assert type(exported_model) is type(reference)
         with torch.no_grad():
-            output, expected = (
-                reference_output(model, tokens) for model in (exported_model.eval(), reference)
-            )
+            output, expected = (reference_output(model, tokens) for model in (exported_model, reference))
             torch.testing.assert_close(output, expected, rtol=1e-5, atol=1e-6)
         assert exported_model.config.id2label == reference.config.id2label
         first, second = (
@@ -218,14 +216,19 @@ class EncoderFamily(FamilyLaws):
     def test_classifier_trained_from_masked_model_exports(self, case, tmp_path):
         make_encoder(tmp_path / "checkpoint", case)
         run, exported_dir = train_classifier(tmp_path)
-        reference, info = getattr(transformers, CLASSES).from_pretrained(
-            exported_dir, output_loading_info=True
-        )
-        assert not any(info.values()), info
+        reference = open_reference(CLASSES, exported_dir)
         pooling = {"ModernBertConfig": "cls", "EuroBertConfig": "late"}.get(case.config)
         expected_pooling = case.sizes.get("classifier_pooling", pooling)
         assert getattr(reference.config, "classifier_pooling", None) == expected_pooling
         check_classifier(run, reference, exported_dir)
+
+
+def train_recipe(directory, *overrides, **recipe):
+    """The run of a training that starts from ``checkpoint``, in ``run``."""
+    recipe |= {"init_from": str(directory / "checkpoint"), "out": str(directory / "run")}
+    (directory / "recipe.yaml").write_text(json.dumps(recipe))
+    assert main(["train", str(directory / "recipe.yaml"), *overrides]) == 0
+    return ph.load(directory / "run")
 
 
 def train_classifier(directory, *overrides):
@@ -233,17 +236,10 @@ def train_classifier(directory, *overrides):
     lines = (f"{'merry' if i % 2 else 'sad'}\t{text}\n" for i, text in enumerate(TEXTS * 4))
     (directory / "text.tsv").write_text("".join(lines))
     data = {"root": str(directory), "train": "text.tsv", "valid": "text.tsv", "label": 0, "text": [1]}
-    recipe = {
-        "task": "classification",
-        "init_from": str(directory / "checkpoint"),
-        "data": data,
-        "out": str(directory / "run"),
-        "train": {"steps": 2, "max_tokens": 128},
-    }
-    (directory / "recipe.yaml").write_text(json.dumps(recipe))
-    assert main(["train", str(directory / "recipe.yaml"), *overrides]) == 0
+    train = {"steps": 2, "max_tokens": 128}
+    run = train_recipe(directory, *overrides, task="classification", data=data, train=train)
     assert main(["export", str(directory / "run"), str(directory / "exported")]) == 0
-    return ph.load(directory / "run"), directory / "exported"
+    return run, directory / "exported"
 
 
 def check_classifier(run, reference, directory):
@@ -251,7 +247,7 @@ def check_classifier(run, reference, directory):
     tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
     for text in TEXTS:
         with torch.no_grad():
-            probabilities = reference.eval()(**tokenizer(text, return_tensors="pt")).logits.softmax(-1)[0]
+            probabilities = reference(**tokenizer(text, return_tensors="pt")).logits.softmax(-1)[0]
         names = [reference.config.id2label[i] for i in range(len(probabilities))]
         expected = dict(zip(names, probabilities.tolist(), strict=True))
         assert run.classify([text])[0].probabilities == pytest.approx(expected, abs=1e-5)

@@ -6,11 +6,11 @@ are compared with the logits of the reference. All rows meet all laws with ``--a
 
 import zlib
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file
 
 from polyhead.cli import main
@@ -18,21 +18,21 @@ from polyhead.cli import main
 Rows = Callable[[Iterable[str]], list[Any]]
 
 
-def over(rows: Rows) -> Callable[[Any], Any]:
+def over(rows):
     """Run a test for each row of the families that its class names."""
 
-    def mark(test: Any) -> Any:
+    def mark(test):
         test.rows = rows
         return test
 
     return mark
 
 
-def list_rows(cases: dict[str, list[Any]], names: Iterable[str]) -> list[Any]:
+def list_rows(cases, names):
     return [pytest.param(case, id=f"{name}-{i}") for name in names for i, case in enumerate(cases[name])]
 
 
-def slow_unless(condition: Callable[[Any], bool], rows: Iterable[Any]) -> list[Any]:
+def slow_unless(condition, rows):
     """The same rows, of which those that do not meet the condition run with ``--all`` alone."""
     return [
         row if condition(row) else pytest.param(*row.values, id=row.id, marks=pytest.mark.slow)
@@ -40,11 +40,11 @@ def slow_unless(condition: Callable[[Any], bool], rows: Iterable[Any]) -> list[A
     ]
 
 
-def is_first(row: Any) -> bool:
+def is_first(row):
     return str(row.id).endswith("-0")
 
 
-def is_first_or_sampled(row: Any) -> bool:
+def is_first_or_sampled(row):
     return is_first(row) or zlib.crc32(row.id.encode()) % 2 == 0
 
 
@@ -53,19 +53,19 @@ class FamilyLaws:
 
     names: tuple[str, ...] = ()
 
-    def __init_subclass__(cls) -> None:
+    def __init_subclass__(cls):
         for name in dir(cls):
             rows = getattr(getattr(cls, name), "rows", None)
             if rows and cls.names and not rows(cls.names):
                 setattr(cls, name, None)
 
-    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+    def pytest_generate_tests(self, metafunc):
         rows = getattr(metafunc.function, "rows", None)
         if rows:
             metafunc.parametrize("case", rows(self.names))
 
 
-def round_trip(checkpoint: Path, *options: str) -> tuple[Path, Path]:
+def round_trip(checkpoint, *options):
     """A checkpoint imported as a run and exported again: both directories."""
     run_dir, exported_dir = checkpoint.parent / "run", checkpoint.parent / "exported"
     assert main(["import", str(checkpoint), str(run_dir)]) == 0
@@ -73,12 +73,12 @@ def round_trip(checkpoint: Path, *options: str) -> tuple[Path, Path]:
     return run_dir, exported_dir
 
 
-def half_dtype(number: int) -> tuple[str, torch.dtype]:
+def half_dtype(number):
     """bf16 and fp16 in turn."""
     return [("bf16", torch.bfloat16), ("fp16", torch.float16)][number % 2]
 
 
-def assert_same_tensors(first: Path, second: Path, duplicates: Callable[[str], str] = str) -> None:
+def assert_same_tensors(first, second, duplicates=str):
     """The weights of two checkpoints are equal bit by bit, types included.
 
     ``duplicates`` gives for a tensor that no code reads the name of the one that is written in its place.
@@ -91,7 +91,14 @@ def assert_same_tensors(first: Path, second: Path, duplicates: Callable[[str], s
         assert torch.equal(tensor.view(torch.uint8), actual[name].view(torch.uint8)), name
 
 
-def padding_mask(side: str, lengths: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+def open_reference(auto, directory, **options):
+    """The reference opens a directory: every weight is there, and no other."""
+    model, info = getattr(transformers, auto).from_pretrained(directory, output_loading_info=True, **options)
+    assert not any(info.values()), info
+    return model.eval()
+
+
+def padding_mask(side, lengths, width):
     """(B,) -> mask of real tokens and their positions, both (B, T)."""
     column = torch.arange(width)
     mask = column >= width - lengths[:, None] if side == "left" else column < lengths[:, None]

@@ -4,6 +4,7 @@ import transformers
 from tests.hf.conftest import TEXTS, VOCABULARY, edit_weights, random_run
 from tests.hf.families.encoders import assert_close, make_encoder, reference_output
 from tests.hf.families.encoders_cases import CASES, DEBERTA
+from tests.hf.families.laws import open_reference
 from tests.hf.save_helpers import CONFIGS, model_config
 
 import polyhead as ph
@@ -112,8 +113,7 @@ def test_exported_encoder_opens_in_reference(family, auto, parts, tmp_path):
     run_dir, exported_dir = tmp_path / "run", tmp_path / "exported"
     original.save(run_dir)
     assert main(["export", str(run_dir), str(exported_dir)]) == 0
-    reference, info = getattr(transformers, auto).from_pretrained(exported_dir, output_loading_info=True)
-    assert not any(info.values()), info
+    reference = open_reference(auto, exported_dir)
     run, tokenizer = ph.load(run_dir), transformers.AutoTokenizer.from_pretrained(exported_dir)
     # both tokenizers put the same tokens around texts
     inputs, (first, second) = tokenizer(*TEXTS[:2], return_tensors="pt"), run.tokenizer.encode(TEXTS[:2])
@@ -124,7 +124,7 @@ def test_exported_encoder_opens_in_reference(family, auto, parts, tmp_path):
         assert segments[0].tolist() == [0] * (len(first) + 2) + [1] * (len(second) + 1)
     with torch.no_grad():
         output = original.model.eval()(inputs["input_ids"], None, segments)
-        assert_close(output, reference_output(reference.eval(), **inputs))
+        assert_close(output, reference_output(reference, **inputs))
     if run.config.labels:
         assert tuple(reference.config.id2label.values()) == run.config.labels
         (expected,), (actual,) = (one.classify([tuple(TEXTS[:2])]) for one in (run, ph.load(exported_dir)))

@@ -1,13 +1,10 @@
-import json
-
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file
 from tests.hf.conftest import TEXTS, VOCABULARY, edit_json, edit_weights
-from tests.hf.families.encoders import assert_close, make_encoder
+from tests.hf.families.encoders import assert_close, make_encoder, train_recipe, unread_bias
 from tests.hf.families.encoders_cases import BARE, CLASSES, MLM, SIZES, UNTIED_EMBEDDINGS, Case
-from tests.hf.families.laws import assert_same_tensors, round_trip
+from tests.hf.families.laws import assert_same_tensors, open_reference, round_trip
 from tests.hf.families.test_bert import rename_as_in_2018
 
 import polyhead as ph
@@ -15,7 +12,7 @@ from polyhead.cli import main
 from polyhead.core.errors import UserError
 from polyhead.hf.load import load_model
 from polyhead.hf.save import pick_family
-from polyhead.models import MaskedLM, NSPModel
+from polyhead.models import MaskedLM, NSPModel, SentenceEncoder
 from polyhead.nn.state import named_state
 from polyhead.train.init_from import load_init_weights
 
@@ -28,10 +25,6 @@ CASES = [
     ),
     pytest.param(Case("AlbertConfig", PRETRAINING, {**SIZES, "embedding_size": 14}), id="albert"),
 ]
-
-
-def ignored_tensors(directory, *names):
-    return [f"{directory}: ignored tensors that this model does not have: {', '.join(names)}"]
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -60,15 +53,11 @@ def test_export_has_both_heads(case, architecture, tmp_path, caplog):
     reference, tokens = make_encoder(checkpoint, case), torch.randint(5, VOCABULARY, (2, 15))
     edit_json(checkpoint / "config.json", architectures=[prefix + architecture])
     _, exported_dir = round_trip(checkpoint)
-    auto = getattr(transformers, PRETRAINING)
-    exported_model, info = auto.from_pretrained(exported_dir, output_loading_info=True)
-    assert not any(info.values()), info
+    exported_model = open_reference(PRETRAINING, exported_dir)
     assert exported_model.config.architectures == [f"{prefix}PreTraining"]
-    assert_same_tensors(
-        checkpoint, exported_dir, duplicates=lambda name: name.removesuffix("bias") + "decoder.bias"
-    )
+    assert_same_tensors(checkpoint, exported_dir, duplicates=unread_bias)
     with torch.no_grad():
-        outputs = exported_model.eval()(tokens).to_tuple(), reference(tokens).to_tuple()
+        outputs = exported_model(tokens).to_tuple(), reference(tokens).to_tuple()
         for output, expected in zip(*outputs, strict=True):
             assert_close(output, expected)
     assert not caplog.messages
@@ -96,50 +85,39 @@ def test_masked_training_drops_pair_head(tmp_path, capsys):
     make_encoder(tmp_path / "checkpoint", BERT)
     (tmp_path / "text.txt").write_text("\n".join(TEXTS * 4))
     data = {"root": str(tmp_path), "train": "text.txt", "valid": "text.txt", "max_len": 40}
-    recipe = {
-        "task": "masked-lm",
-        "init_from": str(tmp_path / "checkpoint"),
-        "data": data,
-        "out": str(tmp_path / "run"),
-        "train": {"steps": 1, "max_tokens": 128},
-    }
-    (tmp_path / "recipe.yaml").write_text(json.dumps(recipe))
-    assert main(["train", str(tmp_path / "recipe.yaml")]) == 0
+    run = train_recipe(tmp_path, task="masked-lm", data=data, train={"steps": 1, "max_tokens": 128})
     assert "unused: follows" in "".join(capsys.readouterr())
-    assert type(ph.load(tmp_path / "run").model) is MaskedLM
+    assert type(run.model) is MaskedLM
     assert main(["export", str(tmp_path / "run"), str(tmp_path / "exported")]) == 0
-    auto = getattr(transformers, MLM)
-    _, info = auto.from_pretrained(tmp_path / "exported", output_loading_info=True)
-    assert not any(info.values()), info
+    open_reference(MLM, tmp_path / "exported")
 
 
-def test_pooler_without_pair_head_is_ignored(tmp_path, caplog):
+def drop_pair_head(tensors):
     """As in files of transformers 3 that fill masks."""
-    make_encoder(tmp_path, Case("BertConfig", MLM, SIZES))
-
-    def drop_pair_head(tensors):
-        rename_as_in_2018(tensors)
-        del tensors["cls.seq_relationship.weight"], tensors["cls.seq_relationship.bias"]
-
-    edit_weights(tmp_path, drop_pair_head)
-    assert type(ph.load(tmp_path).model) is MaskedLM
-    names = ("bert.pooler.dense.bias", "bert.pooler.dense.weight")
-    assert caplog.messages == ignored_tensors(tmp_path, *names)
+    rename_as_in_2018(tensors)
+    del tensors["cls.seq_relationship.weight"], tensors["cls.seq_relationship.bias"]
 
 
-def test_bare_encoder_ignores_pair_head(tmp_path, caplog):
-    make_encoder(tmp_path, Case("BertConfig", BARE, SIZES))
-    tensors = {f"bert.{name}": x for name, x in load_file(tmp_path / "model.safetensors").items()}
+def add_pair_head(tensors):
+    for name in list(tensors):
+        tensors[f"bert.{name}"] = tensors.pop(name)
     tensors |= {"cls.seq_relationship.weight": torch.ones(2, 24), "cls.seq_relationship.bias": torch.ones(2)}
 
-    def replace(old):
-        old.clear()
-        old.update(tensors)
 
-    edit_weights(tmp_path, replace)
-    assert ph.load(tmp_path).config.pooling is not None
-    names = ("cls.seq_relationship.bias", "cls.seq_relationship.weight")
-    assert caplog.messages == ignored_tensors(tmp_path, *names)
+@pytest.mark.parametrize(
+    ("auto", "change", "model_class", "part"),
+    [
+        (MLM, drop_pair_head, MaskedLM, "bert.pooler.dense"),
+        (BARE, add_pair_head, SentenceEncoder, "cls.seq_relationship"),
+    ],
+)
+def test_unused_part_of_pairs_is_ignored(auto, change, model_class, part, tmp_path, caplog):
+    make_encoder(tmp_path, Case("BertConfig", auto, SIZES))
+    edit_weights(tmp_path, change)
+    run = ph.load(tmp_path)
+    assert type(run.model) is model_class and run.config.pooling is not None
+    ignored = f"ignored tensors that this model does not have: {part}.bias, {part}.weight"
+    assert caplog.messages == [f"{tmp_path}: {ignored}"]
 
 
 def test_other_families_have_no_pair_head(tmp_path):

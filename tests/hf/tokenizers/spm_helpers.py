@@ -5,7 +5,6 @@ import json
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import pytest
 import sentencepiece
@@ -22,11 +21,11 @@ SOURCES = [
 SIDES = {"layers": 1, "attention_heads": 2, "ffn_dim": 24}
 SIZES = {f"{side}_{name}": n for side in ("encoder", "decoder") for name, n in SIDES.items()}
 SIZES |= {"decoder_layers": 2, "d_model": 16, "max_position_embeddings": 64, "num_beams": 1, "max_length": 20}
-SIZES |= {"init_std": 0.4}  # type: ignore[dict-item]
+SIZES |= {"init_std": 0.4}
 
 
 @functools.cache
-def read_lines(name: str, n: int = 400) -> tuple[str, ...]:
+def read_lines(name, n=400):
     """Lines of the documentation, without rows of dashes, which have several segmentations of equal
     probability, and without special tokens.
     """
@@ -35,7 +34,7 @@ def read_lines(name: str, n: int = 400) -> tuple[str, ...]:
 
 
 @functools.cache
-def _spm_model(lines: tuple[str, ...], settings: tuple[tuple[str, Any], ...]) -> bytes:
+def _spm_model(lines, settings):
     options = {key: list(value) if isinstance(value, tuple) else value for key, value in settings}
     with tempfile.TemporaryDirectory() as directory:
         sentencepiece.SentencePieceTrainer.train(
@@ -44,7 +43,7 @@ def _spm_model(lines: tuple[str, ...], settings: tuple[tuple[str, Any], ...]) ->
         return Path(directory, "m.model").read_bytes()
 
 
-def train_spm(directory: Path, name: str, lines: tuple[str, ...], **settings: Any) -> Any:
+def train_spm(directory, name, lines, **settings):
     """Write ``name``.spm; models of the same lines and settings are trained once a process."""
     settings = {"vocab_size": VOCABULARY, "model_type": "unigram", "hard_vocab_limit": False, **settings}
     path = directory / f"{name}.spm"
@@ -52,11 +51,11 @@ def train_spm(directory: Path, name: str, lines: tuple[str, ...], **settings: An
     return sentencepiece.SentencePieceProcessor(model_file=str(path))
 
 
-def piece_ids(model: Any) -> dict[str, int]:
+def piece_ids(model):
     return {model.id_to_piece(i): i for i in range(len(model))}
 
 
-def save_translator(directory: Path, tokenizer: Any, model_class: Any, config: Any) -> Any:
+def save_translator(directory, tokenizer, model_class, config):
     torch.manual_seed(0)
     model = model_class(config).eval()
     model.save_pretrained(directory)
@@ -66,7 +65,7 @@ def save_translator(directory: Path, tokenizer: Any, model_class: Any, config: A
 
 
 @pytest.fixture(scope="module")
-def marian(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Any]:
+def marian(tmp_path_factory):
     """Directory, tokenizer and model of a translator into two languages, as the reference writes it."""
     directory = tmp_path_factory.mktemp("marian")
     files = {"source": "guide.md", "target": "guide.zh-CN.md"}
@@ -84,7 +83,7 @@ def marian(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Any]:
 
 
 @pytest.fixture(scope="module")
-def m2m100(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Any]:
+def m2m100(tmp_path_factory):
     """The same of a model of a hundred languages with merged pieces."""
     directory = tmp_path_factory.mktemp("m2m100")
     model = train_spm(directory, "one", read_lines("guide.md"), model_type="bpe")

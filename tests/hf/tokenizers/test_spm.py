@@ -112,14 +112,17 @@ def before_end(rows, end):
 
 
 def test_marian_has_two_tokenizers(marian):
+    """A character of the vocabulary that is no piece of one side is its token; it never joins a word."""
     directory, reference, _ = marian
     tokenizer, chinese = ph.load(directory).tokenizer, list(CHINESE)
-    ids, target_ids = tokenizer.encode(OTHER_ENGLISH), tokenizer.target_tokenizer.encode(chinese)
-    assert ids == [row[:-1] for row in reference(OTHER_ENGLISH).input_ids]
+    texts, unknown_id = [*OTHER_ENGLISH, "a 安 b", "the 型 dog", "x 的"], tokenizer.unk_id
+    ids, target_ids = tokenizer.encode(texts), tokenizer.target_tokenizer.encode(chinese)
+    assert ids == [row[:-1] for row in reference(texts).input_ids]
     assert target_ids == [row[:-1] for row in reference(text_target=chinese).input_ids]
     assert target_ids != tokenizer.encode(chinese)
     assert tokenizer.decode(ids) == reference.batch_decode(ids, skip_special_tokens=True)
     assert tokenizer.special_ids == [0, 1, *range(tokenizer.vocab_size - 3, tokenizer.vocab_size)]
+    assert not any(unknown_id in row for row in ids[-3:]) and unknown_id in tokenizer.encode(["a 囧 b"])[0]
 
 
 def test_exported_tokenizer_ends_sources(marian, m2m100, tmp_path):
@@ -216,38 +219,44 @@ def retrain(name, **settings):
     return lambda directory: train_spm(directory, name, ENGLISH, **settings)
 
 
-IDS = "{0}/vocab.json must have token ids from 0, including <unk>"
-DAMAGED_WEIGHTS = "{0}/source.spm: it is damaged or not a SentencePiece model"
+def edit_config(**keys):
+    return lambda directory: edit_json(directory / "tokenizer_config.json", **keys)
+
+
+IDS = "vocab.json must have token ids from 0, including <unk>"
+DAMAGED_WEIGHTS = "source.spm: it is damaged or not a SentencePiece model"
+CONFIG = "tokenizer_config.json: "
 
 
 @pytest.mark.acceptance("F6", "F10")
+@pytest.mark.whole
 @pytest.mark.parametrize(
-    ("damage", "message"),
+    ("translator", "damage", "message"),
     [
-        (lambda d: (d / "target.spm").unlink(), "{0} has no target.spm"),
-        (lambda d: (d / "vocab.json").unlink(), "{0} has neither tokenizer.json nor vocab.json"),
-        (lambda d: edit_json(d / "vocab.json", new=True), IDS),
-        (lambda d: edit_json(d / "vocab.json", new=[1]), IDS),
-        (lambda d: (d / "vocab.json").write_text('{"a": 0}'), IDS),
-        (lambda d: (d / "source.spm").write_bytes(b""), DAMAGED_WEIGHTS),
-        (lambda d: (d / "source.spm").write_text("pieces"), DAMAGED_WEIGHTS),
-        (retrain("source", model_type="word"), "{0}/source.spm: a model of kind word; expected unigram"),
-        (retrain("target", byte_fallback=True, vocab_size=800), "{0}/target.spm: a model with byte_fallback"),
-        (retrain("target", treat_whitespace_as_suffix=True), "{0}/target.spm: a model with treat_whitespace"),
-        (
-            lambda d: edit_json(d / "tokenizer_config.json", separate_vocabs=True),
-            "{0}/tokenizer_config.json: separate_vocabs is true, expected false",
-        ),
-        (link_target, "{0}/target.spm is a link to a file outside"),
+        ("marian", lambda d: (d / "target.spm").unlink(), " has no target.spm"),
+        ("marian", lambda d: (d / "vocab.json").unlink(), " has neither tokenizer.json nor vocab.json"),
+        ("marian", lambda d: edit_json(d / "vocab.json", new=True), "/" + IDS),
+        ("marian", lambda d: edit_json(d / "vocab.json", new=[1]), "/" + IDS),
+        ("marian", lambda d: (d / "vocab.json").write_text('{"a": 0}'), "/" + IDS),
+        ("marian", lambda d: (d / "source.spm").write_bytes(b""), "/" + DAMAGED_WEIGHTS),
+        ("marian", lambda d: (d / "source.spm").write_text("pieces"), "/" + DAMAGED_WEIGHTS),
+        ("marian", retrain("source", model_type="word"), "/source.spm: a model of kind word; expected un"),
+        ("marian", retrain("target", byte_fallback=True, vocab_size=800), "/target.spm: a model with byte_f"),
+        ("marian", retrain("target", treat_whitespace_as_suffix=True), "/target.spm: a model with treat_wh"),
+        ("marian", edit_config(separate_vocabs=True), f"/{CONFIG}separate_vocabs is true, expected false"),
+        ("marian", link_target, "/target.spm is a link to a file outside"),
+        ("m2m100", edit_config(language_codes="m2m"), f"/{CONFIG}language_codes is 'm2m', expected one"),
+        ("m2m100", edit_config(language_codes=["en"]), f"/{CONFIG}language_codes is ['en'], expected"),
+        ("m2m100", edit_config(src_lang="eng"), f"/{CONFIG}src_lang is 'eng', expected one of af am"),
     ],
 )
-def test_damaged_files_are_refused(damage, message, marian, tmp_path):
+def test_damaged_files_are_refused(translator, damage, message, request, tmp_path):
     directory = tmp_path / "checkpoint"
-    shutil.copytree(marian[0], directory)
+    shutil.copytree(request.getfixturevalue(translator)[0], directory)
     damage(directory)
     with pytest.raises(UserError) as error:
         ph.load(directory)
-    assert str(error.value).startswith(message.replace("{0}", str(directory)))
+    assert str(error.value).startswith(f"{directory}{message}")
 
 
 def test_random_damage_raises_only_user_errors(tmp_path):
@@ -265,23 +274,6 @@ def test_random_damage_raises_only_user_errors(tmp_path):
             continue
 
 
-@pytest.mark.parametrize(
-    ("keys", "message"),
-    [
-        ({"language_codes": "m2m"}, "language_codes is 'm2m', expected one of m2m100, wmt21"),
-        ({"language_codes": ["en"]}, "language_codes is ['en'], expected"),
-        ({"src_lang": "eng"}, "src_lang is 'eng', expected one of af am"),
-    ],
-)
-def test_unknown_languages_of_m2m100_are_refused(keys, message, m2m100, tmp_path):
-    directory = tmp_path / "checkpoint"
-    shutil.copytree(m2m100[0], directory)
-    edit_json(directory / "tokenizer_config.json", **keys)
-    with pytest.raises(UserError, match=r"tokenizer_config.json: ") as error:
-        ph.load(directory)
-    assert message in str(error.value)
-
-
 def test_both_tokenizers_are_saved(marian, tmp_path, monkeypatch):
     tokenizer, texts = ph.load(marian[0]).tokenizer, list(CHINESE[:30])
     target_tokenizer = tokenizer.target_tokenizer
@@ -296,20 +288,17 @@ def test_both_tokenizers_are_saved(marian, tmp_path, monkeypatch):
             tokenizer.save(tmp_path)
     assert Tokenizer.load(tmp_path).sha256 == tokenizer.sha256
     # alone it serves both sides, and no file of the other one is left
+    (tmp_path / "target_tokenizer.json").unlink()
+    run = ph.load(marian[0])
+    with pytest.raises(UserError, match="run 2 has another tokenizer than run 1"):
+        ensemble_runs([run, Run(run.model, Tokenizer.load(tmp_path), run.generation)])
+    source = Inner.from_str(tokenizer.tokenizer_json)
+    for target, is_equal in ((target_tokenizer, True), (Tokenizer(source, {}), False)):
+        assert (Tokenizer(source, {}, target_tokenizer=target).sha256 == tokenizer.sha256) == is_equal
     target_tokenizer.save(tmp_path)
     single_tokenizer = Tokenizer.load(tmp_path)
     assert single_tokenizer.target_tokenizer is single_tokenizer
     assert single_tokenizer.sha256 == target_tokenizer.sha256 != tokenizer.sha256
-
-
-def test_characters_of_other_side_are_tokens(marian):
-    """A character of the vocabulary that is no piece of this side is its token; it never joins a word."""
-    directory, reference, _ = marian
-    tokenizer, texts = ph.load(directory).tokenizer, ["a 安 b", "the 型 dog", "x 的"]
-    ids = tokenizer.encode(texts)
-    assert ids == [row[:-1] for row in reference(texts).input_ids]
-    assert not any(tokenizer.unk_id in row for row in ids)
-    assert tokenizer.unk_id in tokenizer.encode(["a 囧 b"])[0]
 
 
 def test_target_lengths_use_target_tokenizer(marian, tmp_path, capsys):
@@ -354,15 +343,3 @@ def test_training_needs_one_target_language(marian, tmp_path, capsys):
     first, second = (ph.load(tmp_path / name).tokenizer for name in ("one", "run"))
     assert first.sha256 == second.sha256
     assert first.seq2seq_template == second.seq2seq_template
-
-
-def test_target_tokenizer_counts_in_equality(marian, tmp_path):
-    tokenizer = ph.load(marian[0]).tokenizer
-    source = Inner.from_str(tokenizer.tokenizer_json)
-    for target, is_equal in ((tokenizer.target_tokenizer, True), (Tokenizer(source, {}), False)):
-        assert (Tokenizer(source, {}, target_tokenizer=target).sha256 == tokenizer.sha256) == is_equal
-    tokenizer.save(tmp_path)
-    (tmp_path / "target_tokenizer.json").unlink()
-    run = ph.load(marian[0])
-    with pytest.raises(UserError, match="run 2 has another tokenizer than run 1"):
-        ensemble_runs([run, Run(run.model, Tokenizer.load(tmp_path), run.generation)])
