@@ -1,15 +1,12 @@
 """Tensors of tests of checkpoints, and comparisons of them bit for bit."""
 
 import os
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 
-def make_training_tensors(value: float) -> dict[str, Any]:
+def make_training_tensors(value):
     return {
         "model": {"w": torch.full((8, 8), value), "b": torch.zeros(8)},
         "optimizer": {"state/0/exp_avg": torch.full((8, 8), value), "state/0/step": torch.tensor(value)},
@@ -17,12 +14,12 @@ def make_training_tensors(value: float) -> dict[str, Any]:
     }
 
 
-def make_filled_tensors(value: float) -> dict[str, Any]:
+def make_filled_tensors(value):
     """Tensors of one absolute value, so that a mix of two saves shows."""
     return {"model": {"w": torch.full((4, 4), value)}, "optimizer": {"m": torch.full((4, 4), -value)}}
 
 
-def read_filled_value(checkpoint: Any) -> float:
+def read_filled_value(checkpoint):
     """The one value that fills a checkpoint of ``make_filled_tensors``; a mix of two saves has none."""
     tensors = [tensor for group in checkpoint.tensors.values() for tensor in group.values()]
     (value,) = {x for tensor in tensors for x in tensor.abs().flatten().tolist()}
@@ -30,11 +27,11 @@ def read_filled_value(checkpoint: Any) -> float:
     return float(value)
 
 
-def list_leftovers(root: Path) -> list[str]:
+def list_leftovers(root):
     return sorted(name for name in os.listdir(root) if ".tmp-" in name or ".old-" in name)
 
 
-def run_in_fork(function: Callable[[], object]) -> int:
+def run_in_fork(function):
     """The exit code of a forked process, 0 if the function returns; minus the signal that killed it."""
     pid = os.fork()
     if pid == 0:
@@ -46,12 +43,12 @@ def run_in_fork(function: Callable[[], object]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def has_same_bits(a: Tensor, b: Tensor) -> bool:
+def has_same_bits(a, b):
     raw = [t.contiguous().reshape(-1).view(torch.uint8) for t in (a, b)]
     return a.dtype == b.dtype and a.shape == b.shape and torch.equal(*raw)
 
 
-def is_identical(a: Any, b: Any) -> bool:
+def is_identical(a, b):
     """Equal values of equal types; tensors bit for bit, and NaN equals NaN."""
     if isinstance(a, Tensor):
         return isinstance(b, Tensor) and has_same_bits(a, b)

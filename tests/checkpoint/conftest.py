@@ -3,7 +3,6 @@
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from polyhead.core.errors import UserError
 
 
 @pytest.fixture(scope="module")
-def saved_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def saved_run(tmp_path_factory):
     root = tmp_path_factory.mktemp("saved")
     for step in (1, 2):
         tensors, state = make_training_tensors(step), {"step": step, "note": "abc"}
@@ -23,14 +22,13 @@ def saved_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def run_dir(saved_run: Path, tmp_path: Path) -> Path:
-    """A run with the checkpoints of steps 1 and 2."""
+def run_dir(saved_run, tmp_path):
     return Path(shutil.copytree(saved_run, tmp_path / "run"))
 
 
 @pytest.fixture
-def assert_falls_back(run_dir: Path, caplog: pytest.LogCaptureFixture) -> Callable[..., None]:
-    def check(*words: str) -> None:
+def assert_falls_back(run_dir, caplog):
+    def check(*words):
         """Step 2 is refused in one line, and step 1 is read with a warning that names step 2."""
         path = str(run_dir / "step-2")
         with pytest.raises(UserError) as error:
@@ -38,14 +36,14 @@ def assert_falls_back(run_dir: Path, caplog: pytest.LogCaptureFixture) -> Callab
         for word in (path, *words):
             assert word in str(error.value)
         caplog.clear()
-        assert read_newest_checkpoint(run_dir).step == 1  # type: ignore[union-attr]
+        assert read_newest_checkpoint(run_dir).step == 1
         assert [path in record.getMessage() for record in caplog.records] == [True]
 
     return check
 
 
 @pytest.fixture
-def memory_dir(tmp_path: Path) -> Iterator[Path]:
+def memory_dir(tmp_path):
     """A directory in memory, where there is one: a thousand syncs of a disk take minutes."""
     memory = Path("/dev/shm")
     if not os.access(memory, os.W_OK):

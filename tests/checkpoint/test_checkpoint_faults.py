@@ -124,6 +124,7 @@ def run_killed_at(n, inject, function, by_signal):
 KILLS = pytest.mark.parametrize(
     "by_signal", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["simulated", "SIGKILL"]
 )
+FULL_DISK = r"No space left on device; \d+ bytes are needed and \d+ are free"
 
 
 @pytest.mark.acceptance("B1", "B5")
@@ -241,26 +242,22 @@ def test_permanent_error_leaves_the_checkpoint_unchanged(memory_dir, inject, kin
     assert n > 20
 
 
-def test_full_disk_is_not_retried(tmp_path, inject):
-    def fail_write(name, count):
-        if name == "write":
-            raise OSError(errno.ENOSPC, "No space left on device")
+@pytest.mark.parametrize(
+    ("operation", "error", "expected", "message"),
+    [
+        ("write", OSError(errno.ENOSPC, "No space left on device"), SaveError, FULL_DISK),
+        ("fsync", KeyboardInterrupt(), KeyboardInterrupt, None),
+    ],
+)
+def test_full_disk_and_interrupt_are_not_retried(operation, error, expected, message, tmp_path, inject):
+    def fail(name, count):
+        if name == operation:
+            raise error
 
-    faulty = inject(fail_write)
-    with pytest.raises(SaveError, match=r"No space left on device; \d+ bytes are needed and \d+ are free"):
+    faulty = inject(fail)
+    with pytest.raises(expected, match=message):
         save(tmp_path, 1, 1.0)
-    assert faulty.names.count("write") == 1 and os.listdir(tmp_path) == []
-
-
-def test_keyboard_interrupt_leaves_no_files(tmp_path, inject):
-    def interrupt(name, count):
-        if name == "fsync":
-            raise KeyboardInterrupt
-
-    inject(interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        save(tmp_path, 1, 1.0)
-    assert os.listdir(tmp_path) == []
+    assert faulty.names.count(operation) == 1 and os.listdir(tmp_path) == []
 
 
 def count_disk_bytes(root):
@@ -310,8 +307,7 @@ def test_full_disk_leaves_the_previous_checkpoint(mount_disk, tmp_path, monkeypa
     assert str(root) in str(error.value)
     assert re.search(r"126\d{4} bytes are needed and \d+ are free", str(error.value))  # with the reserve
     assert is_checked == ("No space left" not in str(error.value))
-    assert sorted(os.listdir(root)) == ["latest", "step-1"]
-    assert read_newest_value(root) == 1.0
+    assert sorted(os.listdir(root)) == ["latest", "step-1"] and read_newest_value(root) == 1.0
 
 
 @pytest.mark.acceptance("B2")
@@ -328,5 +324,4 @@ def test_file_size_limit_leaves_the_previous_checkpoint(tmp_path):
 
     assert run_in_fork(save_with_limit) == 0
     assert message.read_text().startswith("cannot save ") and "File too large" in message.read_text()
-    assert sorted(os.listdir(root)) == ["latest", "step-1"]
-    assert read_newest_value(root) == 1.0
+    assert sorted(os.listdir(root)) == ["latest", "step-1"] and read_newest_value(root) == 1.0

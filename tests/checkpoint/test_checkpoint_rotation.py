@@ -18,8 +18,7 @@ STEPS = st.sets(st.integers(0, 20_000))
 @pytest.mark.acceptance("B7")
 @given(history=HISTORIES, keep=st.integers(1, 5), higher=st.booleans())
 def test_newest_and_best_survive_any_history(history, keep, higher):
-    scores = {}
-    steps = set()
+    scores, steps = {}, set()
     progress = Progress()
     for stride, score in history:
         progress.step += stride
@@ -47,18 +46,12 @@ def test_steps_to_delete_have_keep_higher_steps(steps, keep, best):
     assert steps_to_delete(steps, keep, best) == sorted(expected)
 
 
-def test_steps_are_compared_as_numbers():
+@pytest.mark.acceptance("B7")
+def test_steps_are_compared_as_numbers(tmp_path):
     assert steps_to_delete([9900, 10000, 800], 1, ()) == [800, 9900]
     assert steps_to_delete([9900, 10000, 800], 2, {None, 800}) == []
-
-
-def test_keep_must_be_positive():
     with pytest.raises(UserError, match=r"keep \(0\) must be at least 1"):
         steps_to_delete([1], 0, ())
-
-
-@pytest.mark.acceptance("B7")
-def test_higher_step_of_older_run_is_harmless(tmp_path):
     save_checkpoint(tmp_path, 90_000, {"model": {"w": torch.zeros(1)}}, {})
     for step in (10, 20, 30):
         save_checkpoint(tmp_path, step, {"model": {"w": torch.zeros(1)}}, {})

@@ -108,8 +108,7 @@ def test_kill_at_any_system_call_leaves_the_checkpoint(memory_dir, step):
 def test_data_reach_the_disk_before_their_names(memory_dir):
     """fsync(data) < fsync(directory) < rename < fsync(parent) < latest < deleting: no kill can show it."""
     trace(memory_dir, 2, ["openat", "write", "fsync", "rename", "mkdir", "unlink"], "-y")
-    root = memory_dir / "rename-2"
-    log = (memory_dir / "log").read_text().splitlines()
+    root, log = memory_dir / "rename-2", (memory_dir / "log").read_text().splitlines()
     text = "\n".join(line for line in log if str(root) in line).replace(str(root), "ROOT")
     for step, name in (("step-2", "NEW"), ("step-1", "OLD")):
         text = re.sub(rf"{step}\.tmp-\d+-\d+", name, text)

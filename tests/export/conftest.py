@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -16,13 +15,12 @@ from polyhead import Choice, ModelConfig, build
 from polyhead.cli import main
 from polyhead.config.generation_config import GenerationConfig
 from polyhead.run.run import Run
-from polyhead.tokenizers.tokenizer import Tokenizer
 from polyhead.tokenizers.train_tokenizer import train_tokenizer
 
 TEXTS = ["the king of the sea", "a dog barks at two red dogs", "two kings went to sea and one came back"]
 VOCABULARY = 290
 CONFIGS = yaml.safe_load((Path(__file__).parent / "configs.yaml").read_text(encoding="utf-8"))
-BASES: dict[str, dict[str, Any]] = CONFIGS["bases"]
+BASES = CONFIGS["bases"]
 SIZES = {"d_model": 24, "n_heads": 4, "n_layers": 1, "d_ff": 40, "max_len": 32}
 Feed = dict[str, Tensor]
 ExportedRun = tuple[Run, Path]
@@ -30,11 +28,11 @@ ExportModel = Callable[..., ExportedRun]
 
 
 @cache
-def small_tokenizer() -> Tokenizer:
+def small_tokenizer():
     return train_tokenizer(TEXTS * 5, Choice("bpe"), VOCABULARY)
 
 
-def random_run(seed: int = 1, **config: Any) -> Run:
+def random_run(seed=1, **config):
     """A run whose weights are all random, biases and norms too."""
     model = build(ModelConfig(vocab_size=VOCABULARY, **(SIZES | config)), seed)
     with torch.no_grad():
@@ -44,39 +42,35 @@ def random_run(seed: int = 1, **config: Any) -> Run:
     return Run(model, small_tokenizer(), generation)
 
 
-def export_run(run: Run, directory: Path, *options: str) -> Path:
-    """The run as the verb writes it."""
+def export_run(run, directory, *options):
     run.save(directory / "run")
     assert main(["export", str(directory / "run"), str(directory / "exported"), *options]) == 0
     return directory / "exported"
 
 
 class Session:
-    """A graph by names, of tensors."""
-
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path):
         self.inner = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
         self.inputs = {x.name: x.shape for x in self.inner.get_inputs()}
         self.outputs = {x.name: x.shape for x in self.inner.get_outputs()}
 
-    def __call__(self, **feed: Tensor) -> Feed:
+    def __call__(self, **feed):
         arrays = self.inner.run(None, {name: x.numpy() for name, x in feed.items()})
         return {name: torch.from_numpy(np.asarray(x)) for name, x in zip(self.outputs, arrays, strict=True)}
 
-    def empty_past(self, rows: int, kind: str = "") -> Feed:
+    def empty_past(self, rows, kind=""):
         shapes = {name: shape for name, shape in self.inputs.items() if name.startswith("past")}
         return {
             name: torch.zeros(rows, shape[1], 0, shape[3]) for name, shape in shapes.items() if kind in name
         }
 
 
-def next_past(outputs: Feed) -> Feed:
-    """The past of the next step."""
+def next_past(outputs):
     states = {name: x for name, x in outputs.items() if name.startswith("present")}
     return {name.replace("present", "past_key_values"): x for name, x in states.items()}
 
 
-def padded_batch(rows: int = 3, length: int = 7) -> tuple[Tensor, Tensor, Tensor]:
+def padded_batch(rows=3, length=7):
     """Tokens, mask and positions; the second row has padding on the left, the third on the right."""
     tokens = torch.randint(5, VOCABULARY, (rows, length), generator=torch.Generator().manual_seed(3))
     mask = torch.ones(rows, length, dtype=torch.int64)
@@ -84,7 +78,7 @@ def padded_batch(rows: int = 3, length: int = 7) -> tuple[Tensor, Tensor, Tensor
     return tokens, mask, (mask.cumsum(1) - 1).masked_fill(mask == 0, -1)
 
 
-def read_refused_configs(target: str) -> list[Any]:
+def read_refused_configs(target):
     """Configurations that a format does not support, with parts of the error message."""
     from tests.hf.tables import read_table
 
@@ -93,11 +87,11 @@ def read_refused_configs(target: str) -> list[Any]:
 
 
 @pytest.fixture(scope="session")
-def export_model(tmp_path_factory: pytest.TempPathFactory) -> ExportModel:
+def export_model(tmp_path_factory):
     """A run of a config and the directory of its export, written once a session; tests only read them."""
-    exports: dict[str, ExportedRun] = {}
+    exports = {}
 
-    def export(*options: str, **config: Any) -> ExportedRun:
+    def export(*options, **config):
         key = repr((options, sorted(config.items())))
         if key not in exports:
             run = random_run(**config)

@@ -1,35 +1,30 @@
 """Shared by the tests of ONNX graphs."""
 
 import itertools
-from pathlib import Path
 
 import pytest
 import torch
-from tests.export.conftest import BASES, ExportedRun, ExportModel, Session, next_past, padded_batch
-from torch import Tensor
-
-from polyhead.run.run import Run
+from tests.export.conftest import BASES, Session, next_past, padded_batch
 
 LLAMA = BASES["onnx_llama"]
 
 
 @pytest.fixture(scope="module")
-def language_model(export_model: ExportModel) -> ExportedRun:
+def language_model(export_model):
     return export_model("--to", "onnx", **LLAMA)
 
 
 @pytest.fixture(scope="module")
-def translator(export_model: ExportModel) -> ExportedRun:
+def translator(export_model):
     return export_model("--to", "onnx", n_kv_heads=2, v_head_dim=5)
 
 
-def assert_close(actual: Tensor, expected: Tensor) -> None:
+def assert_close(actual, expected):
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
 
 
 @torch.no_grad()
-def check_decoder_steps(run: Run, directory: Path) -> None:
-    """The graph of a language model, at once and in steps of several lengths, with padding on either side."""
+def check_decoder_steps(run, directory):
     (tokens, mask, pos), session = padded_batch(), Session(directory / "model.onnx")
     expected = run.model(tokens, pos)
     for cuts, fill in (([0, 7], -1), ([0, 1, 2, 5, 7], 1)):  # the position of padding makes no difference

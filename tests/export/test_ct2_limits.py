@@ -17,14 +17,11 @@ def test_unsupported_component_is_refused(config, message):
     assert str(error.value).startswith(REFUSED_PREFIX + message)
 
 
-def test_all_unsupported_components_are_named():
+def test_all_unsupported_components_are_named(tmp_path, capsys):
     run = random_run(norm="batchnorm", feed_forward="prelu", attention=WINDOW)
     message = r"window of attention is 4.*; norm is 'batchnorm'.*; feed_forward is 'prelu'"
     with pytest.raises(UserError, match=message):
         check_ct2(run.model, "fp32")
-
-
-def test_refused_export_leaves_no_files(tmp_path, capsys):
     random_run(kind="decoder", attention=WINDOW).save(tmp_path / "run")
     assert main(["export", str(tmp_path / "run"), str(tmp_path / "new" / "out"), "--to", "ctranslate2"]) == 2
     assert capsys.readouterr().err.startswith(

@@ -6,7 +6,6 @@ from polyhead.cli import main
 
 
 def test_written_model_is_verified(tmp_path, monkeypatch):
-    """With the weights of another model nothing is written."""
     run, other = (random_run(seed=seed, **LLAMA) for seed in (1, 2))
     run.save(tmp_path / "run")
     build_spec = ct2_export.build_spec

@@ -93,7 +93,7 @@ def test_encoder_equals_run(name, export_model):
             assert outputs.pooler_output is None
 
 
-def test_vocabulary_and_roles_equal_run(export_model):
+def test_vocabulary_roles_and_rows_without_token(export_model, tmp_path):
     run, directory = export_model("--to", "ctranslate2", **LLAMA, kind="decoder")
     assert read_vocabulary(directory) == run.tokenizer.ids_to_tokens(range(VOCABULARY))
     config = json.loads((directory / "config.json").read_text())
@@ -105,9 +105,6 @@ def test_vocabulary_and_roles_equal_run(export_model):
     config = json.loads((directory / "config.json").read_text())
     assert config["decoder_start_token"] == vocabulary[run.tokenizer.seq2seq_template.decoder_start_id]
     assert (directory / "tokenizer_config.json").is_file()
-
-
-def test_rows_without_token_have_names(tmp_path):
     run = random_run(kind="decoder", **LLAMA)
     config = run.config.model_copy(update={"vocab_size": VOCABULARY + 3})
     run.model = type(run.model)(config).eval()
@@ -123,10 +120,12 @@ DTYPES = [("fp16", 0.003), ("bf16", 0.02), ("int8", 0.04), ("int8_float32", 0.04
 
 @pytest.mark.parametrize(("dtype", "tolerance"), DTYPES)
 @torch.no_grad()
-def test_rounded_weights_are_close(dtype, tolerance, export_model):
-    """And the model itself is unchanged."""
+def test_rounded_weights_are_close(dtype, tolerance, export_model, tmp_path):
     config = LLAMA | {"d_model": 64, "d_ff": 128, "kind": "decoder"}
     run, directory = export_model("--to", "ctranslate2", "--dtype", dtype, **config)
+    weights = {name: x.clone() for name, x in run.model.state_dict().items()}
+    ct2_export.write_ct2(run.model, run.tokenizer, tmp_path, dtype)
+    assert all(torch.equal(weights[name], x) for name, x in run.model.state_dict().items())
     fp32_dir = export_model("--to", "ctranslate2", **config)[1]
     size, fp32_size = ((path / "model.bin").stat().st_size for path in (directory, fp32_dir))
     assert size < (0.3 if "int8" in dtype else 0.55) * fp32_size
@@ -136,23 +135,12 @@ def test_rounded_weights_are_close(dtype, tolerance, export_model):
     assert 1e-6 < error < tolerance
 
 
-def test_writing_does_not_change_model(tmp_path):
-    run = random_run(kind="decoder", **LLAMA)
-    weights = {name: x.clone() for name, x in run.model.state_dict().items()}
-    ct2_export.write_ct2(run.model, run.tokenizer, tmp_path, "int8")
-    assert all(torch.equal(weights[name], x) for name, x in run.model.state_dict().items())
-
-
-def test_unknown_dtype_is_refused(tmp_path, capsys):
+def test_unknown_dtype_and_missing_package_are_named(tmp_path, capsys, monkeypatch):
     random_run(**LLAMA).save(tmp_path / "run")
     options = ["--to", "ctranslate2", "--dtype", "int9"]
     assert main(["export", str(tmp_path / "run"), str(tmp_path / "out"), *options]) == 2
     assert "unknown dtype 'int9'; did you mean 'int8'?" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
-
-
-def test_missing_package_is_named(tmp_path, capsys, monkeypatch):
-    random_run(**LLAMA).save(tmp_path / "run")
     monkeypatch.setitem(sys.modules, "ctranslate2", None)
     monkeypatch.delitem(sys.modules, "polyhead.export.ctranslate2")
     assert main(["export", str(tmp_path / "run"), str(tmp_path / "out"), "--to", "ctranslate2"]) == 2

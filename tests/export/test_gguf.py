@@ -56,16 +56,13 @@ def test_transformers_reads_same_tokenizer(tmp_path):
     assert reference(texts, add_special_tokens=False).input_ids == run.tokenizer.encode(texts)
 
 
-def test_missing_biases_are_zeros(tmp_path):
+def test_missing_biases_and_centered_norms(tmp_path):
     write_gguf(language_model(**NANO), tmp_path)
     biases = {name: x for name, x in read_tensors(tmp_path).items() if name.endswith(".bias")}
     names = ("attn_qkv", "attn_output", "attn_norm", "ffn_up", "ffn_down", "ffn_norm")
     assert {*(f"blk.1.{name}.bias" for name in names), "output_norm.bias"} <= biases.keys()
     assert not any(x.any() for x in biases.values())
     assert biases["blk.1.attn_qkv.bias"].shape == (3 * 24,)
-
-
-def test_zero_centered_norms_are_written_plus_one(tmp_path):
     run = language_model(**PARTS["gemma3"][1])
     write_gguf(run, tmp_path)
     weights, tensors = run.model.state_dict(), read_tensors(tmp_path)
@@ -94,45 +91,35 @@ def test_rounded_weights_are_close(dtype, tolerance, tmp_path):
     assert torch.equal(tensors["output_norm.weight"], weights["stack.final_norm.weight"])
 
 
-def test_rows_without_complete_blocks_are_fp16(tmp_path):
-    write_gguf(language_model(d_ff=40, d_model=64, n_heads=2), tmp_path, "int8")
-    types = tensor_types(tmp_path)
-    assert (types["blk.0.ffn_down.weight"], types["blk.0.ffn_up.weight"]) == ("F16", "Q8_0")
-
-
 @pytest.mark.parametrize("tie", ["none", "all"])
-def test_int4_embeddings_have_eight_bits(tie, tmp_path):
-    write_gguf(language_model(d_ff=40, d_model=64, n_heads=2, tie_embeddings=tie), tmp_path, "int4")
-    types = tensor_types(tmp_path)
-    embeddings = {name: types[name] for name in ("token_embd.weight", "output.weight") if name in types}
-    names = ["token_embd.weight", "output.weight"] if tie == "none" else ["token_embd.weight"]
-    assert embeddings == dict.fromkeys(names, "Q8_0")
-    assert (types["blk.0.ffn_down.weight"], types["blk.0.ffn_up.weight"]) == ("F16", "Q4_0")
+def test_embeddings_have_eight_bits(tie, tmp_path):
+    run = language_model(d_ff=40, d_model=64, n_heads=2, tie_embeddings=tie)
+    for dtype, type_name in (("int8", "Q8_0"), ("int4", "Q4_0")):
+        write_gguf(run, tmp_path, dtype)
+        types = tensor_types(tmp_path)
+        embeddings = {name: types[name] for name in ("token_embd.weight", "output.weight") if name in types}
+        names = ["token_embd.weight", "output.weight"] if tie == "none" else ["token_embd.weight"]
+        assert embeddings == dict.fromkeys(names, "Q8_0")
+        assert (types["blk.0.ffn_down.weight"], types["blk.0.ffn_up.weight"]) == ("F16", type_name)
     assert read_metadata(tmp_path)["general.file_type"] == gguf.LlamaFileType.MOSTLY_Q4_0
 
 
 @pytest.mark.parametrize(("separator", "has_bos"), [("line", True), ("file", False)])
-def test_tokens_around_texts(separator, has_bos, tmp_path):
+def test_tokens_around_texts_chats_and_sampling(separator, has_bos, tmp_path):
     """Lines start with their end token, files with nothing."""
     run = language_model()
     data = {"train": "a.txt", "valid": "b.txt", "document_separator": separator}
     run.recipe = Recipe.model_validate({"task": "language-model", "data": data, "train": {"steps": 1}})
-    write_gguf(run, tmp_path)
-    metadata = read_metadata(tmp_path)
-    assert metadata["tokenizer.ggml.add_bos_token"] is has_bos
-    assert metadata["tokenizer.ggml.eos_token_id"] == run.tokenizer.eos_id
-    if has_bos:
-        assert metadata["tokenizer.ggml.bos_token_id"] == run.tokenizer.eos_id
-
-
-def test_chat_template_and_sampling(tmp_path):
-    run = language_model()
     settings = {"chat": Choice("zephyr"), "temperature": 0.5, "top_k": 7}
     run.generation = run.generation.model_copy(update=settings)
     write_gguf(run, tmp_path)
     metadata = read_metadata(tmp_path)
     assert "<|assistant|>" in metadata["tokenizer.chat_template"]
     assert (metadata["general.sampling.temp"], metadata["general.sampling.top_k"]) == (0.5, 7)
+    assert metadata["tokenizer.ggml.add_bos_token"] is has_bos
+    assert metadata["tokenizer.ggml.eos_token_id"] == run.tokenizer.eos_id
+    if has_bos:
+        assert metadata["tokenizer.ggml.bos_token_id"] == run.tokenizer.eos_id
 
 
 def test_second_end_is_written_third_warns(tmp_path, caplog):
@@ -148,17 +135,13 @@ def test_second_end_is_written_third_warns(tmp_path, caplog):
     assert caplog.messages == [message]
 
 
-def test_export_verb(tmp_path, capsys):
+def test_export_verb_verifies(tmp_path, capsys, monkeypatch):
     directory = export_run(language_model(), tmp_path, "--to", "gguf", "--dtype", "fp16")
     assert [path.name for path in directory.iterdir()] == ["model.gguf"]
     assert "a language model of the architecture 'llama' in fp16" in capsys.readouterr().out
     options = ["--to", "gguf", "--dtype", "q8_0"]
     assert main(["export", str(tmp_path / "run"), str(tmp_path / "other"), *options]) == 2
-    assert "unknown dtype 'q8_0'" in capsys.readouterr().err
-    assert not (tmp_path / "other").exists()
-
-
-def test_written_file_is_verified(tmp_path, monkeypatch):
+    assert "unknown dtype 'q8_0'" in capsys.readouterr().err and not (tmp_path / "other").exists()
     monkeypatch.setattr(gguf_export, "_to_numpy", lambda tensor: np.zeros(tensor.shape, np.float32))
     with pytest.raises(UserError, match=r"model\.gguf differs from this model"):
         write_gguf(language_model(), tmp_path)
@@ -187,8 +170,7 @@ def test_llama_cpp_runs_published_families(family, number, tmp_path):
 
 
 def test_llama_cpp_generates_same_text(tmp_path):
-    llama = pytest.importorskip("llama_cpp")
-    run = language_model()
+    llama, run = pytest.importorskip("llama_cpp"), language_model()
     write_gguf(run, tmp_path)
     options = {"n_ctx": 32, "type_k": 0, "type_v": 0, "n_threads": 1, "verbose": False}
     model = llama.Llama(str(tmp_path / "model.gguf"), **options)

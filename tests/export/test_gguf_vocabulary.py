@@ -40,7 +40,6 @@ def byte_fallback(pre_tokenizer=None, has_prefix=True):
 
 
 def byte_level(*steps, ignore_merges=False):
-    """A vocabulary of bytes with other rules for words."""
 
     def build():
         inner = tokenizers.Tokenizer(models.BPE(ignore_merges=ignore_merges))
@@ -102,15 +101,11 @@ def test_unsupported_vocabulary_is_refused(build, message):
     assert message in str(error.value) and "bpe, byte and char" in str(error.value)
 
 
-def test_rows_without_token_are_padding():
+def test_padding_rows_and_merged_bytes():
     metadata = tokenizer_metadata(train_tokenizer(TEXTS, Choice("byte"), 300), 263)
     assert metadata["tokenizer.ggml.tokens"][261:] == ["[PAD261]", "[PAD262]"]
     types = [gguf.TokenType.NORMAL, *[gguf.TokenType.UNUSED] * 2]
     assert metadata["tokenizer.ggml.token_type"][260:] == types
-
-
-def test_characters_are_merged_from_bytes():
-    """Of three bytes the first two, and then the third."""
     metadata = tokenizer_metadata(train_tokenizer(["a中"], Choice("char"), 300), 8)
     spelling = "".join(chr({0xE4: 0xE4, 0xB8: 0xB8, 0xAD: 0x143}[byte]) for byte in "中".encode())
     merges = [f"{spelling[0]} {spelling[1]}", f"{spelling[:2]} {spelling[2]}"]
@@ -118,17 +113,13 @@ def test_characters_are_merged_from_bytes():
     assert {"a", spelling} <= set(metadata["tokenizer.ggml.tokens"])
 
 
-def test_first_merges_have_highest_scores():
+def test_scores_of_merges_and_added_tokens():
     tokenizer = byte_fallback()
     metadata = tokenizer_metadata(tokenizer, tokenizer.vocab_size)
     scores = dict(zip(metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.scores"], strict=True))
     pieces = ["".join(pair) for pair in json.loads(tokenizer.tokenizer_json)["model"]["merges"]]
     assert [scores[piece] for piece in pieces] == [-float(i) for i in range(len(pieces))]
     assert min(scores.values()) == scores["<0x41>"] == -len(pieces)
-
-
-def test_added_tokens_have_scores():
-    tokenizer = byte_fallback()
     tokenizer._inner.add_tokens([tokenizers.AddedToken("<|user|>", normalized=False)])
     metadata = tokenizer_metadata(tokenizer, tokenizer.vocab_size + 2)
     assert metadata["tokenizer.ggml.tokens"][-3:-1] == ["<|user|>", f"[PAD{tokenizer.vocab_size}]"]

@@ -33,7 +33,6 @@ LARGER = LLAMA | {"d_model": 64, "d_ff": 128}
 
 @torch.no_grad()
 def check_encoder(run, directory):
-    """The graph of an encoder or classifier, with padding on either side."""
     (tokens, mask, pos), session = padded_batch(), Session(directory / "model.onnx")
     feed, segments = {"input_ids": tokens, "attention_mask": mask}, None
     if run.config.n_segments:
@@ -63,7 +62,6 @@ def check_translator(run, directory):
 
 
 def greedy_tokens(session, states, prompt, eos_id, max_len):
-    """The most probable tokens until the end; ``states`` has the past and inputs that do not change."""
     output = []
     tokens, mask = prompt, torch.ones_like(prompt)
     while len(output) < max_len:
@@ -72,23 +70,11 @@ def greedy_tokens(session, states, prompt, eos_id, max_len):
             pos = mask.cumsum(1)[:, -tokens.size(1) :] - 1
             inputs |= {"attention_mask": mask, "position_ids": pos}
         outputs = session(**inputs, **states)
-        states = states | next_past(outputs)
-        tokens = outputs["logits"][:, -1:].argmax(-1)
+        states, tokens = states | next_past(outputs), outputs["logits"][:, -1:].argmax(-1)
         if int(tokens) == eos_id:
             break
         output, mask = [*output, int(tokens)], torch.cat([mask, torch.ones_like(tokens)], 1)
     return output
-
-
-@pytest.mark.slow
-def test_encoder_equals_model(export_model):
-    check_encoder(*export_model("--to", "onnx", **BASES["onnx_bert"]))
-
-
-@pytest.mark.slow
-def test_classifier_of_one_label_equals_model(export_model):
-    """The verification compares with the spread of the outputs, and one number has none."""
-    check_encoder(*export_model("--to", "onnx", kind="encoder", labels=("a",), pooling="first"))
 
 
 def relative_error(output, expected):
@@ -110,12 +96,7 @@ def test_int8_classifier_is_close(export_model):
     assert types == {onnx.TensorProto.UINT8}
 
 
-@pytest.mark.slow
-def test_translator_equals_model(translator):
-    check_translator(*translator)
-
-
-def test_greedy_texts_equal_run(language_model):
+def test_greedy_texts_and_verification(language_model):
     run, directory = language_model
     session = Session(directory / "model.onnx")
     tokenizer = tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json"))
@@ -125,6 +106,12 @@ def test_greedy_texts_equal_run(language_model):
         assert len(tokens) == 10
         # the text of a run ends with a complete character
         assert tokenizer.decode(tokens).rstrip("\ufffd") == run.generate([text])[0]
+    content = (language_model[1] / "model.onnx").read_bytes()
+    assert b".py" not in content and b"polyhead" not in content
+    onnx_export._verify(run.model, 0, directory / "model.onnx", 1e-3)
+    message = r"logits of model.onnx is off by 1\.\d+ of its standard deviation"
+    with pytest.raises(ValueError, match=message):
+        onnx_export._verify(random_run(seed=2, **LLAMA).model, 0, directory / "model.onnx", 1e-3)
 
 
 @pytest.mark.slow
@@ -143,11 +130,6 @@ def test_greedy_translations_equal_run(translator):
         assert len(best.tokens) > 5
 
 
-def test_graph_has_no_paths_of_this_machine(language_model):
-    content = (language_model[1] / "model.onnx").read_bytes()
-    assert b".py" not in content and b"polyhead" not in content
-
-
 def export_llama(directory, *options):
     random_run(**LLAMA).save(directory / "run")
     return main(["export", str(directory / "run"), str(directory / "out"), "--to", "onnx", *options])
@@ -163,8 +145,7 @@ def export_llama(directory, *options):
 )
 def test_wrong_option_is_refused(options, message, tmp_path, capsys):
     assert export_llama(tmp_path, *options) == 2
-    assert capsys.readouterr().err == f"polyhead: {message}\n"
-    assert not (tmp_path / "out").exists()
+    assert capsys.readouterr().err == f"polyhead: {message}\n" and not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("name", ["onnxruntime", "onnxscript"])
@@ -180,41 +161,27 @@ def test_interrupted_export_is_removed(tmp_path, monkeypatch):
     assert export_llama(tmp_path) == 130 and [x.name for x in tmp_path.iterdir()] == ["run"]
 
 
-def test_graph_of_other_weights_is_refused(language_model):
-    run, directory = language_model
-    onnx_export._verify(run.model, 0, directory / "model.onnx", 1e-3)
-    message = r"logits of model.onnx is off by 1\.\d+ of its standard deviation"
-    with pytest.raises(ValueError, match=message):
-        onnx_export._verify(random_run(seed=2, **LLAMA).model, 0, directory / "model.onnx", 1e-3)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", DECODERS)
-def test_components_of_language_models(name, export_model):
-    check_decoder_steps(*export_model("--to", "onnx", **{"kind": "decoder"} | DECODERS[name]))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ENCODERS)
-def test_components_of_encoders(name, export_model):
-    check_encoder(*export_model("--to", "onnx", **{"kind": "encoder"} | ENCODERS[name]))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", TRANSLATORS)
-def test_components_of_translators(name, export_model):
-    check_translator(*export_model("--to", "onnx", **TRANSLATORS[name]))
-
-
 ACTIVATIONS = ["relu", "relu2", "leaky_relu", "prelu", "silu", "tanh", "glu", "reglu", "geglu"]
 ACTIVATIONS += [{"name": "swiglu", "beta": beta} for beta in (1.702, "learned")]
 ACTIVATIONS += [{"name": "prelu", "per_channel": True}]
+COMPONENTS = [
+    *((name, check_decoder_steps, {"kind": "decoder"} | parts) for name, parts in DECODERS.items()),
+    *((name, check_encoder, {"kind": "encoder"} | parts) for name, parts in ENCODERS.items()),
+    *((name, check_translator, parts) for name, parts in TRANSLATORS.items()),
+    ("bert", check_encoder, BASES["onnx_bert"]),
+    # the verification compares with the spread of the outputs, and one number has none
+    ("one label", check_encoder, {"kind": "encoder", "labels": ("a",), "pooling": "first"}),
+    ("translator", check_translator, {"n_kv_heads": 2, "v_head_dim": 5}),
+    *((str(parts), check_encoder, {"kind": "encoder", "feed_forward": parts}) for parts in ACTIVATIONS),
+]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("activation", ACTIVATIONS, ids=str)
-def test_feed_forwards(activation, export_model):
-    check_encoder(*export_model("--to", "onnx", kind="encoder", feed_forward=activation))
+@pytest.mark.parametrize(
+    ("check", "config"), [pytest.param(check, config, id=name) for name, check, config in COMPONENTS]
+)
+def test_graphs_of_components_equal_model(check, config, export_model):
+    check(*export_model("--to", "onnx", **config))
 
 
 @pytest.mark.slow

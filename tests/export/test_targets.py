@@ -25,7 +25,6 @@ VARIANTS = CONFIGS["targets"]
 
 
 def all_configs():
-    """Small presets that differ, each part of each registry in each kind of model, and the variants."""
     small_presets = {}
     for name, fields in PRESETS.items():
         if fields | SIZES | {"head_dim": None} not in small_presets.values():

@@ -25,7 +25,6 @@ def make(design, **sizes):
 
 
 def collect(model, prompts, **options):
-    """The new tokens of every sequence, and all events."""
     options = {"sampling": GREEDY, "eos_id": EOS, "max_new_tokens": 12} | options
     events = list(generate(model, prompts, **options))
     return ids_by_row(events, options.get("n", 1) * len(prompts), options.get("row_offset", 0)), events

@@ -2,6 +2,7 @@
 
 import torch
 
+from polyhead.config.model import ModelConfig
 from polyhead.generation.decoding.sampling import RandomStreams, Sampling
 from polyhead.models import build
 
@@ -24,8 +25,17 @@ def build_noisy(config, seed, noise, noise_seed, head_scale=1.0):
     return perturb(build(config, seed=seed), noise, noise_seed, head_scale)
 
 
+def build_translator(**changes):
+    """A small translator of 60 tokens, with a head whose biases matter."""
+    sizes = {"d_model": 16, "n_heads": 2, "n_layers": 2, "d_ff": 32, "max_len": 40, "lm_head_bias": True}
+    model = build(ModelConfig(vocab_size=60, **(sizes | changes)), seed=3).eval()
+    with torch.no_grad():
+        model.head.bias.normal_()
+        model.head.weight.mul_(3)
+    return model
+
+
 def ids_by_row(events, n_rows, first_row=0):
-    """The token ids of each row of a stream of events."""
     rows = [[] for _ in range(n_rows)]
     for event in events:
         rows[event.row - first_row].append(event.id)

@@ -119,8 +119,7 @@ def exhaustive_search(model, source, limit, alpha, prefix=(), min_new=0):
 
 def plain_beam_search(model, source, limit, alpha, beam, early, prefix=(), min_new=0):
     """Beam search of one sentence over lists, without a cache."""
-    live = [(0.0, ())]
-    complete = []
+    live, complete = [(0.0, ())], []
     for length in range(1, limit + 1):
         extensions = []
         for log_prob, y in live:

@@ -34,8 +34,7 @@ def test_answer_continues_the_encoded_conversation(run, name):
     tokens = decode_plain(run.model, prompt, 12, eos_id=-1)
     tokens = tokens[: next((i for i, token in enumerate(tokens) if token in ends), 12)]
     context, full = (run.tokenizer.decode([ids])[0] for ids in (prompt, prompt + tokens))
-    text = full[len(context) :].rstrip("\ufffd")
-    answer = run.chat(HELLO, chat=name, temperature=0)
+    text, answer = full[len(context) :].rstrip("\ufffd"), run.chat(HELLO, chat=name, temperature=0)
     assert answer == (text.strip() if template.trim_content else text)
     assert "".join(run.stream_chat(HELLO, chat=name, temperature=0)) == answer
     assert run.chat(HELLO, chat=name, seed=4) == run.chat(HELLO, chat=name, seed=4) != answer
@@ -48,21 +47,6 @@ def test_any_end_token_ends_the_turn(run, name, is_end):
     logits[0, run.tokenizer.token_to_id(name)] = 9.0
     request.state.strategy.advance([request.state], logits)
     assert (not request.state.rows) is is_end
-
-
-def test_truncation_drops_the_oldest_turns(run):
-    session = run.chat_session()
-    turns = [Message("user", f"hello {i}") if i % 2 == 0 else Message("assistant", "you") for i in range(9)]
-    messages = [Message("system", "be kind"), *turns]
-    room = len(session.encode_prompt([messages[0], *turns[4:]]))
-    assert session.truncate_history(messages, room).messages == [messages[0], *turns[4:]]
-    assert session.truncate_history(messages, room - 1).messages == [messages[0], *turns[6:]]
-    assert session.truncate_history(messages, 10**6).messages == messages
-    with pytest.raises(UserError, match=r"the conversation has \d+ tokens, but only 3 fit"):
-        session.truncate_history(messages, 3)
-    assert isinstance(run.chat([*messages, Message("assistant", "x"), Message("user", "y")], seed=1), str)
-    request = session.prepare_request(messages)
-    assert len(request.prompt) + request.state.max_new_tokens <= run.config.max_len + 1
 
 
 @pytest.mark.acceptance("E12")
@@ -83,18 +67,6 @@ def test_truncation_encodes_only_a_logarithm_of_turns(run, n_dropped, monkeypatc
     assert sum(lengths) <= len(messages) * 11  # a binary search of the turns, and the first encoding
     with pytest.raises(UserError, match="shorten the message"):
         session.truncate_history(messages, len(encode([messages[0], messages[-1]])) - 1)
-
-
-def test_missing_or_unknown_chat_format_is_refused(run):
-    plain = Run(run.model, run.tokenizer, GenerationConfig())
-    with pytest.raises(UserError, match=r"^[^\n]*set it with --chat or chat=: chatml, gemma[^\n]*$"):
-        plain.chat(HELLO)
-    with pytest.raises(UserError, match="did you mean 'chatml'"):
-        plain.chat(HELLO, chat="chatlm")
-    with pytest.raises(UserError, match="needs the token"):
-        plain.chat(HELLO, chat="llama3")
-    with pytest.raises(UserError, match="chat has no effect on sampled text"):
-        plain.generate(["x"], chat="plain")
 
 
 NO_LIST = "a conversation is a list of messages"
@@ -123,7 +95,7 @@ def test_invalid_conversations_are_refused(run, conversation, message):
             method(conversation)
 
 
-def test_messages_are_mappings_or_made_of_them(run):
+def test_messages_and_options_of_a_chat(run):
     calls = [{"id": "1", "function": {"name": "now", "arguments": '{"x":1}'}}]
     result = {"role": "tool", "content": "3", "tool_call_id": None}
     messages = parse_conversation([{"role": "assistant", "content": None, "tool_calls": calls}, result])
@@ -133,23 +105,39 @@ def test_messages_are_mappings_or_made_of_them(run):
     assert parse_conversation([Message("assistant", None, calls)]) == messages[:1]
     session, answer = run.chat_session(), run.chat(HELLO, seed=4)
     assert "".join(session.answer(HELLO, seed=4)) == answer == session.reply(HELLO, seed=4).content
+    plain = Run(run.model, run.tokenizer, GenerationConfig())
+    for request, message in (
+        (lambda: plain.chat(HELLO), r"^[^\n]*set it with --chat or chat=: chatml, gemma[^\n]*$"),
+        (lambda: plain.chat(HELLO, chat="chatlm"), "did you mean 'chatml'"),
+        (lambda: plain.chat(HELLO, chat="llama3"), "needs the token"),
+        (lambda: plain.generate(["x"], chat="plain"), "chat has no effect on sampled text"),
+        (lambda: run.chat(HELLO, n=2, seed=4), "n is 2, but a chat has one answer"),
+        (lambda: run.chat_session().reply(HELLO, n=2, seed=4), "n is 2, but a chat has one answer"),
+    ):
+        with pytest.raises(UserError, match=message):
+            request()
+    assert run.chat(HELLO, n=1, seed=4) and run.chat_session().reply(HELLO, n=1, seed=4)
 
 
-def test_truncation_keeps_system_messages(run):
-    """Those at the start always, a later one as long as the question after it."""
+def test_truncation_drops_the_oldest_turns(run):
+    """System messages at the start stay always, a later one as long as the question after it."""
+    session = run.chat_session()
+    turns = [Message("user", f"hello {i}") if i % 2 == 0 else Message("assistant", "you") for i in range(9)]
+    messages = [Message("system", "be kind"), *turns]
+    room = len(session.encode_prompt([messages[0], *turns[4:]]))
+    assert session.truncate_history(messages, room).messages == [messages[0], *turns[4:]]
+    assert session.truncate_history(messages, room - 1).messages == [messages[0], *turns[6:]]
+    assert session.truncate_history(messages, 10**6).messages == messages
+    with pytest.raises(UserError, match=r"the conversation has \d+ tokens, but only 3 fit"):
+        session.truncate_history(messages, 3)
+    assert isinstance(run.chat([*messages, Message("assistant", "x"), Message("user", "y")], seed=1), str)
+    request = session.prepare_request(messages)
+    assert len(request.prompt) + request.state.max_new_tokens <= run.config.max_len + 1
     answer = {"role": "assistant", "content": "x"}
     m = parse_conversation([*HELLO[:1], *HELLO, answer, *HELLO, {"role": "assistant"}, *HELLO])
-    session = run.chat_session()
     for n_dropped, expected in ((0, m), (1, [*m[:2], *m[4:]]), (2, [*m[:2], *m[7:]])):
         ids = session.encode_prompt(expected)
         assert session.truncate_history(m, len(ids)) == (expected, ids), n_dropped
-
-
-def test_a_chat_has_one_answer(run):
-    for method in (run.chat, run.chat_session().reply):
-        assert method(HELLO, n=1, seed=4)
-        with pytest.raises(UserError, match="n is 2, but a chat has one answer"):
-            method(HELLO, n=2, seed=4)
 
 
 def test_second_question_reads_only_new_tokens(run, monkeypatch):
@@ -163,8 +151,7 @@ def test_second_question_reads_only_new_tokens(run, monkeypatch):
     options = {"temperature": 0, "max_new_tokens": 4}
     with monkeypatch.context() as patch:
         patch.setattr(run.model, "decode_features", counting)
-        first = "".join(session.answer(parse_conversation(HELLO), **options))
-        n_first = sum(counts)
+        first, n_first = "".join(session.answer(parse_conversation(HELLO), **options)), sum(counts)
         counts.clear()
         messages = [*parse_conversation(HELLO), Message("assistant", first), Message("user", "you")]
         n_new = len(session.encode_prompt(messages)) - len(session.encode_prompt(parse_conversation(HELLO)))

@@ -32,7 +32,6 @@ def decode_utf8(ids):
 
 
 def cut(text, stop):
-    """The text before the stop string that is complete first; of those the longest."""
     ends = [(text.find(word) + len(word), text.find(word)) for word in stop if word in text]
     return text[: min(ends)[1]] if ends else text
 
@@ -112,9 +111,6 @@ def test_invalid_bytes_stream_as_they_decode(byte_tokenizer, ids):
 def test_stop_string_leaves_no_partial_character(head, tail):
     ids = list(head + b"\n" + tail)
     assert stream_text(decode_utf8, ids, ["\n"]) == cut(decode_utf8(ids), ["\n"]).rstrip("\ufffd")
-
-
-def test_trimmed_end_has_no_partial_character():
     stream = Detokenizer(decode_utf8, trim=True)
     pieces = [stream.feed(token) for token in b" a \xff b \xe4\xbd \xe4"]
     assert "".join(pieces) + stream.flush() == "a \ufffd b"
@@ -126,8 +122,7 @@ def test_length_limit_drops_only_a_partial_character(tokenizer):
     for size in range(len(ids) + 1):
         stream = Detokenizer.for_tokenizer(tokenizer, (), ())
         text = "".join(stream.feed(token, i == size - 1) for i, token in enumerate(ids[:size]))
-        assert full.startswith(text)
-        assert text == decode_complete_chars(tokenizer, [ids[:size]])[0]
+        assert full.startswith(text) and text == decode_complete_chars(tokenizer, [ids[:size]])[0]
 
 
 @pytest.mark.acceptance("E12")
@@ -160,8 +155,23 @@ def test_cost_per_token_is_constant(tokenizer, family, trim):
     assert sum(sizes) <= 4 * CONTEXT_TOKENS * len(ids)
 
 
+@pytest.mark.parametrize("n_bytes", range(6))
+def test_byte_context_is_not_cut_inside_a_character(n_bytes):
+    """Where bytes are joined run by run, one that starts inside a character spoils all of it."""
+    tokenizer = train_tokenizer(["a b"], Choice.from_config({"name": "unigram", "byte_fallback": True}), 400)
+    context, ids = tokenizer.encode(["🙂" * 9 + "你🙂é"[: n_bytes % 3] + "a" * (n_bytes // 3), "🙂你"])
+    stream = Detokenizer(lambda ids: tokenizer.decode([ids])[0], context_ids=context)
+    assert "".join(map(stream.feed, ids[1:])) == "🙂你"  # all but the blank before a first word
+
+
 @pytest.mark.acceptance("E12")
-def test_skipped_context_is_not_decoded_again(byte_tokenizer):
+def test_buffered_text_and_skipped_context(byte_tokenizer):
+    stream = Detokenizer(decode_utf8, ["bcd"])
+    assert [stream.feed(t) for t in b"abc"] == ["a", "", ""] and stream.flush() == "bc"
+    stream = Detokenizer(decode_utf8)
+    assert [stream.feed(t) for t in "é".encode()[:1]] == [""] and stream.flush() == ""
+    with pytest.raises(UserError, match="a stop string is empty; it would end every text"):
+        Detokenizer(str, ["a", ""])
     t, sizes = byte_tokenizer, []
     (ids,) = t.encode(["你好"])
 
@@ -171,22 +181,3 @@ def test_skipped_context_is_not_decoded_again(byte_tokenizer):
 
     stream = Detokenizer(decode, context_ids=[*ids, *[t.mask_id] * 4000], skipped_ids=t.skipped_ids)
     assert "".join(map(stream.feed, ids)) == "你好" and sum(sizes) <= 20 * 2 * len(ids)
-
-
-@pytest.mark.parametrize("n_bytes", range(6))
-def test_byte_context_is_not_cut_inside_a_character(n_bytes):
-    """Where bytes are joined run by run, one that starts inside a character spoils all of it."""
-    tokenizer = train_tokenizer(["a b"], Choice.from_config({"name": "unigram", "byte_fallback": True}), 400)
-    prompt = "🙂" * 9 + "你🙂é"[: n_bytes % 3] + "a" * (n_bytes // 3)
-    context, ids = tokenizer.encode([prompt, "🙂你"])
-    stream = Detokenizer(lambda ids: tokenizer.decode([ids])[0], context_ids=context)
-    assert "".join(map(stream.feed, ids[1:])) == "🙂你"  # all but the blank before a first word
-
-
-def test_flush_returns_buffered_text():
-    stream = Detokenizer(decode_utf8, ["bcd"])
-    assert [stream.feed(t) for t in b"abc"] == ["a", "", ""] and stream.flush() == "bc"
-    stream = Detokenizer(decode_utf8)
-    assert [stream.feed(t) for t in "é".encode()[:1]] == [""] and stream.flush() == ""
-    with pytest.raises(UserError, match="a stop string is empty; it would end every text"):
-        Detokenizer(str, ["a", ""])

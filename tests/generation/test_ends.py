@@ -10,7 +10,6 @@ SEED, N, MAX_NEW = 5, 3, 15
 
 @pytest.fixture(scope="module")
 def full_rows():
-    """The samples without stop tokens, N rows for each text."""
     engine = make_run("decoder").engine()
     streams = [engine.submit(text, n=N, seed=SEED + i) for i, text in enumerate(TEXTS)]
     assert all(stream.collect_texts() for stream in streams)
@@ -32,13 +31,11 @@ def run(full_rows):
 
 
 def cut(run, row):
-    """The tokens before the first end."""
     ends = {run.tokenizer.eos_id, *map(run.tokenizer.token_to_id, run.generation.stop_tokens)}
     return row[: next((i for i, token in enumerate(row) if token in ends), len(row))]
 
 
 def decode_after(run, text, row):
-    """The text of tokens after a prompt, up to its last complete character."""
     (prompt,) = run._encode_prompts([text])
     full = run.tokenizer.decode([prompt + row])[0]
     return full[len(run.tokenizer.decode([prompt])[0]) :].rstrip("\ufffd")
@@ -113,8 +110,7 @@ def test_stop_tokens_come_only_after_a_grammar(name, run):
     options = {"grammar": Choice("choice", choices=choices), "stop_tokens": [name], "max_new_tokens": 30}
     samples = {"n": 4, "seed": 1, "logit_bias": {end: 50}}
     stream = run.engine().submit("two", **samples, **options)
-    assert {*stream.collect_texts()} <= {*choices}
-    assert {row[-1] for row in stream.tokens} == {end}
+    assert {*stream.collect_texts()} <= {*choices} and {row[-1] for row in stream.tokens} == {end}
     assert stream.collect_texts() == run.generate(["two"], **samples, **options)[0]
     assert {*run.generate(["two"], n=2, beam_size=4, **options)[0]} == {*choices}
 

@@ -25,6 +25,10 @@ DESIGNS = {
 }
 
 
+def submit(run, **options):
+    return run.engine().submit(PROMPT, **options)
+
+
 @cache
 def make(design="softmax", kind="bpe", seed=1):
     tokenizer = train_tokenizer(LINES * 5, Choice(kind), 300)
@@ -61,8 +65,7 @@ def probabilities(run, temperature=1.0):
     At each place, tokens that lead to none of the choices are left out.
     """
     rows = [row for text in CHOICES for row in spellings(run, text)]
-    prompt = run._encode_prompts([PROMPT])[0]
-    result = {}
+    prompt, result = run._encode_prompts([PROMPT])[0], {}
     for row in rows:
         logits = run.model(torch.tensor([[*prompt, *row[:-1]]]))[0, len(prompt) - 1 :].double()
         log_p, p = 0.0, 1.0
@@ -100,9 +103,27 @@ def test_wide_beams_find_the_best_texts(design):
     assert run.generate([PROMPT], n=2, **options)[0] == texts
 
 
-def test_beams_return_only_texts_of_the_grammar():
-    (texts,) = make().generate([PROMPT], n=40, grammar={"name": "regex", "pattern": "do"}, beam_size=40)
+def test_limits_and_default_of_a_grammar(tmp_path):
+    """Beams give fewer texts where the grammar has fewer; a length cuts them; translations have none."""
+    run = make()
+    (texts,) = run.generate([PROMPT], n=40, grammar={"name": "regex", "pattern": "do"}, beam_size=40)
     assert 0 < len(texts) < 40 and set(texts) == {"do"}
+    grammar = {"name": "regex", "pattern": "[0-9]{30}"}
+    stream = run.engine().submit(PROMPT, grammar=grammar, max_new_tokens=7, n=3)
+    assert all(re.fullmatch("[0-9]{7,30}", text) for text in stream.collect_texts())
+    assert stream.finish_reasons == ["length"] * 3
+    generation = run.generation.model_copy(update={"grammar": Choice("choice", choices=["two"])})
+    Run(run.model, run.tokenizer, generation).save(tmp_path)
+    loaded_run, translator = ph.load(tmp_path), make_run("encoder-decoder")
+    assert loaded_run.generate([PROMPT], n=3) == [["two"] * 3]
+    assert loaded_run.generate([PROMPT], grammar={"name": "choice", "choices": ["a"]}) == ["a"]
+    requests = [
+        lambda: translator.translate(["a"], grammar="json"),
+        lambda: submit(translator, grammar="json"),
+    ]
+    for request in requests:
+        with pytest.raises(UserError, match="grammar has no effect on translations"):
+            request()
 
 
 @torch.no_grad()
@@ -147,8 +168,7 @@ def test_drafts_change_no_text_under_a_grammar(grammar, speculative, tmp_path):
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram", "wordpiece", "char"])
 def test_requests_with_different_grammars_share_an_engine(kind):
-    run = make(kind=kind)
-    grammars = [CHOICE, {"name": "regex", "pattern": "[0-9]{3}"}, None]
+    run, grammars = make(kind=kind), [CHOICE, {"name": "regex", "pattern": "[0-9]{3}"}, None]
     if kind != "char":  # its vocabulary has no braces
         grammars.append({"name": "json"})
     settings = [{"seed": 3, "n": 2}, {"temperature": 0.0}, {"beam_size": 3, "n": 2}]
@@ -201,26 +221,3 @@ def test_grammar_that_other_settings_forbid_is_refused(options):
         limits = {"no_repeat_ngram_size": 1, "max_new_tokens": limit}
         with pytest.raises(UserError, match="or no_repeat_ngram_size or a minimum length forbids it"):
             run.generate([PROMPT], grammar=grammar, **limits, **options)
-
-
-def test_max_new_tokens_cuts_a_grammar():
-    grammar = {"name": "regex", "pattern": "[0-9]{30}"}
-    stream = make().engine().submit(PROMPT, grammar=grammar, max_new_tokens=7, n=3)
-    assert all(re.fullmatch("[0-9]{7,30}", text) for text in stream.collect_texts())
-    assert stream.finish_reasons == ["length"] * 3
-
-
-def test_grammar_of_the_run_is_the_default(tmp_path):
-    run = make()
-    generation = run.generation.model_copy(update={"grammar": Choice("choice", choices=["two"])})
-    Run(run.model, run.tokenizer, generation).save(tmp_path)
-    loaded_run = ph.load(tmp_path)
-    assert loaded_run.generate([PROMPT], n=3) == [["two"] * 3]
-    assert loaded_run.generate([PROMPT], grammar={"name": "choice", "choices": ["a"]}) == ["a"]
-
-
-def test_grammar_has_no_effect_on_translations():
-    run = make_run("encoder-decoder")
-    for request in (run.translate, lambda texts, grammar: run.engine().submit(texts[0], grammar=grammar)):
-        with pytest.raises(UserError, match="grammar has no effect on translations"):
-            request(["ein hund"], grammar="json")

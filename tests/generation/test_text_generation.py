@@ -1,4 +1,3 @@
-import pytest
 from tests.generation.generate_helpers import EOS, NO_EOS, PAD, PROMPTS, V, collect, make
 
 from polyhead.config.generation_config import GenerationConfig
@@ -7,8 +6,6 @@ from polyhead.generation.text_generation import generate_texts
 
 
 class LetterTokenizer:
-    """One letter a token."""
-
     pad_id, vocab_size, token_bytes = PAD, V, None
 
     def __init__(self, eos_id=EOS):
@@ -29,15 +26,12 @@ def generate_all(model, n=1, stop=(), batch_tokens=4096, eos_id=EOS):
     return texts
 
 
-@pytest.mark.parametrize("batch_tokens", [1, 40, 100, 4096])
-def test_texts_do_not_depend_on_batch_tokens(batch_tokens):
+def test_texts_do_not_depend_on_batch_tokens():
+    """A stop string ends only its sequence."""
     model = make("llama")
     rows, _ = collect(model, PROMPTS, sampling=Sampling(), n=2, seed=2, max_new_tokens=15)
-    assert generate_all(model, n=2, batch_tokens=batch_tokens) == LetterTokenizer().decode(rows)
-
-
-def test_stop_string_ends_only_its_sequence():
-    model = make("llama")
+    for batch_tokens in (1, 40, 100, 4096):
+        assert generate_all(model, n=2, batch_tokens=batch_tokens) == LetterTokenizer().decode(rows)
     full = generate_all(model, eos_id=NO_EOS)
     stop = full[0][3:5]
     texts = generate_all(model, stop=[stop], eos_id=NO_EOS)

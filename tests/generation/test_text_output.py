@@ -6,7 +6,7 @@ MARK = "\ufffd"
 PROMPTS = ["你好", "a dog", "🙂"]
 
 
-def test_deltas_stream_and_add_up(run):
+def test_deltas_add_up_and_requests_finish(run):
     stream = run.engine().submit(TEXTS[1], seed=1, n=2)
     deltas = iter(stream)
     first = next(deltas)
@@ -16,35 +16,21 @@ def test_deltas_stream_and_add_up(run):
         texts[row] += text
     (expected,) = run.generate([TEXTS[1]], seed=1, n=2)
     assert texts == expected == stream.collect_texts()
-
-
-def test_finish_reasons(run):
-    engine, options = run.engine(), {"seed": 5, "max_new_tokens": 12}
-    plain = engine.submit(TEXTS[0], **options)
-    (text,) = plain.collect_texts()
-    assert plain.finish_reasons in (["length"], ["stop"])
-    cut = engine.submit(TEXTS[0], stop=text[4:7], **options)
-    assert cut.collect_texts() == [text[: text.index(text[4:7])]]
-    assert cut.finish_reasons == ["stop"]
+    assert list(map(len, stream.log_probs)) == list(map(len, stream.tokens))
+    log_probs = [hypothesis.log_prob for hypothesis in stream.request.result()]
+    assert list(map(sum, stream.log_probs)) == pytest.approx(log_probs)
+    engine = run.engine()
     short = engine.submit(TEXTS[0], seed=5, max_new_tokens=2, n=3)
     short.collect_texts()
     assert short.finish_reasons == ["length"] * 3
-    cancelled_stream = engine.submit(TEXTS[0], n=2, **options)
+    cancelled_stream = engine.submit(TEXTS[0], n=2, seed=5, max_new_tokens=12)
     next(iter(cancelled_stream))
     cancelled_stream.cancel()
     cancelled_stream.collect_texts()
     assert cancelled_stream.finish_reasons == ["cancelled"] * 2 and engine.engine.idle
 
 
-def test_token_log_probs_add_up(run):
-    stream = run.engine().submit(TEXTS[1], seed=2, n=2)
-    stream.collect_texts()
-    assert list(map(len, stream.log_probs)) == list(map(len, stream.tokens))
-    expected = [hypothesis.log_prob for hypothesis in stream.request.result()]
-    assert list(map(sum, stream.log_probs)) == pytest.approx(expected)
-
-
-def test_samples_have_no_partial_character():
+def test_texts_have_no_partial_character():
     """However the tokens cut the bytes of characters; all three ways to generate agree."""
     run, options = make_byte_run("decoder"), {"n": 8, "seed": 5, "temperature": 1.0}
     texts = [text for row in run.generate(PROMPTS, **options) for text in row]
@@ -59,9 +45,6 @@ def test_samples_have_no_partial_character():
     assert not any(text.endswith(MARK) for text in texts + engine_texts)
     assert ends_inside_character(run, rows), "otherwise nothing is tested"
     assert all(len(row) == 7 or row[-1] == run.tokenizer.eos_id for row in rows), "no token is dropped"
-
-
-def test_beams_have_no_partial_character():
     run, options = make_byte_run("decoder"), {"n": 4, "beam_size": 4}
     texts = [text for row in run.generate(PROMPTS, **options) for text in row]
     hypotheses = run.hypotheses(PROMPTS, beam_size=4, n_best=4)
@@ -69,12 +52,8 @@ def test_beams_have_no_partial_character():
     assert texts == [text.rstrip(MARK) for text in plain]
     assert any(text.endswith(MARK) for text in plain)
     assert run.engine().submit(PROMPTS[1], **options).collect_texts() == texts[4:8]
-
-
-def test_chat_answers_have_no_partial_character():
-    run, messages = make_byte_run("decoder"), [{"role": "user", "content": "你好"}]
+    messages = [{"role": "user", "content": "你好"}]
     for seed in range(12):
         options = {"chat": "plain", "seed": seed, "temperature": 1.0}
         answer = run.chat(messages, **options)
-        assert answer == "".join(run.stream_chat(messages, **options))
-        assert not answer.endswith(MARK)
+        assert answer == "".join(run.stream_chat(messages, **options)) and not answer.endswith(MARK)

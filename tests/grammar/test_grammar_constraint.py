@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import regex
 import torch
-from tests.grammar.grammar_constraint_helpers import (
+from tests.grammar.grammar_helpers import (
     LINES,
     PERSON,
     TOKENIZERS,
@@ -62,7 +62,7 @@ def test_allowed_tokens_begin_a_match(kind, pattern):
         assert reference.fullmatch(decode([ids])[0])
 
 
-def test_stop_tokens_are_allowed_after_complete_text():
+def test_stop_tokens_and_masks_of_logits():
     tokenizer = load_tokenizer("bpe")
     (dot,), (a,) = tokenizer.encode([".", "a"])
     stop_ids = [tokenizer.eos_id, dot]
@@ -74,23 +74,6 @@ def test_stop_tokens_are_allowed_after_complete_text():
     assert constraint.allowed_tokens([a])[dot] and not constraint.allowed_tokens([a])[tokenizer.eos_id]
     constraint = build_constraint("bpe", "regex", *stop_ids, pattern="a.[0-9]")  # a stop token ends, only
     assert not constraint.allowed_tokens([a])[stop_ids].any()
-
-
-def test_allowed_tokens_depend_on_the_text_alone(monkeypatch):
-    """In any order of texts, with or without cached states."""
-    tokenizer, constraint = load_tokenizer("bpe"), build_constraint("bpe", "json", schema=PERSON)
-    texts = [draw_text(constraint, tokenizer, seed) for seed in range(3)]
-    prefixes = [text[:n] for text in texts for n in range(len(text) + 1)]
-    expected = [constraint.allowed_tokens(prefix) for prefix in prefixes]
-    monkeypatch.setattr(grammar_constraint, "_MAX_STATES", 2)
-    grammar = GRAMMAR.build(GRAMMAR.check(Choice("json", schema=PERSON)))
-    fresh = GrammarConstraint(grammar, constraint._vocabulary, [tokenizer.eos_id])
-    for i in np.random.default_rng(1).permutation(len(prefixes)):
-        assert (fresh.allowed_tokens(prefixes[i]) == expected[i]).all()
-        assert len(fresh._states) <= 2
-
-
-def test_mask_logits_covers_ids_beyond_the_vocabulary():
     tokenizer = load_tokenizer("char")
     constraint = build_constraint("char", "regex", pattern="a[Ж]?c")
     a, c = tokenizer.token_to_id("a"), tokenizer.token_to_id("c")
@@ -104,7 +87,20 @@ def test_mask_logits_covers_ids_beyond_the_vocabulary():
     assert masked_logits[0].isfinite().sum() == 1 and masked_logits[1].isneginf().all()
 
 
-def test_constraints_are_cached_while_the_tokenizer_lives():
+def test_allowed_tokens_depend_on_the_text_alone(monkeypatch):
+    """In any order of texts, with or without cached states."""
+    tokenizer, constraint = load_tokenizer("bpe"), build_constraint("bpe", "json", schema=PERSON)
+    texts = [draw_text(constraint, tokenizer, seed) for seed in range(3)]
+    prefixes = [text[:n] for text in texts for n in range(len(text) + 1)]
+    expected = [constraint.allowed_tokens(prefix) for prefix in prefixes]
+    monkeypatch.setattr(grammar_constraint, "_MAX_STATES", 2)
+    grammar = GRAMMAR.build(GRAMMAR.check(Choice("json", schema=PERSON)))
+    fresh = GrammarConstraint(grammar, constraint._vocabulary, [tokenizer.eos_id])
+    for i in np.random.default_rng(1).permutation(len(prefixes)):
+        assert (fresh.allowed_tokens(prefixes[i]) == expected[i]).all() and len(fresh._states) <= 2
+
+
+def test_constraints_are_cached_and_need_the_library(monkeypatch):
     tokenizer = train_tokenizer(LINES, Choice("bpe"), 400)
     first = constraint_for(Choice("regex", pattern="a+"), tokenizer, [2])
     assert first is constraint_for(Choice("regex", pattern="a+"), tokenizer, [2])
@@ -114,6 +110,10 @@ def test_constraints_are_cached_while_the_tokenizer_lives():
     del tokenizer, first
     gc.collect()
     assert reference() is None
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    message = re.escape(f"a grammar needs llguidance: {install_command('grammar')}")
+    with pytest.raises(UserError, match=message):
+        constraint_for(Choice("regex", pattern="a"), load_tokenizer("bpe"), [2])
 
 
 def test_too_large_grammar_is_refused():
@@ -137,10 +137,3 @@ def test_schema_file_is_read_once_into_the_config(tmp_path):
     path.write_text("{")
     with pytest.raises(UserError, match=r"person.json is not valid JSON: Expecting"):
         with_overrides(config, {"grammar": {"name": "json", "schema": str(path)}}, "sampled text")
-
-
-def test_missing_library_is_named_with_its_command(monkeypatch):
-    monkeypatch.setitem(sys.modules, "llguidance", None)
-    message = re.escape(f"a grammar needs llguidance: {install_command('grammar')}")
-    with pytest.raises(UserError, match=message):
-        constraint_for(Choice("regex", pattern="a"), load_tokenizer("bpe"), [2])

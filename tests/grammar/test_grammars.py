@@ -1,13 +1,7 @@
 import json
 
 import pytest
-from tests.grammar.grammar_constraint_helpers import (
-    PERSON,
-    TOKENIZERS,
-    build_constraint,
-    draw_text,
-    load_tokenizer,
-)
+from tests.grammar.grammar_helpers import PERSON, TOKENIZERS, build_constraint, draw_text, load_tokenizer
 
 from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError
@@ -15,7 +9,7 @@ from polyhead.grammar.grammar_constraint import constraint_for
 
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
-def test_json_fits_its_schema(kind):
+def test_json_and_choices_fit_their_grammar(kind):
     tokenizer, constraint = load_tokenizer(kind), build_constraint(kind, "json", schema=PERSON)
     texts = [tokenizer.decode([draw_text(constraint, tokenizer, seed)])[0] for seed in range(12)]
     for person in map(json.loads, texts):
@@ -25,6 +19,10 @@ def test_json_fits_its_schema(kind):
         assert 1 <= len(person["tags"]) <= 3 and set(person["tags"]) <= {"cat", "dog", 2}
         assert person["who"] in (None, True, False)
     assert len(set(texts)) > 6
+    choices = [text for text in texts if tokenizer.decode(tokenizer.encode([text])) == [text]]
+    constraint = build_constraint(kind, "choice", choices=choices)
+    drawn_texts = {tokenizer.decode([draw_text(constraint, tokenizer, seed)])[0] for seed in range(80)}
+    assert drawn_texts == set(choices) and len(choices) > 2
 
 
 def test_json_without_a_schema_is_any_object():
@@ -38,16 +36,6 @@ def test_json_without_a_schema_is_any_object():
         assert not constraint.allowed_tokens([])[tokenizer.encode([text])[0][0]]
 
 
-@pytest.mark.parametrize("kind", TOKENIZERS)
-def test_choice_draws_each_of_its_texts(kind):
-    tokenizer = load_tokenizer(kind)
-    texts = ["two (2) cats", "two dogs", "a+b?", "狗", "[1]"]
-    choices = [text for text in texts if tokenizer.decode(tokenizer.encode([text])) == [text]]
-    constraint = build_constraint(kind, "choice", choices=choices)
-    drawn_texts = {tokenizer.decode([draw_text(constraint, tokenizer, seed)])[0] for seed in range(80)}
-    assert drawn_texts == set(choices) and len(choices) > 2
-
-
 def nested_schema(depth):
     schema = {"type": "integer"}
     for _ in range(depth):
@@ -56,6 +44,8 @@ def nested_schema(depth):
 
 
 SURROGATE = "half of a surrogate pair is not valid Unicode"
+OPTIONS = ["grammar 'regex' requires the option 'pattern'", "unknown grammar 'regexp'; did you mean 'regex'?"]
+OPTIONS += ["nowhere.json: No such file or directory", "schema of grammar 'json'"]
 
 
 @pytest.mark.parametrize(
@@ -82,26 +72,15 @@ SURROGATE = "half of a surrogate pair is not valid Unicode"
         ("grammar", {"lark": "start: x"}, 'at 1(8): unknown name: "x"'),
         ("grammar", {"lark": 'start: %json {"not": {}}'}, ""),
         ("grammar", {"lark": 'start: "\ud800"'}, SURROGATE),
+        ("regex", {}, OPTIONS[0]),
+        ("regexp", {"pattern": "a"}, OPTIONS[1]),
+        ("json", {"schema": "nowhere.json"}, OPTIONS[2]),
+        ("json", {"schema": [1]}, OPTIONS[3]),
     ],
 )
 @pytest.mark.whole
 def test_invalid_grammar_is_refused_in_one_line(name, options, message):
     with pytest.raises(UserError) as error:
         constraint_for(Choice(name, **options), load_tokenizer("bpe"), [2])
-    assert f"grammar '{name}': {message}" in str(error.value) and "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("choice", "message"),
-    [
-        (Choice("regex"), "grammar 'regex' requires the option 'pattern'"),
-        (Choice("regexp", pattern="a"), "unknown grammar 'regexp'; did you mean 'regex'?"),
-        (Choice("json", schema="nowhere.json"), "nowhere.json: No such file or directory"),
-        (Choice("json", schema=[1]), "schema of grammar 'json'"),
-    ],
-    ids=str,
-)
-def test_invalid_option_of_a_grammar_is_named(choice, message):
-    with pytest.raises(UserError) as error:
-        constraint_for(choice, load_tokenizer("bpe"), [2])
-    assert message in str(error.value) and "\n" not in str(error.value)
+    prefix = "" if message in OPTIONS else f"grammar '{name}': "
+    assert prefix + message in str(error.value) and "\n" not in str(error.value)

@@ -80,7 +80,6 @@ def make(directory, config, seed=0, dtype=torch.float32, auto="AutoModelForCausa
 
 
 def edit_json(path, remove=(), **values):
-    """Change a file of JSON: keys are removed and values set."""
     content = json.loads(path.read_text())
     path.write_text(json.dumps({key: content[key] for key in content if key not in remove} | values))
 
@@ -102,6 +101,5 @@ def random_run(config, generation=None, noise=0.0):
 
 @pytest.fixture
 def gpt2(tmp_path):
-    """A directory with a small GPT-2."""
     make(tmp_path / "gpt2", "GPT2Config", n_embd=16, n_layer=2, n_head=2, n_positions=32)
     return tmp_path / "gpt2"

@@ -21,5 +21,4 @@ def run_script(script, environment, directory):
 
 
 def read_rows(name):
-    """The rows of a file of JSON lines."""
     return [json.loads(line) for line in (Path(__file__).parent / name).read_text().splitlines()]

@@ -25,7 +25,6 @@ def write_adapter(directory, base, tensors, **keys):
 
 
 def random_lora(model, ranks, is_transposed=False):
-    """A and B for the modules whose names end so; ``transposed`` for weights of (inputs, outputs)."""
     generator, tensors = torch.Generator().manual_seed(2), {}
     for name, module in model.named_modules():
         for ending, rank in ranks.items():
@@ -39,7 +38,6 @@ def random_lora(model, ranks, is_transposed=False):
 
 @torch.no_grad()
 def merge_lora(model, tensors, scales, is_transposed=False):
-    """Merge the adapter into the reference: W + scale B A."""
     for name, a in tensors.items():
         if name.endswith(".lora_A.weight"):
             module = name.removesuffix(".lora_A.weight")

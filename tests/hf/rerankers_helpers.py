@@ -15,7 +15,6 @@ NEWEST = "config_sentence_transformers.json"
 
 
 def reranker(directory, keys, seed=0):
-    """The logits of all pairs by the reference."""
     config, sizes = ("BertConfig", {}) if seed else ("RobertaConfig", ROBERTA)
     case = Case(config, CLASSES, {**SIZES, **sizes, "num_labels": 1})
     model = make_encoder(directory, case, seed=seed)

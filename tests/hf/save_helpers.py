@@ -21,7 +21,6 @@ def model_config(**parts):
 
 
 def save_random_run(directory, **changes):
-    """A random model, saved as a run."""
     generation = GenerationConfig(temperature=0.8, top_p=0.9, no_repeat_ngram_size=4)
     run = random_run(config(**changes), generation)
     run.save(directory)

@@ -22,7 +22,6 @@ DenseMap = tuple[int, int, bool, str]
 
 
 def make_bert(directory, pooling, *modules):
-    """A small BERT with the files of sentence-transformers as versions 2 to 5 wrote them."""
     model = make(directory, "BertConfig", auto="AutoModel", **BERT)
     set_template(directory, [1], [2], has_segments=True)
     write_modules(directory, pooling, *modules)
@@ -30,7 +29,6 @@ def make_bert(directory, pooling, *modules):
 
 
 def set_template(directory, prefix, suffix, **options):
-    """The ids that the tokenizer puts around a text."""
     Tokenizer.load(directory).with_template(prefix, suffix).save(directory, **options)
 
 
@@ -58,7 +56,6 @@ def read_json(path):
 
 
 def write_dense(directory, maps):
-    """Random weights in the directories that ``write_modules`` names."""
     torch.manual_seed(3)
     layers = [torch.nn.Linear(inputs, outputs, bias) for inputs, outputs, bias, _ in maps]
     for i, (layer, (inputs, outputs, bias, activation)) in enumerate(zip(layers, maps, strict=True), 2):

@@ -21,7 +21,6 @@ def read_table(path, json_column):
 
 
 def make_case(directory, name):
-    """The checkpoint of a row of a family's table of cases, such as gpt2-0."""
     family, _, number = name.rpartition("-")
     if family in causal_cases.CASES:
         case = causal_cases.CASES[family][int(number)]

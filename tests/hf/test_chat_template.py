@@ -33,7 +33,6 @@ def checkpoint(tmp_path):
 
 
 def write_older_template(directory, template):
-    """In tokenizer_config.json."""
     (directory / "chat_template.jinja").unlink(missing_ok=True)
     edit_json(directory / "tokenizer_config.json", chat_template=template)
 
@@ -72,7 +71,8 @@ def test_chat_format_survives_import_and_export(checkpoint, tmp_path, format_nam
             assert ids == expected_ids
 
 
-def test_templates_in_tokenizer_config(checkpoint):
+@pytest.mark.acceptance("F4")
+def test_valid_and_invalid_templates_in_tokenizer_config(checkpoint):
     write_older_template(checkpoint, PUBLISHED_TEMPLATES["zephyr"])
     assert load(checkpoint).generation.chat == Choice("zephyr")
     names = {"tool_use": "zephyr", "default": "llama2"}
@@ -81,10 +81,6 @@ def test_templates_in_tokenizer_config(checkpoint):
     ]
     write_older_template(checkpoint, templates)
     assert load(checkpoint).generation.chat == Choice("llama2")
-
-
-@pytest.mark.acceptance("F4")
-def test_invalid_template_is_ignored(checkpoint):
     for template in ("{{ cycler.__init__.__globals__.os.system('touch evil') }}", 7, [], [1], "{% for"):
         write_older_template(checkpoint, template)
         run = load(checkpoint)

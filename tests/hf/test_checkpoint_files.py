@@ -42,10 +42,6 @@ def truncate(directory):
     path.write_bytes(path.read_bytes()[:1000])
 
 
-def write_huge_header(directory):
-    (directory / WEIGHTS).write_bytes((1 << 40).to_bytes(8, "little") + b"{}")
-
-
 def damage_tensors(tensors):
     del tensors[NORM]
     tensors["transformer.h.7.ln_1.weight"] = torch.zeros(3)
@@ -53,12 +49,16 @@ def damage_tensors(tensors):
     tensors["transformer.ln_f.bias"] = torch.zeros(16, dtype=torch.int8)
 
 
-def add_untied_head(tensors):
-    tensors["lm_head.weight"] = torch.zeros(300, 16)
-
-
 def edit(name, **values):
     return lambda directory: edit_json(directory / name, **values)
+
+
+def add_tensor(name, make_tensor):
+
+    def add(tensors):
+        tensors[name] = make_tensor(tensors["transformer.wte.weight"])
+
+    return lambda directory: edit_weights(directory, add)
 
 
 NO_TOKENIZER = "{0} has neither tokenizer.json nor vocab.json and merges.txt"
@@ -82,7 +82,7 @@ GENERATION, TOKENIZER = "generation_config.json", "tokenizer_config.json"
         (rename_as_pickle, "{0} has no model.safetensors, only pytorch_model.bin: pickle files can run code"),
         (lambda d: (d / WEIGHTS).unlink(), "{0} has no model.safetensors and no " + INDEX),
         (truncate, DAMAGED_WEIGHTS),
-        (write_huge_header, DAMAGED_WEIGHTS),
+        (lambda d: (d / WEIGHTS).write_bytes((1 << 40).to_bytes(8, "little") + b"{}"), DAMAGED_WEIGHTS),
         (link_outside(WEIGHTS), "{0}/model.safetensors " + OUTSIDE),
         (link_outside("tokenizer.json"), "{0}/tokenizer.json " + OUTSIDE),
         (split_weights(**{NORM: "../x.safetensors"}), "{0}/" + INDEX + " names '../x.safetensors', which is"),
@@ -100,7 +100,7 @@ GENERATION, TOKENIZER = "generation_config.json", "tokenizer_config.json"
             "{0}/model-1.safetensors holds '" + BIAS + "', which is not in the index",
         ),
         (lambda d: edit_weights(d, damage_tensors), MISMATCH),
-        (lambda d: edit_weights(d, add_untied_head), UNTIED_HEAD),
+        (add_tensor("lm_head.weight", lambda wte: torch.zeros(300, 16)), UNTIED_HEAD),
         (edit(GENERATION, eos_token_id=[900]), "{0}/" + GENERATION + ": eos_token_id is 900, but the"),
         (edit(GENERATION, do_sample=True, top_p=7), "{0}/" + GENERATION + ": top_p: 7 is out of range"),
         (edit(TOKENIZER, bos_token="<end>"), TOKENIZER + ": bos_token is '<end>', which is not in the"),
@@ -114,14 +114,6 @@ def test_damaged_checkpoint_is_refused(damage, message, gpt2):
     assert "\n" not in str(error.value)
 
 
-def add_buffer(tensors):
-    tensors["transformer.h.0.attn.bias"] = torch.ones(1, 1, 32, 32, dtype=torch.uint8)
-
-
-def add_tied_head(tensors):
-    tensors["lm_head.weight"] = tensors["transformer.wte.weight"].clone()
-
-
 def remove_prefix(tensors):
     for name in list(tensors):
         tensors[name.removeprefix("transformer.")] = tensors.pop(name)
@@ -131,8 +123,8 @@ def remove_prefix(tensors):
     "change",
     [
         split_weights(),
-        lambda directory: edit_weights(directory, add_tied_head),
-        lambda directory: edit_weights(directory, add_buffer),
+        add_tensor("lm_head.weight", torch.clone),
+        add_tensor("transformer.h.0.attn.bias", lambda wte: torch.ones(1, 1, 32, 32, dtype=torch.uint8)),
         lambda directory: edit_weights(directory, remove_prefix),
     ],
     ids=["two files", "copy of tied head", "buffers of older files", "bare model"],

@@ -3,43 +3,30 @@ import pytest
 from polyhead.config.model import ModelConfig
 from polyhead.core.errors import UserError
 from polyhead.hf import config_map
-from polyhead.hf.config_map import (
-    ConfigField,
-    constant,
-    defaults,
-    ignore,
-    map_bool,
-    map_embedding_width,
-    map_float,
-    map_int,
-    map_norm,
-    map_tied_embeddings,
-    require,
-)
 from polyhead.hf.config_reader import ConfigReader
 from polyhead.hf.family import HF_GATED_ACTIVATIONS, map_activation
 
 KEYS = (
-    defaults(layers=3),
-    constant(kind="decoder", attention="softmax", norm="rmsnorm", norm_first=True),
-    map_int("vocab", "vocab_size"),
-    map_int("dim", "d_model", 16),
-    map_int("layers", "n_layers", 2),
-    map_int("heads", "n_heads", 4),
-    map_int("inner", "d_ff", optional=True),
-    map_int("window", "attention.window", 8, optional=True),
-    map_embedding_width("embedding"),
+    config_map.defaults(layers=3),
+    config_map.constant(kind="decoder", attention="softmax", norm="rmsnorm", norm_first=True),
+    config_map.map_int("vocab", "vocab_size"),
+    config_map.map_int("dim", "d_model", 16),
+    config_map.map_int("layers", "n_layers", 2),
+    config_map.map_int("heads", "n_heads", 4),
+    config_map.map_int("inner", "d_ff", optional=True),
+    config_map.map_int("window", "attention.window", 8, optional=True),
+    config_map.map_embedding_width("embedding"),
     map_activation("act", "silu", HF_GATED_ACTIVATIONS),
-    map_bool("bias", "attention.bias feed_forward.bias", False),
-    map_bool("parallel", "block.name", False, true_value="parallel", false_value="transformer"),
-    map_norm("eps", "layernorm", 1e-5),
-    constant(norm={"bias": False}),
-    map_float("drop", "dropout", 0.0),
-    map_float("cap", "logit_softcap", optional=True),
-    ignore("embed_drop", field_paths="dropout"),
-    require("causal", True, is_written=True),
-    require("rotary", False),
-    map_tied_embeddings(True),
+    config_map.map_bool("bias", "attention.bias feed_forward.bias", False),
+    config_map.map_bool("parallel", "block.name", False, true_value="parallel", false_value="transformer"),
+    config_map.map_norm("eps", "layernorm", 1e-5),
+    config_map.constant(norm={"bias": False}),
+    config_map.map_float("drop", "dropout", 0.0),
+    config_map.map_float("cap", "logit_softcap", optional=True),
+    config_map.ignore("embed_drop", field_paths="dropout"),
+    config_map.require("causal", True, is_written=True),
+    config_map.require("rotary", False),
+    config_map.map_tied_embeddings(True),
 )
 VALUES = {"vocab": 50, "dim": 32, "layers": 5, "heads": 2, "inner": 40, "window": 6, "embedding": 20}
 VALUES |= {"act": "gelu", "bias": True, "parallel": True, "eps": 0.5, "drop": 0.25, "cap": 3.0}
@@ -66,20 +53,15 @@ def test_fields_are_written_as_read():
     )
     assert config.attention.options["window"] == 6
     assert config.attention.options["bias"] is config.feed_forward.options["bias"] is True
-    assert config.tie_embeddings == "none"
-    assert config_map.write_fields(KEYS, config) == VALUES
-
-
-def test_defaults_of_missing_and_null_keys():
+    assert config.tie_embeddings == "none" and config_map.write_fields(KEYS, config) == VALUES
     config = read_config(vocab=50)
     assert config_map.write_fields(KEYS, config) == DEFAULTS and config.d_embedding is None
     config = read_config(vocab=50, window=None, inner=None, dim=None)
-    assert config.attention.options["window"] is None
-    assert (config.d_ff, config.d_model) == (64, 16)
+    assert config.attention.options["window"] is None and (config.d_ff, config.d_model) == (64, 16)
 
 
 def test_field_functions_see_earlier_fields_and_first_layer():
-    head = ConfigField(
+    head = config_map.ConfigField(
         lambda reader, fields: {"head_dim": fields["d_model"] // 2}, lambda config: {"head": config.head_dim}
     )
     fields = config_map.read_fields((*KEYS, head), ConfigReader({"vocab": 50}, "config.json"))

@@ -4,7 +4,6 @@ import pytest
 import torch
 import transformers
 from tests.hf.conftest import edit_json, make
-from tests.hf.families.causal_cases import LLAMA
 from tests.hf.load_helpers import read_rows
 from transformers import CONFIG_MAPPING
 
@@ -36,6 +35,10 @@ def test_defaults_equal_reference():
         if read_config(name, required | supported_keys) != read_config(name, complete):
             differing.append(name)
     assert not differing
+    # null is no window, and a missing key the default
+    sizes = {"vocab_size": 300, "intermediate_size": 20}
+    for keys, window in (({"sliding_window": None}, None), ({}, CONFIG_MAPPING["mistral"]().sliding_window)):
+        assert read_config("mistral", sizes | keys).attention.options["window"] == window
 
 
 @pytest.mark.parametrize(("config", "sizes", "changes"), read_rows("missing_keys.jsonl"))
@@ -50,11 +53,3 @@ def test_missing_and_duplicate_keys_as_in_reference(config, sizes, changes, tmp_
     with torch.no_grad():
         logits = ph.load(tmp_path).model(tokens)
         torch.testing.assert_close(logits, reference(tokens).logits, rtol=1e-5, atol=1e-5)
-
-
-def test_null_window_means_none_missing_one_default(tmp_path):
-    make(tmp_path, "MistralConfig", **LLAMA, sliding_window=None)
-    assert ph.load(tmp_path).config.attention.options["window"] is None
-    edit_json(tmp_path / "config.json", ("sliding_window",))
-    expected = transformers.AutoConfig.from_pretrained(tmp_path).sliding_window
-    assert ph.load(tmp_path).config.attention.options["window"] == expected == 4096

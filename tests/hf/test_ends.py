@@ -18,7 +18,6 @@ EOS, MAX_NEW_TOKENS = 2, 12
 
 @torch.no_grad()
 def greedy_tokens(model, ids):
-    """The most probable tokens, whatever they are."""
     tokens = list(ids)
     for _ in range(MAX_NEW_TOKENS):
         tokens.append(int(model(torch.tensor([tokens])).logits[0, -1].argmax()))
@@ -47,7 +46,6 @@ def before_end(tokens, ends):
 
 
 def decode_complete(tokenizer, tokens):
-    """The text without an incomplete character at its end."""
     return tokenizer.decode([tokens])[0].rstrip("\ufffd")
 
 

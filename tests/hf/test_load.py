@@ -48,8 +48,7 @@ def test_loading_runs_no_code_of_checkpoint(gpt2):
     edit_json(gpt2 / "tokenizer_config.json", **values)
     (gpt2 / "modeling_evil.py").write_text("raise SystemExit('executed')")
     (gpt2 / "evil.pkl").write_bytes(b"cos\nsystem\n(S'echo executed'\ntR.")
-    events = []
-    is_active = True
+    events, is_active = [], True
 
     def audit(event, args):
         # a hook stays until the process ends

@@ -21,8 +21,7 @@ def convert_weights(directory, dtype):
 
 def check_rounding(directory, dtype, *inputs):
     """The model that load makes of the files is bit by bit that rounded from fp32."""
-    dense_dtype = LOAD_DTYPES[dtype]
-    model = ph.load(directory, dtype=dtype, fast=True).model
+    dense_dtype, model = LOAD_DTYPES[dtype], ph.load(directory, dtype=dtype, fast=True).model
     expected = pack_model(load_model(directory).to(dense_dtype), linear_factory(dtype))
     name = dtype if dtype in QUANTIZED_LINEARS else str(dense_dtype).removeprefix("torch.")
     assert packed_dtype(model) == name

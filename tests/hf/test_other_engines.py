@@ -24,10 +24,6 @@ def test_page_lists_every_family():
     assert {cell for cells in PAGE.values() for cell in cells[1:]} == {"own", "transformers", "-"}
     zh = {name: cells for name, *cells in ROW.findall((DOCS / "other_engines.zh-CN.md").read_text())}
     assert zh == PAGE
-
-
-def test_transformers_backend_is_supported():
-    """Classes that an engine takes from transformers can run there, others are its own or cannot."""
     wrong = []
     for name, (architecture, vllm, sglang, _) in PAGE.items():
         is_compatible = getattr(transformers, architecture).is_backend_compatible()

@@ -61,10 +61,6 @@ def test_components_as_in_reports():
     olmo = to_config(CONFIGS["allenai/OLMo-2-0425-1B"])
     parts = olmo.sandwich_norm, olmo.attention.options["qk_norm"], olmo.layer_pattern
     assert parts == ("after", "all_heads", ())
-
-
-def test_components_of_embedding_gemma():
-    """As its report gives them."""
     config = to_config(OTHER_CONFIGS["google/embeddinggemma-300m"])
     assert (config.kind, config.lm_head, config.causal, config.max_len) == ("encoder", False, False, 2048)
     assert (config.kv_heads, config.head_dim, config.attention.options["scale"]) == (1, 256, None)

@@ -1,18 +1,15 @@
 import builtins
 import io
-import json
 from collections import Counter
 from pathlib import Path
 
-import torch
-from safetensors.torch import save_file
 from tests.hf.conftest import make
 from tests.hf.lora_helpers import random_lora, write_adapter
 from tests.hf.test_apply_adapter import SIDE
 
 import polyhead as ph
 from polyhead.hf import checkpoint_files
-from polyhead.models import CausalLM, SentenceEncoder, Seq2Seq
+from polyhead.models import CausalLM, Seq2Seq
 
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
 
@@ -49,38 +46,10 @@ def check_single_reads(directory, model_class, files, monkeypatch):
     return reads
 
 
-def test_language_model(gpt2, monkeypatch):
+def test_every_file_is_read_once(gpt2, monkeypatch, tmp_path):
     names = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json"}
     files = {f"gpt2/{name}" for name in (*names, "tokenizer_config.json")}
     assert check_single_reads(gpt2, CausalLM, files, monkeypatch).keys() == files
-
-
-def test_older_tokenizer_files(gpt2, monkeypatch):
-    rules = json.loads((gpt2 / "tokenizer.json").read_text())["model"]
-    (gpt2 / "tokenizer.json").unlink()
-    (gpt2 / "vocab.json").write_text(json.dumps(rules["vocab"]))
-    (gpt2 / "merges.txt").write_text("\n".join(" ".join(pair) for pair in rules["merges"]))
-    (gpt2 / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "GPT2Tokenizer"}))
-    files = {"gpt2/vocab.json", "gpt2/merges.txt", "gpt2/tokenizer_config.json"}
-    check_single_reads(gpt2, CausalLM, files, monkeypatch)
-
-
-def test_sentence_transformers(tmp_path, monkeypatch):
-    directory = tmp_path / "bert"
-    make(directory, "BertConfig", auto="AutoModel", max_position_embeddings=64, pad_token_id=0, **SIZES)
-    kinds = {"": "Transformer", "1_Pooling": "Pooling", "2_Dense": "Dense"}
-    modules = [{"path": path, "type": f"sentence_transformers.models.{kind}"} for path, kind in kinds.items()]
-    (directory / "modules.json").write_text(json.dumps(modules))
-    dense = {"in_features": 16, "out_features": 4, "bias": False}
-    for path, config in {"1_Pooling": {"pooling_mode_cls_token": True}, "2_Dense": dense}.items():
-        (directory / path).mkdir()
-        (directory / path / "config.json").write_text(json.dumps(config))
-    save_file({"linear.weight": torch.randn(4, 16)}, directory / "2_Dense/model.safetensors")
-    files = {f"bert/{name}" for name in ("modules.json", "1_Pooling/config.json", "2_Dense/config.json")}
-    check_single_reads(directory, SentenceEncoder, files, monkeypatch)
-
-
-def test_adapter_with_base(tmp_path, monkeypatch):
     sizes = {"d_model": 16, "max_position_embeddings": 32, "decoder_start_token_id": 2}
     sizes |= {f"{side}_{name}": value for side in ("encoder", "decoder") for name, value in SIDE.items()}
     model = make(tmp_path / "base", "BartConfig", auto="AutoModelForSeq2SeqLM", **sizes)

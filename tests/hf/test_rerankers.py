@@ -52,7 +52,6 @@ def test_scores_equal_reference(keys, is_bounded, tmp_path):
 
 
 def test_scores_of_verb_and_service(tmp_path, capsys):
-    """One number a line."""
     checkpoint = tmp_path / "checkpoint"
     logits = reranker(checkpoint, UNBOUNDED_KEYS).tolist()
     pairs = write_pairs(tmp_path / "pairs.tsv")
@@ -60,6 +59,11 @@ def test_scores_of_verb_and_service(tmp_path, capsys):
         assert main(["classify", str(checkpoint), pairs, *options]) == 0
         scores = [float(line) for line in capsys.readouterr().out.splitlines()]
         assert scores == pytest.approx(logits, abs=1e-4)
+    (tmp_path / "labels.tsv").write_text("a dog\tLABEL_0\n")
+    columns = ["--text", "0", "--label", "1"]
+    assert main(["eval", str(checkpoint), str(tmp_path / "labels.tsv"), *columns]) == 2
+    message = "this model outputs a number per text, not a class, so accuracy is undefined"
+    assert message in capsys.readouterr().err
     with serve_run(ph.load(checkpoint)) as live:
         data = live.ask("/v1/classify", {"input": PAIRS}).json()["data"]
         assert [one["score"] for one in data] == pytest.approx(logits, abs=1e-5)
@@ -78,15 +82,6 @@ def test_ensemble_averages_scores(tmp_path, capsys):
         assert main(["classify", first, "a dog\tdogs", "--ensemble", second]) == 2
         message = "polyhead: scores of .*/free are unbounded and those of .*/0 are between 0 and "
         assert re.fullmatch(message + "1: they cannot be averaged\n", capsys.readouterr().err)
-
-
-def test_accuracy_is_undefined(tmp_path, capsys):
-    reranker(tmp_path / "checkpoint", {})
-    (tmp_path / "labels.tsv").write_text("a dog\tLABEL_0\n")
-    columns = ["--text", "0", "--label", "1"]
-    assert main(["eval", str(tmp_path / "checkpoint"), str(tmp_path / "labels.tsv"), *columns]) == 2
-    message = "this model outputs a number per text, not a class, so accuracy is undefined"
-    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

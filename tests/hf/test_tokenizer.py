@@ -49,8 +49,7 @@ def test_padding_id_without_token_is_ignored(gpt2, pad):
 
 @pytest.mark.parametrize("special", [True, False])
 def test_padding_token_past_rows_is_dropped(gpt2, special):
-    expected = generate(gpt2)
-    inner = tokenizers.Tokenizer.from_file(str(gpt2 / "tokenizer.json"))
+    expected, inner = generate(gpt2), tokenizers.Tokenizer.from_file(str(gpt2 / "tokenizer.json"))
     token = tokenizers.AddedToken("[PAD]", special=special)
     assert (inner.add_special_tokens if special else inner.add_tokens)([token]) == 1
     inner.save(str(gpt2 / "tokenizer.json"))

@@ -15,7 +15,6 @@ from polyhead.train.run_training import run_training
 
 @pytest.fixture
 def llama(tmp_path):
-    """Saved as ``checkpoint``; its tokenizer puts <s> before a text."""
     model = make(tmp_path / "checkpoint", "LlamaConfig", **LLAMA)
     tokenizer = Tokenizer.load(tmp_path / "checkpoint")
     tokenizer.with_template([tokenizer.bos_id], []).save(tmp_path / "checkpoint")

@@ -34,7 +34,6 @@ def build_members(kind, n=3, vocab_size=V, seed=0):
 
 @torch.no_grad()
 def mean_log_probs(members, *inputs):
-    """log of the mean probability, without a cache."""
     each = [np.exp(model(*inputs).double().log_softmax(-1).numpy()) for model in members]
     assert max(np.abs(each[0] - other).max() for other in each[1:]) > 0.1
     return np.log(np.mean(each, 0))
@@ -79,7 +78,6 @@ LOSSLESS = [name for name in CACHE.names() if CACHE.get(name).lossless and name 
 @pytest.mark.parametrize("kind", ["decoder", "encoder-decoder"])
 @torch.no_grad()
 def test_each_member_has_its_own_cache(kind, name):
-    """In chunks, with rows that fork."""
     members = build_members(kind, n=2, vocab_size=50)
     ensemble = Ensemble(members)
     torch.manual_seed(2)
@@ -113,8 +111,7 @@ def test_free_tokens_is_the_minimum_of_all_parts():
     assert (cache.block_size, cache.free_tokens(1)) == (8, 32)
     cache.append_rows(2)
     cache.prepare_step([0, 1], torch.arange(9).expand(2, -1))  # 24 slots of one part, 32 of the other
-    assert [part.free_tokens() for part in cache.caches] == [12, 0]
-    assert cache.free_tokens() == 0
+    assert [part.free_tokens() for part in cache.caches] == [12, 0] and cache.free_tokens() == 0
     cache.fork(1, 0)
     cache.release(1)
     cache.release(0)
@@ -143,8 +140,6 @@ def test_refused_step_advances_no_state(small):
 
 
 class MeanModel:
-    """What the plain search needs: log-probabilities after a prefix."""
-
     def __init__(self, members):
         self.members = members
 

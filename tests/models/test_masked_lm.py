@@ -4,28 +4,12 @@ import torch.nn.functional as F
 from tests.models.encoders_helpers import SIZES, make_encoder
 
 from polyhead.config.model import ModelConfig
-from polyhead.models import CausalLM, Classifier, MaskedLM, SentenceEncoder, build
+from polyhead.models import CausalLM, build
 
 TOKENS = torch.tensor([[4, 7, 2, 9, 5], [3, 6, 8, 1, 1]])
 POS = torch.tensor([[0, 1, 2, 3, 4], [0, 1, 2, -1, -1]])
 SEGMENTS = torch.tensor([[0, 0, 1, 1, 1], [0, 1, 1, 0, 0]])
 CLASSES = ["a", "b"]
-
-
-def test_config_selects_the_encoder_class():
-    assert isinstance(make_encoder(), MaskedLM)
-    assert isinstance(make_encoder(labels=CLASSES), Classifier)
-    assert isinstance(make_encoder(lm_head=False), SentenceEncoder)
-
-
-def test_embeddings_add_positions_and_segments():
-    parts = {"embedding_norm": True, "scale_embedding": False}
-    e = make_encoder(position="learned", n_segments=2, **parts).encoder.embedding
-    x = F.embedding(TOKENS, e.token.weight) + e.position.weight[:5] + F.embedding(SEGMENTS, e.segment.weight)
-    expected = F.layer_norm(x, (8,), e.norm.weight, e.norm.bias)
-    torch.testing.assert_close(e(TOKENS, None, SEGMENTS), expected)
-    assert torch.equal(e(TOKENS), e(TOKENS, None, torch.zeros_like(TOKENS)))
-    assert not torch.allclose(e(TOKENS), expected)
 
 
 @pytest.mark.parametrize(
@@ -36,6 +20,20 @@ def test_head_transform_bias_defaults_to_feed_forward(head_transform_bias, feed_
     parts = {"head_transform_bias": head_transform_bias, "feed_forward": feed_forward}
     for linear in (make_encoder(**parts).transform, make_encoder(**parts, labels=CLASSES).pooler.proj):
         assert (linear.bias is not None) == has_bias
+
+
+def test_embeddings_add_positions_and_segments():
+    parts = {"embedding_norm": True, "scale_embedding": False}
+    e = make_encoder(position="learned", n_segments=2, **parts).encoder.embedding
+    x = F.embedding(TOKENS, e.token.weight) + e.position.weight[:5] + F.embedding(SEGMENTS, e.segment.weight)
+    expected = F.layer_norm(x, (8,), e.norm.weight, e.norm.bias)
+    torch.testing.assert_close(e(TOKENS, None, SEGMENTS), expected)
+    assert torch.equal(e(TOKENS), e(TOKENS, None, torch.zeros_like(TOKENS)))
+    assert not torch.allclose(e(TOKENS), expected)
+    assert make_encoder(d_embedding=6, lm_head=False)(TOKENS, POS).shape == (2, 5, 8)
+    assert make_encoder(d_embedding=6, labels=CLASSES).classifier.in_features == 8
+    for position in ("rope", "t5", "shaw", "alibi"):
+        assert make_encoder(d_embedding=3, position=position)(TOKENS, POS).shape == (2, 5, 13)
 
 
 @pytest.mark.parametrize(("position", "width"), [("learned", 6), ("sinusoidal", 8), ("learned", 10)])
@@ -58,14 +56,7 @@ def test_d_embedding_is_projected_to_d_model(width, position):
     assert make_encoder(d_embedding=width, tie_embeddings="none").head.weight.shape == (13, width)
 
 
-def test_outputs_do_not_depend_on_d_embedding():
-    assert make_encoder(d_embedding=6, lm_head=False)(TOKENS, POS).shape == (2, 5, 8)
-    assert make_encoder(d_embedding=6, labels=CLASSES).classifier.in_features == 8
-    for position in ("rope", "t5", "shaw", "alibi"):
-        assert make_encoder(d_embedding=3, position=position)(TOKENS, POS).shape == (2, 5, 13)
-
-
-def test_embedding_norm_replaces_first_layer_norm():
+def test_embedding_norm_and_layer_pattern():
     model = make_encoder(embedding_norm="first", norm_first=True, position="rope")
     layers, e = model.encoder.stack.layers, model.encoder.embedding
     x = F.layer_norm(e.token(TOKENS) * e.scale, (8,), e.norm.weight, e.norm.bias)
@@ -75,9 +66,6 @@ def test_embedding_norm_replaces_first_layer_norm():
     both_norms = make_encoder(norm_first=True, embedding_norm=True)
     n_first, n_both = (sum(p.numel() for p in m.parameters()) for m in (model, both_norms))
     assert n_both == 16 + n_first
-
-
-def test_layer_pattern_sets_attention_and_position():
     window = {"attention": {"name": "softmax", "window": 2}, "position": {"name": "rope", "theta": 50.0}}
     changes = {"kind": "decoder", "n_layers": 4, "position": "rope", "layer_pattern": [window, {}]}
     config = ModelConfig(**SIZES | changes)

@@ -14,7 +14,6 @@ from polyhead.train.tasks.replaced_token_detection import ReplacedTokenDetection
 
 @pytest.fixture
 def open_task(tmp_path):
-    """A function that opens a task on lines of letters and builds a new model for it."""
     rng = random.Random(1)
     lines = [("abcdefgh" * 3)[rng.randrange(8) :][: rng.randrange(5, 14)] for _ in range(200)]
     (tmp_path / "letters.txt").write_text("".join(f"{line}\n" for line in lines))

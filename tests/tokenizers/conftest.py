@@ -31,5 +31,4 @@ def tokenizer_of_kind(kind):
 
 @pytest.fixture(scope="session")
 def get_tokenizer():
-    """A tokenizer of each kind, trained once."""
     return tokenizer_of_kind

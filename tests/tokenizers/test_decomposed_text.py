@@ -32,8 +32,7 @@ def test_composable_characters_are_decomposed():
 def test_first_decomposed_line_warns_once(normalize):
     tokenizer = train_tokenizer(TEXTS, Choice("bpe", normalize=normalize), 300)
     assert tokenizer.composes_characters == (normalize != "none")
-    lines = ["Käse", "a", DECOMPOSED_TEXT, unicodedata.normalize("NFD", "がぎ")]
-    warnings = []
+    lines, warnings = ["Käse", "a", DECOMPOSED_TEXT, unicodedata.normalize("NFD", "がぎ")], []
     assert list(warn_decomposed(lines, tokenizer, warnings.append)) == lines
     assert list(warn_decomposed([("a", lines[2])], tokenizer, warnings.append)) == [("a", lines[2])]
     expected = [f"line {n} has decomposed characters (N" for n in (3, 1)] if normalize == "none" else []

@@ -130,7 +130,7 @@ def test_growth_of_text_is_bounded(steps, expected):
     assert growth_of_library(steps, "ab 0`\ufdfaا") <= bound + 2 + 3 * n_prepended
 
 
-def test_own_tokenizers_are_accepted(get_tokenizer):
+def test_own_tokenizers_are_accepted(get_tokenizer, tmp_path):
     """And rules of wrong types, which the library refuses."""
     for kind in ("bpe", "unigram", "wordpiece", "char", "byte"):
         check_tokenizer_rules(json.loads(get_tokenizer(kind).tokenizer_json))
@@ -138,10 +138,6 @@ def test_own_tokenizers_are_accepted(get_tokenizer):
     structures = ({"vocab": 7, "merges": {}}, {"special_tokens": [], "single": {}})
     for value in (None, 7, "x", [], {}, [[]], *structures):
         check_tokenizer_rules(dict.fromkeys(names, value))
-
-
-def test_library_error_during_encoding_is_one_line(tmp_path):
-    """A vocabulary without its unknown token fails only when a text needs it."""
     model = {"type": "WordLevel", "unk_token": "[UNK]", "vocab": {"a": 0}}
     rules = {"version": "1.0", "added_tokens": [], "model": model}
     (tmp_path / "tokenizer.json").write_text(json.dumps(rules))

@@ -2,13 +2,7 @@ import unicodedata
 
 import pytest
 
-from polyhead.tokenizers.graphemes import (
-    continues_grapheme,
-    fold_text,
-    is_unspaced_char,
-    split_graphemes,
-    split_words,
-)
+from polyhead.tokenizers import graphemes
 
 WORDS = {
     "The dog's, e\u0301té!": ["The", "dog", "'", "s", ",", "e\u0301té", "!"],
@@ -27,11 +21,13 @@ WORDS = {
 @pytest.mark.parametrize("text", WORDS)
 def test_words_and_graphemes_of_scripts(text):
     """No grapheme begins with a mark."""
-    assert split_words(text) == WORDS[text]
-    clusters = split_graphemes(text)
+    assert graphemes.split_words(text) == WORDS[text]
+    clusters = graphemes.split_graphemes(text)
     assert "".join(clusters) == text
     assert not [cluster for cluster in clusters if unicodedata.category(cluster[0])[0] == "M"]
-    assert all(map(continues_grapheme, {c for c in text if unicodedata.category(c) in ("Mn", "Me")}))
+    assert all(
+        map(graphemes.continues_grapheme, {c for c in text if unicodedata.category(c) in ("Mn", "Me")})
+    )
 
 
 PAIRS = [("Käse", "KA\u0308SE"), ("が", "か\u3099"), ("co\u00adop", "coop"), ("Straße", "STRASSE")]
@@ -40,8 +36,8 @@ PAIRS += [("ខ្ញុំ\u200bមាន", "ខ្ញុំ មាន"), ("\u0
 
 @pytest.mark.parametrize(("first", "second"), PAIRS)
 def test_equal_texts_fold_to_same_text(first, second):
-    assert first != second and fold_text(first) == fold_text(second)
-    assert fold_text("Kase") != fold_text("Käse")
+    assert first != second and graphemes.fold_text(first) == graphemes.fold_text(second)
+    assert graphemes.fold_text("Kase") != graphemes.fold_text("Käse")
 
 
 UNSPACED_NAMES = ("CJK UNIFIED", "HIRAGANA LETTER", "KATAKANA LETTER", "THAI CHARACTER", "LAO LETTER")
@@ -51,5 +47,5 @@ UNSPACED_NAMES += ("KHMER LETTER", "MYANMAR LETTER", "TIBETAN LETTER", "YI SYLLA
 def test_scripts_without_spaces():
     names = {char: unicodedata.name(char, "") for char in map(chr, range(0x20000))}
     letters = [char for char, name in names.items() if name.startswith(UNSPACED_NAMES)]
-    assert len(letters) > 20_000 and all(map(is_unspaced_char, letters))
-    assert not any(map(is_unspaced_char, "aéжαक한ع"))
+    assert len(letters) > 20_000 and all(map(graphemes.is_unspaced_char, letters))
+    assert not any(map(graphemes.is_unspaced_char, "aéжαक한ع"))

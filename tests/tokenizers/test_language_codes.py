@@ -19,21 +19,15 @@ Sinhala ක Ethiopic ሀ Thaana ހ Meetei ꯀ Ol ᱚ Tifinagh ⴰ Mongolian ᠠ 
 SCRIPT_LETTERS = dict(zip(LETTERS.split()[::2], LETTERS.split()[1::2], strict=True))
 
 
-def test_scripts_have_names_of_letters():
+def test_scripts_and_alternative_codes_equal_cldr():
     assert {script_of_letter(letter): letter for letter in SCRIPT_LETTERS.values()} == SCRIPT_LETTERS
     assert set(_SCRIPTS_BY_TAG.values()) == {*SCRIPT_LETTERS, "Japanese"}
     assert set(_SCRIPTS.values()) <= {*SCRIPT_LETTERS, "Japanese", ""}
-
-
-def test_scripts_of_languages_equal_cldr():
     likely = get_global("likely_subtags")
     tags = {language: likely[language].split("_")[1] for language in _SCRIPTS if language in likely}
     compared_tags = {language: tag for language, tag in tags.items() if _SCRIPTS[language]}
     wrong = {name: tag for name, tag in compared_tags.items() if _SCRIPTS[name] != _SCRIPTS_BY_TAG[tag]}
     assert not wrong and len(compared_tags) > 200
-
-
-def test_alternative_codes_equal_cldr():
     aliases = {code: name for code, name in get_global("language_aliases").items() if name in _SCRIPTS}
     three_letters = {code: name for code, name in aliases.items() if len(code) == 3 and len(name) == 2}
     wrong = {code: name for code, name in three_letters.items() if normalize_language(code) != name}
@@ -72,12 +66,9 @@ CODES = {
 }
 
 
-def test_scripts_of_codes_in_all_spellings():
+def test_codes_in_all_spellings():
     codes = {code: script for script, line in CODES.items() for code in line.split()} | {"": ""}
     assert {code: script_of_language(code) for code in codes} == codes
-
-
-def test_codes_of_one_language_are_equal():
     chinese = ("zh", "zho", "chi", "cmn", "zh_CN", "ZH-Hant-TW", "zho_Hans", "__zh__", ">>cmn_Hans<<")
     assert {normalize_language(code) for code in chinese} == {"zh"}
     assert normalize_language("yue_Hant") == "yue" and normalize_language("xyz") == "xyz"

@@ -30,7 +30,7 @@ def test_scores_use_target_tokenizer(marian):
         assert score.log_prob == pytest.approx(-float(loss) * score.tokens, rel=1e-4)
 
 
-def test_imported_language_pair_of_m2m100(m2m100, tmp_path):
+def test_language_pairs_of_m2m100_and_mbart(m2m100, tmp_path):
     original, run_dir = ph.load(m2m100[0]), tmp_path / "run"
     languages = ["--source-lang", "zu", "--target-lang", "de"]
     assert main(["import", str(m2m100[0]), str(run_dir), *languages]) == 0
@@ -38,10 +38,6 @@ def test_imported_language_pair_of_m2m100(m2m100, tmp_path):
     assert run.tokenizer.seq2seq_template == with_languages(original.tokenizer, "zu", "de") != template
     expected = original.translate(SOURCES, source_lang="zu", target_lang="de")
     assert run.translate(SOURCES) == expected
-
-
-def test_pair_with_language_as_decoder_start(m2m100):
-    """As mBART has it, whose sources end with their language."""
     inner = Inner.from_str(ph.load(m2m100[0]).tokenizer.tokenizer_json)
     special_tokens = [(name, inner.token_to_id(name)) for name in ("</s>", "__en__")]
     inner.post_processor = TemplateProcessing(single="$A </s> __en__", special_tokens=special_tokens)
@@ -60,8 +56,7 @@ def test_languages_are_listed(marian, m2m100):
         assert list_languages(one) == {"source": [], "target": ["cmn_Hans", "fra"]}
     # as mBART and NLLB spell them
     rules = tokenizer.target_tokenizer.tokenizer_json.replace(">>fra<<", "de_DE")
-    inner = Inner.from_str(rules.replace(">>cmn_Hans<<", "eng_Latn"))
-    names = ["de_DE", "eng_Latn"]
+    inner, names = Inner.from_str(rules.replace(">>cmn_Hans<<", "eng_Latn")), ["de_DE", "eng_Latn"]
     assert list_languages(Tokenizer(inner, {})) == {"source": names, "target": names}
     plain = train_tokenizer(SOURCES * 5, Choice("bpe"), 300, 3)  # of one pair; sentinels are no languages
     assert list_languages(plain) == {"source": [], "target": []}

@@ -12,8 +12,7 @@ def test_targets_have_their_own_tokenizer(marian, tmp_path):
     """In stored pairs, forced prefixes and attention maps."""
     run, targets = ph.load(marian[0]), read_lines("guide.zh-CN.md", 3)
     source_tokenizer, target_tokenizer = run.tokenizer, run.tokenizer.target_tokenizer
-    expected = target_tokenizer.encode(targets)
-    files = [tmp_path / "a.en", tmp_path / "a.zh"]
+    expected, files = target_tokenizer.encode(targets), [tmp_path / "a.en", tmp_path / "a.zh"]
     for path, texts in zip(files, (SOURCES, targets), strict=True):
         path.write_text("\n".join(texts) + "\n")
     store = PairStore.open_or_build(open_corpus(files), source_tokenizer, tmp_path / "cache", max_len=500)

@@ -77,10 +77,6 @@ def test_terminal_output_has_no_controls(runs, monkeypatch, capsys, arguments, s
 def test_controls_are_those_of_unicode():
     text = "".join(map(chr, range(0x3000)))
     assert escape_controls(text) == escape_by_category(text)
-
-
-def test_control_tokens_on_axes():
-    """They have a width in text, and the SVG is valid XML."""
     attention = AttentionMap(["\x1b", "b"], ["\x07", "long"], [[[[1.0, 0.0], [0.5, 0.5]]]])
     lines = attention_text(attention).splitlines()
     assert lines[3:5] == ["\\x07   ██     1.00 \\x1b", "long   ▒▒ ▒▒  0.50 \\x1b"]

@@ -53,6 +53,5 @@ def test_other_decoders_have_no_token_bytes():
     tokenizer = Tokenizer(inner)
     others = [plain(kind) for kind in ("char", "unigram", "wordpiece")]
     assert all(one.token_bytes is None for one in (tokenizer, *others))
-    stream = Detokenizer.for_tokenizer(tokenizer, [], [])
-    ids = tokenizer.encode(["the dog"])[0]
+    stream, ids = Detokenizer.for_tokenizer(tokenizer, [], []), tokenizer.encode(["the dog"])[0]
     assert "".join([*map(stream.feed, ids), stream.flush()]) == tokenizer.decode([ids])[0] == "the cat"

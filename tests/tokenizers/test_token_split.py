@@ -48,11 +48,6 @@ def test_every_split_of_every_token_is_drawn(kind):
         assert drawn_splits == (pairs or {(token,)}), name
         n_pairs += len(pairs)
     assert n_pairs > 100
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_split_tokens_decode_to_same_text(kind):
-    tokenizer = get_tokenizer(kind)
     rows, splitter = tokenizer.encode([*LINES[:9], ""]), TokenSplitter(tokenizer, 0.5)
     torch.manual_seed(2)
     draws = [split_rows(splitter, rows) for _ in range(3)]
@@ -76,9 +71,6 @@ def test_share_of_splits_and_uniform_choice():
     assert counts[ab] == counts[c] == pytest.approx(3_000, abs=200)
     assert counts[bc] == counts[a] - 20_000 == pytest.approx(3_000, abs=200)
     assert sum(counts.values()) == 40_000 + counts[ab] + counts[bc]
-
-
-def test_row_of_maximum_length_stays():
     tokenizer = get_tokenizer("bpe")
     rows = tokenizer.encode([line[: 40 + 20 * n] for n, line in enumerate(LINES[:9])])
     max_len, splitter = len(rows[-1]), TokenSplitter(tokenizer, 0.3)

@@ -39,7 +39,8 @@ def test_byte_vocabularies_decode_any_text(text):
         assert tokenizer.decode(tokenizer.encode([text])) == [text]
 
 
-def test_decoding_drops_special_tokens(get_tokenizer):
+@pytest.mark.acceptance("A14")
+def test_special_tokens_empty_lists_and_checksums(get_tokenizer):
     t = get_tokenizer("bpe")
     ids = t.encode(["Two dogs"])[0]
     assert t.decode([[t.bos_id, *ids, t.eos_id, t.pad_id, t.pad_id], []]) == ["Two dogs", ""]
@@ -47,6 +48,8 @@ def test_decoding_drops_special_tokens(get_tokenizer):
     for texts, message in (("one text", "a list of texts"), (["a", ("b", "c")], "text 1 is tuple")):
         with pytest.raises(UserError, match=message):
             t.encode(texts)
+    checksums = {get_tokenizer(kind).sha256 for kind in KINDS} | {BPE.sha256, BYTES.sha256}
+    assert len(checksums) == len(KINDS) + 1  # both byte vocabularies are the same
 
 
 def file_sha256(directory):
@@ -64,6 +67,15 @@ def test_saved_tokenizer_is_equal(kind, get_tokenizer, texts, tmp_path):
         assert getattr(loaded_tokenizer, name) == getattr(tokenizer, name), name
     assert loaded_tokenizer.sha256 == tokenizer.sha256 == file_sha256(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"tokenizer.json", "tokenizer_config.json"}
+    t = get_tokenizer(kind)
+    t.save(tmp_path)
+    reference = transformers.AutoTokenizer.from_pretrained(str(tmp_path))
+    texts = ["A man in a red shirt.", "我们去公园。", "It's 3 o'clock , almost"]
+    ids = t.encode(texts)
+    assert reference(texts)["input_ids"] == [[*row, t.eos_id] for row in ids]
+    roles = (reference.pad_token_id, reference.bos_token_id, reference.eos_token_id)
+    assert roles == (t.pad_id, t.bos_id, t.eos_id)
+    assert [reference.decode(row, skip_special_tokens=True) for row in ids] == t.decode(ids)
 
 
 def test_unigram_scores_survive_saving(tmp_path):
@@ -79,26 +91,7 @@ def test_unigram_scores_survive_saving(tmp_path):
     assert checksums == {file_sha256(tmp_path)}
 
 
-@pytest.mark.acceptance("A14")
-def test_sha256_differs_between_vocabularies(get_tokenizer):
-    checksums = {get_tokenizer(kind).sha256 for kind in KINDS} | {BPE.sha256, BYTES.sha256}
-    assert len(checksums) == len(KINDS) + 1  # both byte vocabularies are the same
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_transformers_reads_saved_tokenizer(kind, get_tokenizer, tmp_path):
-    t = get_tokenizer(kind)
-    t.save(tmp_path)
-    reference = transformers.AutoTokenizer.from_pretrained(str(tmp_path))
-    texts = ["A man in a red shirt.", "我们去公园。", "It's 3 o'clock , almost"]
-    ids = t.encode(texts)
-    assert reference(texts)["input_ids"] == [[*row, t.eos_id] for row in ids]
-    roles = (reference.pad_token_id, reference.bos_token_id, reference.eos_token_id)
-    assert roles == (t.pad_id, t.bos_id, t.eos_id)
-    assert [reference.decode(row, skip_special_tokens=True) for row in ids] == t.decode(ids)
-
-
-def test_roles_without_token(get_tokenizer, tmp_path):
+def test_roles_truncation_and_padding_of_files(get_tokenizer, tmp_path):
     """Padding falls back to the end; another missing role is named when it is needed."""
     get_tokenizer("bpe").save(tmp_path)
     path = tmp_path / "tokenizer_config.json"
@@ -109,9 +102,6 @@ def test_roles_without_token(get_tokenizer, tmp_path):
     assert tokenizer.role_ids == {"eos_token": 2, "unk_token": 3, "mask_token": 4}
     with pytest.raises(UserError, match="no bos_token"):
         _ = tokenizer.bos_id
-
-
-def test_truncation_and_padding_of_file_are_off(get_tokenizer, tmp_path):
     get_tokenizer("bpe").save(tmp_path)
     inner = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     inner.enable_truncation(3)

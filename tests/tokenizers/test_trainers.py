@@ -11,14 +11,10 @@ from polyhead.tokenizers.train_tokenizer import train_tokenizer
 KINDS = TOKENIZER.names()
 
 
-def test_wordpiece_splits_han_characters(get_tokenizer):
+def test_wordpiece_splits_as_defined(get_tokenizer):
     tokenizer = get_tokenizer("wordpiece")
     assert tokenizer.ids_to_tokens(tokenizer.encode(["我们今天"])[0]) == ["▁", "我", "们", "今", "天"]
     assert tokenizer.decode(tokenizer.encode(["狗跑, 今天。"])) == ["狗跑, 今天。"]
-
-
-def test_wordpiece_takes_longest_piece_first(get_tokenizer):
-    tokenizer = get_tokenizer("wordpiece")
     vocab = {token: i for i, token in enumerate(tokenizer.ids_to_tokens(range(tokenizer.vocab_size)))}
 
     def encode_longest_first(word):
@@ -32,9 +28,14 @@ def test_wordpiece_takes_longest_piece_first(get_tokenizer):
 
     for word in ("walks", "shirtdog", "tiredman"):
         assert tokenizer.encode([word])[0] == encode_longest_first("▁" + word)
+    tokenizer = train_tokenizer(SENTENCES * 3, Choice("wordpiece"), 600)
+    for text in SENTENCES:
+        (ids,) = tokenizer.encode([text * 30])
+        assert len(text * 30) > 400 and tokenizer.unk_id not in ids
+        assert tokenizer.decode([ids]) == [text * 30]
 
 
-def test_byte_fallback_encodes_unknown_characters():
+def test_byte_fallback_and_frequent_characters():
     texts = ["the dog runs", "the man sits"] * 10
     plain, fallback = (
         train_tokenizer(texts, Choice("unigram", byte_fallback=on), 400) for on in (False, True)
@@ -42,16 +43,6 @@ def test_byte_fallback_encodes_unknown_characters():
     assert plain.unk_id in plain.encode(["the 狗"])[0]
     assert fallback.unk_id not in fallback.encode(["the 狗"])[0]
     assert fallback.decode(fallback.encode(["the 狗 😀 runs"])) == ["the 狗 😀 runs"]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_lowercase_option(kind):
-    tokenizer = train_tokenizer(["The Dog", "ÄRGER the dog"] * 5, Choice(kind, lowercase=True), 400)
-    assert tokenizer.encode(["THE DOG ärger"]) == tokenizer.encode(["the dog ÄRGER"])
-    assert tokenizer.decode(tokenizer.encode(["The ÄRGER"])) == ["the ärger"]
-
-
-def test_char_has_most_frequent_characters():
     tokenizer = train_tokenizer(["aaabbc"], Choice("char"), 7)
     assert tokenizer.ids_to_tokens(range(tokenizer.vocab_size)) == [*SPECIAL_TOKENS, "a", "b"]
     assert tokenizer.encode(["cab"]) == [[tokenizer.unk_id, 5, 6]]
@@ -59,6 +50,13 @@ def test_char_has_most_frequent_characters():
     assert chars.ids_to_tokens(range(5, chars.vocab_size)) == ["a"]
     sizes = [train_tokenizer(["zyx zyx"], Choice("bpe", min_frequency=n), 300).vocab_size for n in (1, 3)]
     assert sizes[1] == 261 < sizes[0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_lowercase_option(kind):
+    tokenizer = train_tokenizer(["The Dog", "ÄRGER the dog"] * 5, Choice(kind, lowercase=True), 400)
+    assert tokenizer.encode(["THE DOG ärger"]) == tokenizer.encode(["the dog ÄRGER"])
+    assert tokenizer.decode(tokenizer.encode(["The ÄRGER"])) == ["the ärger"]
 
 
 @pytest.mark.parametrize(("kind", "size"), [("bpe", 100), ("char", 5), ("unigram", 50), ("wordpiece", 50)])
@@ -78,14 +76,6 @@ SENTENCES = [
     "ฉันรักสุนัขของฉัน",
     "a" * 30,
 ]
-
-
-def test_wordpiece_encodes_long_unspaced_sentences():
-    tokenizer = train_tokenizer(SENTENCES * 3, Choice("wordpiece"), 600)
-    for text in SENTENCES:
-        (ids,) = tokenizer.encode([text * 30])
-        assert len(text * 30) > 400 and tokenizer.unk_id not in ids
-        assert tokenizer.decode([ids]) == [text * 30]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -28,6 +28,11 @@ def test_unknown_characters_are_counted():
     assert count_unknown_ids(ids, tokenizer) == counts
     assert counts.describe() == "3 of 16 tokens unknown (18.8 %)"
     assert count_unknown(["abc"], tokenizer).describe() == "0 of 3 tokens unknown (0 %)"
+    tokenizer = train_tokenizer(["abc abc"] * 9, Choice("unigram", byte_fallback=True), 400)
+    assert tokenizer.unknown_id is None and count_unknown(TEXTS, tokenizer).unknown == 0
+    inner = tokenizers.Tokenizer(models.BPE({"<end>": 0, "a": 1}, [], unk_token="<end>"))
+    assert Tokenizer(inner, {"eos_token": "<end>"}).unknown_id is None
+    assert Tokenizer(inner, {"unk_token": "<end>"}).unknown_id == 0
 
 
 @pytest.mark.parametrize("kind", ["bpe", "byte", "char", "unigram", "wordpiece"])
@@ -35,14 +40,6 @@ def test_kinds_with_unknown_tokens(kind):
     tokenizer = train_tokenizer(["abc abc"] * 9, Choice(kind), 400)
     assert tokenizer.unknown_id == (None if kind in ("bpe", "byte") else tokenizer.unk_id)
     assert (count_unknown(TEXTS, tokenizer).unknown > 0) == (tokenizer.unknown_id is not None)
-
-
-def test_byte_fallback_and_end_are_not_unknown():
-    tokenizer = train_tokenizer(["abc abc"] * 9, Choice("unigram", byte_fallback=True), 400)
-    assert tokenizer.unknown_id is None and count_unknown(TEXTS, tokenizer).unknown == 0
-    inner = tokenizers.Tokenizer(models.BPE({"<end>": 0, "a": 1}, [], unk_token="<end>"))
-    assert Tokenizer(inner, {"eos_token": "<end>"}).unknown_id is None
-    assert Tokenizer(inner, {"unk_token": "<end>"}).unknown_id == 0
 
 
 DATA = {
@@ -88,8 +85,7 @@ def test_training_notes_share_of_unknown_tokens(task, workdir):
         (line,) = [note for note in notes.lines if note.startswith(f"{split}: ")]
         assert line.endswith(counts.describe())
     assert sum("the vocabulary does not fit" in note for note in notes.lines) == 2
-    texts = list(TASK.get(recipe.task.name).iter_texts(recipe))
-    notes = Notes()
+    texts, notes = list(TASK.get(recipe.task.name).iter_texts(recipe)), Notes()
     implementation.open(recipe, train_tokenizer(texts, Choice("bpe"), 300), notes)
     assert "unknown" not in " ".join(notes.lines)
 

@@ -25,7 +25,6 @@ def is_word(char):
 
 
 def word_starts(text):
-    """For each character whether a word begins there."""
     return [
         i == 0 or char.isspace() or is_word(char) or is_word(text[i - 1]) or text[i - 1] == "\n"
         for i, char in enumerate(text)
@@ -69,24 +68,18 @@ def test_no_word_begins_with_combining_mark(kind):
         assert lengths == expected if kind in ("byte", "char") else lengths <= expected, text
 
 
-def test_unigram_words_begin_with_pieces(get_tokenizer):
+def test_word_starts_of_pieces_and_bytes(get_tokenizer):
     """A piece may hold a word and its comma."""
     tokenizer = get_tokenizer("unigram")
     ids = np.array(tokenizer.encode(["A man walks the dog, tired xyz."])[0])
     starts = find_word_boundaries(tokenizer).find_word_starts(ids)
     for token, start in zip(tokenizer.ids_to_tokens(ids), starts, strict=True):
         assert start == token.startswith(("▁", ",", ".")), token
-
-
-def test_bytes_of_one_character_stay_together(get_tokenizer):
     (ids,) = get_tokenizer("byte").encode(["né 你好x"])
     #           n     é             space 你                   好                   x
     expected = [True, False, False, True, True, False, False, True, False, False, True]
     starts = find_word_boundaries(get_tokenizer("byte")).find_word_starts(np.array(ids))
     assert starts.tolist() == expected
-
-
-def test_sentence_ends_and_spaces_before_words(get_tokenizer):
     tokenizer = get_tokenizer("bpe")
     ids = np.array(tokenizer.encode(["It's 3.\nShe said: “no!” 公园。Two"])[0])
     ends = ids[find_word_boundaries(tokenizer).ends_sentence[ids]]
@@ -94,6 +87,10 @@ def test_sentence_ends_and_spaces_before_words(get_tokenizer):
     assert "".join(tokens).replace("”", "") == ".\n!。"
     kinds = {"bpe": True, "wordpiece": True, "unigram": True, "byte": False, "char": False}
     assert {kind: find_word_boundaries(get_tokenizer(kind)).has_blank_before for kind in kinds} == kinds
+    t = published_tokenizer("llama")
+    ids = np.array(t.encode(["the 你"])[0])
+    assert t.ids_to_tokens(ids)[-3:] == ["<0xE4>", "<0xBD>", "<0xA0>"]
+    assert find_word_boundaries(t).find_word_starts(ids).tolist()[-3:] == [True, False, False]
 
 
 @pytest.mark.parametrize("kind", TOKENIZER.names())
@@ -109,7 +106,6 @@ def test_special_tokens_separate_words(kind, get_tokenizer):
 
 
 def published_tokenizer(kind):
-    """Vocabularies as published models have them."""
     texts = ["the dog runs, tired", "a man sits; the dogs run", "gusty"] * 20
     options = {"special_tokens": ["[UNK]", "[MASK]"], "show_progress": False}
     if kind == "bert":
@@ -145,10 +141,3 @@ def test_words_of_published_tokenizers(kind):
     words = ["".join(t.ids_to_tokens(part)) for part in np.split(ids, starts[1:])]
     plain = [re.sub("▁|##|</w>", "", word) for word in words]
     assert plain == ["the", "man", "tired", ",", "dogs", "sitting", "rusty"]
-
-
-def test_byte_fallback_is_one_word():
-    t = published_tokenizer("llama")
-    ids = np.array(t.encode(["the 你"])[0])
-    assert t.ids_to_tokens(ids)[-3:] == ["<0xE4>", "<0xBD>", "<0xA0>"]
-    assert find_word_boundaries(t).find_word_starts(ids).tolist()[-3:] == [True, False, False]

@@ -3,10 +3,10 @@ import random
 
 import pytest
 import torch
+from tests.generation.helpers import build_translator as translator
 from tests.generation.table_helpers import BOS, EOS, Table, exhaustive_search
 
 from polyhead.config.generation_config import GenerationConfig
-from polyhead.config.model import ModelConfig
 from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError
 from polyhead.generation.batch_decode import decode_sources, restore_order
@@ -15,7 +15,6 @@ from polyhead.generation.constraints.terminology import TermMatcher, TermPhrase
 from polyhead.generation.decoding.beam_search import BeamRequest, BeamSearchStrategy, BeamState
 from polyhead.generation.engine.engine import Engine
 from polyhead.generation.shortlist.shortlist import Shortlist
-from polyhead.models import build
 from polyhead.tokenizers.seq2seq_template import Seq2SeqTemplate
 
 SOURCE = [1, 2, 3]
@@ -75,16 +74,6 @@ def test_full_beam_finds_all_outputs_with_the_terms(name, alpha):
         assert [h.log_prob for h in actual] == pytest.approx([e.log_prob for e in expected], abs=1e-5)
 
 
-@pytest.mark.parametrize("name", ["a word", "two tokens", "three tokens, two equal"])
-def test_eos_comes_only_after_all_terms(name):
-    other_eos = 3  # in none of the terms
-    for seed, beam_size in itertools.product(range(5), (1, 2, 5)):
-        options = {"n_best": beam_size, "extra_eos_ids": [other_eos]}
-        for hypothesis in search(Table(seed), TERMS[name], 12, beam_size, **options):
-            assert has_terms(hypothesis.tokens, TERMS[name])
-            assert not {EOS, other_eos} & {*hypothesis.tokens}
-
-
 @pytest.mark.parametrize("name", TERMS)
 @pytest.mark.parametrize("beam_size", [1, 2, 5])
 def test_outputs_have_all_terms_and_right_log_probs(name, beam_size):
@@ -96,6 +85,10 @@ def test_outputs_have_all_terms_and_right_log_probs(name, beam_size):
             assert has_terms(h.tokens, TERMS[name])
             tokens = (*h.tokens, EOS) if len(h.tokens) < limit else h.tokens
             assert h.log_prob == pytest.approx(model.log_prob(SOURCE, tokens), abs=1e-5)
+    if name in ("a word", "two tokens", "three tokens, two equal"):
+        other_eos = 3  # in none of the terms
+        for h in search(model, TERMS[name], 12, beam_size, n_best=beam_size, extra_eos_ids=[other_eos]):
+            assert has_terms(h.tokens, TERMS[name]) and not {EOS, other_eos} & {*h.tokens}
 
 
 def plain_constrained_search(model, terms, limit, beam):
@@ -167,27 +160,17 @@ def test_matcher_accepts_other_tokens_of_the_same_bytes(phrase):
         assert [tuple(h.tokens) for h in search_all(model, terms)] == expected
 
 
-def test_prefix_counts_as_output_for_terms():
+def test_prefixes_and_forced_openings():
+    """Tokens before ``prefix_len`` do not."""
     for seed in range(8):
         (best,) = search(Table(seed, eos=1.0), [term([1, 2]), term([3])], 12, prefix=[2, 1, 2])
         assert best.tokens[:3] == [2, 1, 2] and 3 in best.tokens
-
-
-def test_prefix_len_tokens_do_not_count_for_terms():
     constraints = LexicalConstraints([term([1, 2], initial=[[3]])], prefix_len=2)
-    for row, token, next_tokens, num_missing in (
-        ([], 2, None, None),
-        ([2], 1, (1, 3), 1),
-        ([2, 1], 2, (1,), 2),
-    ):
+    for row, token, expected in (([], 2, None), ([2], 1, ((1, 3), 1)), ([2, 1], 2, ((1,), 2))):
         constraints.select_extensions([row], {(0, token): -1.0}, 1, [EOS], False)
         constraints.commit([(0, token)])
-        if next_tokens:
-            state = constraints.states[0]
-            assert (state.next_tokens, state.num_missing) == (next_tokens, num_missing)
-
-
-def test_initial_phrases_follow_a_forced_opening():
+        state = constraints.states[0]
+        assert expected in (None, (state.next_tokens, state.num_missing))
     model, terms = translator(), [term([30, 31], initial=[[32]])]
     with torch.no_grad():
         model.head.bias[32] = 50.0
@@ -214,15 +197,6 @@ V, TEMPLATE = 60, Seq2SeqTemplate((), (1,), 2, (), False, 1)
 LINES = [[5, 6, 7], [8, 9], [10, 5, 11, 12, 13], [6], [14, 15, 16, 17], []]
 
 
-def translator():
-    sizes = {"d_model": 16, "n_heads": 2, "n_layers": 2, "d_ff": 32, "max_len": 40, "lm_head_bias": True}
-    model = build(ModelConfig(vocab_size=V, **sizes), seed=3).eval()
-    with torch.no_grad():
-        model.head.bias.normal_()
-        model.head.weight.mul_(3)
-    return model
-
-
 def random_terms(seed):
     rng = random.Random(seed)
 
@@ -242,8 +216,7 @@ def decode(model, lines, terms, cache=None, **options):
 def test_outputs_with_terms_do_not_depend_on_batch(cache):
     model, terms = translator(), random_terms(1)
     assert any(terms) and not all(terms)
-    batch = decode(model, LINES, terms, Choice(cache))
-    plain = decode(model, LINES, None)
+    batch, plain = decode(model, LINES, terms, Choice(cache)), decode(model, LINES, None)
     for i, line in enumerate(LINES):
         (single,) = decode(model, [line], [terms[i]])
         assert [h.tokens for h in batch[i]] == [h.tokens for h in single]
@@ -262,11 +235,8 @@ def test_shortlist_includes_the_tokens_of_terms():
         for h in hypotheses:
             assert not line or has_terms(h.tokens, line_terms)
             assert set(h.tokens) <= {1, 20, 21, *line, *term_tokens}
-
-
-def test_terms_longer_than_max_len_are_refused():
     message = r"the terms of line 2 have 40 tokens; the model's maximum length is 40"
     with pytest.raises(UserError, match=message):
-        decode(translator(), LINES[:2], [[], [term([3] * 40)]])
-    (hypotheses,) = decode(translator(), LINES[:1], [[term([3] * 39)]])
+        decode(model, LINES[:2], [[], [term([3] * 40)]])
+    (hypotheses,) = decode(model, LINES[:1], [[term([3] * 39)]])
     assert all(has_terms(h.tokens, [term([3] * 39)]) for h in hypotheses)

@@ -56,24 +56,16 @@ def test_terms_match_full_words_longest_first(text, expected, letters):
         ("কুকুর", "কুকুরে আছে", "একটি কুকুর।"),
         ("ກ", "ກິນ", "ມາກນ"),
         ("ស", "សួស្តី", "ស ស"),
+        # scripts without spaces
+        ("ໝາ", "", "ຂ້ອຍມັກໝາຫຼາຍ"),
+        ("ឆ្កែ", "", "ខ្ញុំស្រឡាញ់ឆ្កែណាស់"),
+        ("ខ្មែរ", "", "ភាសា\u200bខ្មែរ"),
+        ("ခွေး", "", "ငါ့ခွေးလေး"),
+        ("ཁྱི", "", "ངའི་ཁྱི་ཡིན"),
     ],
 )
 def test_terms_are_not_cut_at_combining_marks(source, inside, text, letters):
     assert find_phrases(inside, letters, {source: "dog"}) == []
-    assert find_phrases(text, letters, {source: "dog"}) == [["dog"]]
-
-
-@pytest.mark.parametrize(
-    ("source", "text"),
-    [
-        ("ໝາ", "ຂ້ອຍມັກໝາຫຼາຍ"),
-        ("ឆ្កែ", "ខ្ញុំស្រឡាញ់ឆ្កែណាស់"),
-        ("ខ្មែរ", "ភាសា\u200bខ្មែរ"),
-        ("ခွေး", "ငါ့ခွေးလေး"),
-        ("ཁྱི", "ངའི་ཁྱི་ཡིན"),
-    ],
-)
-def test_terms_of_scripts_without_spaces_are_found(source, text, letters):
     assert find_phrases(text, letters, {source: "dog"}) == [["dog"]]
 
 
@@ -86,6 +78,10 @@ def test_composed_and_decomposed_terms_meet(letters):
         assert find_phrases("dog", letters, {"dog": phrase}) == [sorted((nfc, nfd))]
     small = train_tokenizer(["Der Käse x"] * 9, Choice("char"), 40)  # it has no token for the accent
     assert find_phrases("dog", small, {"dog": nfd}) == [[nfc]]
+    with pytest.raises(UserError, match="the vocabulary of this model cannot write 'Katze'"):
+        Terminology({"it": "Käse", "cat": "Katze"}, small)
+    # entries that differ in case are merged
+    assert find_phrases("a dog", letters, {"dog": "Hund", "Dog": ["Katze", "Hund"]}) == [["Hund", "Katze"]]
 
 
 def test_phrases_match_the_tokens_of_sentences(tokenizer):
@@ -108,10 +104,6 @@ def test_phrases_match_the_tokens_of_sentences(tokenizer):
             assert text.lower() == ("ein" + phrase if phrase == "狗" else f"ein {phrase}".lower())
 
 
-def test_entries_that_differ_in_case_are_merged(letters):
-    assert find_phrases("a dog", letters, {"dog": "Hund", "Dog": ["Katze", "Hund"]}) == [["Hund", "Katze"]]
-
-
 @pytest.mark.parametrize(
     ("entries", "message"),
     [
@@ -126,9 +118,3 @@ def test_entries_that_differ_in_case_are_merged(letters):
 def test_invalid_inputs_are_refused(entries, message, letters):
     with pytest.raises(UserError, match=message):
         Terminology(entries, letters)
-
-
-def test_untokenizable_terms_are_refused():
-    small = train_tokenizer(["Der Hund bellt"] * 9, Choice("char"), 40)
-    with pytest.raises(UserError, match="the vocabulary of this model cannot write 'Katze'"):
-        Terminology({"dog": "Hund", "cat": "Katze"}, small)

@@ -13,7 +13,6 @@ ALPHAS = [0.0, 0.6, 1.0, 2.0, -0.5]
 
 
 def search(model, sources=(SOURCE,), limit=5, **options):
-    """Beam search of sources of one length; a limit for all or one each."""
     limits = [limit] * len(sources) if isinstance(limit, int) else limit
     source = torch.tensor(sources)
     return beam_search(model, source, None, bos_id=BOS, eos_id=EOS, max_new_tokens=limits, **options)
@@ -46,6 +45,19 @@ def test_stopping_rules_equal_plain_search(early, alpha):
         assert_equal(hypotheses, plain_beam_search(model, SOURCE, limit, alpha, beam, early))
 
 
+@pytest.mark.acceptance("C5")
+def test_lengths_in_narrow_beams_are_exact():
+    """Also where the cache grows."""
+    for limit in (31, 32, 33, 63, 64, 65):
+        [hypotheses] = search(Table(1, eos=-100.0), limit=limit, beam_size=2, n_best=2)
+        assert [len(h.tokens) for h in hypotheses] == [limit, limit]
+    for seed, prefix, min_new in itertools.product(range(10), ([], [1], [2, 2]), (0, 2, 4)):
+        model = Table(seed, eos=2.0)
+        options = {"beam_size": 2, "n_best": 2, "prefix": [prefix], "min_new_tokens": min_new}
+        [hypotheses] = search(model, limit=6, length_penalty=1.0, **options)
+        assert_equal(hypotheses, plain_beam_search(model, SOURCE, 6, 1.0, 2, False, prefix, min_new))
+
+
 @pytest.mark.acceptance("C4")
 def test_waiting_longer_never_lowers_the_score():
     """And sometimes raises it: from True to False, and from False to the exact bound."""
@@ -64,8 +76,7 @@ def test_waiting_longer_never_lowers_the_score():
 
 @pytest.mark.acceptance("C1")
 def test_beam_output_does_not_depend_on_batch():
-    model = Table(3, eos=0.5)
-    sources = [(1, 2, 3), (3, 2, 1), (1, 1, 1), (2, 3, 3), (3, 3, 3)]
+    model, sources = Table(3, eos=0.5), [(1, 2, 3), (3, 2, 1), (1, 1, 1), (2, 3, 3), (3, 3, 3)]
     limits, prefixes = [7, 1, 4, 9, 2], [[], [2], [1, 3, 2], [], [3]]
 
     def search_some(order):
@@ -89,21 +100,6 @@ def test_prefix_and_min_length_equal_exhaustive_search(prefix, min_new):
     assert_equal(hypotheses, expected)
     [hypotheses] = search(model, beam_size=364, n_best=364, **options)
     assert len(hypotheses) == len(expected)
-
-
-def test_prefix_and_min_length_in_narrow_beams():
-    for seed, prefix, min_new in itertools.product(range(10), ([], [1], [2, 2]), (0, 2, 4)):
-        model = Table(seed, eos=2.0)
-        options = {"beam_size": 2, "n_best": 2, "prefix": [prefix], "min_new_tokens": min_new}
-        [hypotheses] = search(model, limit=6, length_penalty=1.0, **options)
-        assert_equal(hypotheses, plain_beam_search(model, SOURCE, 6, 1.0, 2, False, prefix, min_new))
-
-
-@pytest.mark.acceptance("C5")
-@pytest.mark.parametrize("limit", [31, 32, 33, 63, 64, 65])
-def test_limits_at_cache_growth_are_exact(limit):
-    [hypotheses] = search(Table(1, eos=-100.0), limit=limit, beam_size=2, n_best=2)
-    assert [len(h.tokens) for h in hypotheses] == [limit, limit]
 
 
 @pytest.mark.parametrize("beam_size", [1, 2, 364])
@@ -131,11 +127,6 @@ def test_dead_end_returns_the_output_so_far(beam_size):
     assert search(model, beam_size=1, bad_token_ids=[0, 1, 2, 3]) == [[([], 0.0, 0.0)]]
 
 
-def test_an_empty_batch_has_no_outputs():
-    options = {"bos_id": BOS, "eos_id": EOS, "beam_size": 2, "max_new_tokens": []}
-    assert beam_search(Table(0), torch.zeros(0, 3, dtype=torch.long), None, **options) == []
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -156,26 +147,21 @@ def test_invalid_options_are_refused(options, message):
         search(Table(0), **options)
 
 
-def test_nan_is_an_error():
-    with pytest.raises(UserError, match="output is NaN"):
-        search(Table(0, eos=math.nan), beam_size=2)
-
-
-def test_nan_in_one_beam_is_an_error():
+class NanInSecondBeam(Table):
     """Where the other beams have enough extensions."""
 
-    class NanInSecondBeam(Table):
-        def logits_of(self, sources, prefixes):
-            logits = super().logits_of(sources, prefixes)
-            logits[1:2] = math.nan
-            return logits
-
-    with pytest.raises(UserError, match="output is NaN"):
-        search(NanInSecondBeam(1), beam_size=2, early_stopping="never")
+    def logits_of(self, sources, prefixes):
+        logits = super().logits_of(sources, prefixes)
+        logits[1:2] = math.nan
+        return logits
 
 
-def test_a_model_in_training_mode_is_refused():
-    model = Table(0)
+def test_models_with_nan_or_in_training_are_refused():
+    for model in (Table(0, eos=math.nan), NanInSecondBeam(1)):
+        with pytest.raises(UserError, match="output is NaN"):
+            search(model, beam_size=2, early_stopping="never")
+    model, options = Table(0), {"bos_id": BOS, "eos_id": EOS, "beam_size": 2, "max_new_tokens": []}
+    assert beam_search(model, torch.zeros(0, 3, dtype=torch.long), None, **options) == []
     model.training = True
     with pytest.raises(AssertionError, match=r"model\.eval"):
         search(model, beam_size=2)

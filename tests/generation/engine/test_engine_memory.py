@@ -62,8 +62,7 @@ def test_admitted_requests_finish_within_max_blocks(model, deterministic):
                 break
             engine.step()
             assert used_blocks(engine) <= blocks
-        assert engine.idle
-        assert all(request.finish_status.reason == "done" for request in requests)
+        assert engine.idle and all(request.finish_status.reason == "done" for request in requests)
         assert used_blocks(engine) == 0
         preemptions += engine.preemptions
     assert (preemptions == 0) == deterministic
@@ -164,8 +163,7 @@ def test_cancellation_in_every_phase(kind, options):
     expected = run_alone(model, submit_other, 12)
     for n_steps in range(0, 60, 2):
         engine = Engine(model, max_len=12, prefill_chunk=2, max_num_seqs=5, **options)
-        other = submit_other(engine)
-        request = sample(engine, prompt, 14, WARM, n=2, source=source)
+        other, request = submit_other(engine), sample(engine, prompt, 14, WARM, n=2, source=source)
         seen_phases.add([*itertools.islice(phases(engine, request), n_steps + 1)][-1])
         status, n_events = request.finish_status, len(request.events)
         request.cancel()
@@ -228,7 +226,7 @@ def test_failing_encoder_ends_only_its_request(monkeypatch):
             assert outputs(request) == expected
 
 
-def test_events_from_another_driver_are_not_lost():
+def test_other_threads_drive_and_cancel(monkeypatch):
     """Another thread may drive the engine to the end between two looks of the one that waits."""
 
     class DrivingDeque(deque):
@@ -242,9 +240,6 @@ def test_events_from_another_driver_are_not_lost():
     request = sample(engine, [4, 5], 7)
     request.events = DrivingDeque()
     assert len(list(request)) == 7
-
-
-def test_cancel_from_another_thread_waits_for_the_step(monkeypatch):
     model, prompt = make(), [4, 5, 6]
     engine = Engine(model, max_len=MAX_LEN, cache=PAGED_CACHE)
     request, other = sample(engine, prompt, 30, n=2), sample(engine, prompt, 30)
@@ -284,7 +279,8 @@ def test_lossy_caches_depend_only_on_own_chunks(cache):
         assert results[3, False] == results[3, True] != results[1000, True] == results[1000, False]
 
 
-def test_refill_threshold():
+@pytest.mark.acceptance("D5", "D6")
+def test_order_of_admission_and_preemption():
     """New requests join when that share of the last ones is gone."""
 
     def step():
@@ -302,10 +298,6 @@ def test_refill_threshold():
     assert [step() for _ in range(3)] == [[3, 0], [2, 0], [2, 0]]
     engine.submit([5], Fan(1, 9, 1))
     assert step() == [2, 1]  # one of three is less than half of them
-
-
-@pytest.mark.acceptance("D5", "D6")
-def test_preemption_order_is_fcfs():
     cache = Choice("paged", block_size=1, max_blocks=10)
     engine, finished = Engine(SilentModel(), max_len=MAX_LEN, cache=cache), []
     requests = [engine.submit([5 + i], Fan(1, 8, 1)) for i in range(5)]
@@ -317,18 +309,3 @@ def test_preemption_order_is_fcfs():
         assert open_requests == requests[len(requests) - len(open_requests) :]
         finished += [r for r in requests if r.finish_status is not None and r not in finished]
     assert finished == requests and engine.preemptions > 0
-
-
-def test_waiting_requests_are_checked_once(monkeypatch):
-    engine, checked_requests = Engine(SilentModel(), max_len=50, max_num_seqs=150), []
-    tokens_before_first_output = engine._tokens_before_first_output
-
-    def recording(request):
-        checked_requests.append(request)
-        return tokens_before_first_output(request)
-
-    monkeypatch.setattr(engine, "_tokens_before_first_output", recording)
-    requests = [engine.submit([1, 2, 3], Fan(1, 5, 1)) for _ in range(200)]
-    engine.step()
-    assert len(engine.running_members) == 150
-    assert checked_requests == requests[:151]  # those admitted, and the first that does not fit

@@ -37,11 +37,20 @@ def test_workers_equal_one_engine_bitwise(kind, beam_size, two_threads, monkeypa
     assert torch.get_num_threads() == 2
     monkeypatch.setattr(module, "MAX_WORKERS", 1)
     assert beam_search(model, source, None, **options) == actual
-
-
-def test_model_without_kernels_has_one_worker(two_threads):
-    assert module.count_workers(make_model(), 100) == 1
+    assert module.count_workers(make_model(), 100) == 1  # without kernels
     assert module.count_workers(pack_model(make_model()), 2 * module.MIN_WORKER_ROWS - 1) == 1
+
+
+def test_closing_results_or_an_error_ends_threads(two_threads, monkeypatch):
+    workers = start_workers(40, max_num_seqs=1)
+    results = workers.run()
+    next(results)
+    results.close()
+    assert sum(request.finish_status is not None for _, request in workers.requests[0]) < 20
+    workers = start_workers(4)
+    monkeypatch.setattr(workers.engines[1], "step", lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        list(workers.run())
 
 
 def start_workers(n, **options):
@@ -53,18 +62,3 @@ def start_workers(n, **options):
     for i in range(n):
         workers.add(i, lambda engine: engine.submit([5], BeamState(strategy, BeamRequest(9))))
     return workers
-
-
-def test_closing_results_ends_the_threads(two_threads):
-    workers = start_workers(40, max_num_seqs=1)
-    results = workers.run()
-    next(results)
-    results.close()
-    assert sum(request.finish_status is not None for _, request in workers.requests[0]) < 20
-
-
-def test_errors_of_a_thread_are_raised(two_threads, monkeypatch):
-    workers = start_workers(4)
-    monkeypatch.setattr(workers.engines[1], "step", lambda: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        list(workers.run())

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import save_file
+from tests.generation.helpers import build_translator as build_model
 
 from polyhead.config.generation_config import GenerationConfig
-from polyhead.config.model import ModelConfig
 from polyhead.core.errors import UserError
 from polyhead.generation.batch_decode import beam_strategy, decode_sources, restore_order
 from polyhead.generation.decoding.beam_search import BeamRequest, BeamState
@@ -17,22 +17,12 @@ from polyhead.generation.decoding.sampling import Sampling
 from polyhead.generation.engine.engine import Engine
 from polyhead.generation.shortlist.shortlist import SHORTLIST_FILE, Shortlist
 from polyhead.kernels.pack_model import can_pack, linear_factory, pack_model
-from polyhead.models import build
 from polyhead.tokenizers.seq2seq_template import Seq2SeqTemplate
 
 V, EOS, BOS = 60, 1, 2
 TEMPLATE = Seq2SeqTemplate((), (EOS,), BOS, (), False, EOS)
 SOURCES = [[5, 6, 7], [8, 9], [10, 5, 11, 12, 13], [6], [14, 15, 16, 17]]
 DTYPES = [None, *(["fp32", "int8", "int4"] if can_pack() else [])]
-
-
-def build_model(**changes):
-    sizes = {"d_model": 16, "n_heads": 2, "n_layers": 2, "d_ff": 32, "max_len": 40, "lm_head_bias": True}
-    model = build(ModelConfig(vocab_size=V, **(sizes | changes)), seed=3).eval()
-    with torch.no_grad():
-        model.head.bias.normal_()
-        model.head.weight.mul_(3)
-    return model
 
 
 def pack(model, dtype):
@@ -86,7 +76,7 @@ def test_narrowed_head_equals_columns_of_full_head(dtype):
     torch.testing.assert_close(head.for_tokens(tokens)(x), head(x)[:, tokens], rtol=0, atol=1e-6)
 
 
-def test_bans_and_prefixes_use_token_ids():
+def test_bans_prefixes_and_batching_use_token_ids():
     model, shortlist = build_model(), make_shortlist()
     config = GenerationConfig(beam_size=3, n_best=3, max_length_extra=6, no_repeat_ngram_size=2)
     prefixes, banned_ids = [[50, 51], [], [52], [53, 20], []], [20, 30]  # no source suggests all of these
@@ -97,10 +87,6 @@ def test_bans_and_prefixes_use_token_ids():
         (expected,) = decode(reference, [source], config, bad_token_ids=banned_ids, prefix=[prefix])
         assert_equal(hypotheses, expected)
         assert all(h.tokens[: len(prefix)] == prefix for h in hypotheses)
-
-
-def test_shortlists_in_continuous_batching():
-    model, shortlist = build_model(), make_shortlist()
     beams, samples = beam_strategy(GenerationConfig(beam_size=2), EOS), SamplingStrategy(Sampling(), EOS)
 
     def submit(engine, number):
@@ -132,7 +118,7 @@ def test_stored_error_holds_no_narrowed_head(monkeypatch):
     assert head() is None
 
 
-def test_from_pairs_recovers_a_dictionary():
+def test_from_pairs_recovers_and_files_restore(tmp_path):
     rng = random.Random(4)
     sources = [[rng.randrange(5, 40) for _ in range(6)] for _ in range(400)]
     targets = [rng.sample([token + 10 for token in source], 6) for source in sources]
@@ -144,10 +130,7 @@ def test_from_pairs_recovers_a_dictionary():
     assert set(shortlist.frequent.tolist()) == {EOS, *np.argsort(-counts, kind="stable")[:2].tolist()}
     expected = {*shortlist.frequent.tolist(), 7, 17, EOS, 3}
     assert shortlist.select_ids([7, EOS], [3]).tolist() == sorted(expected)
-
-
-def test_save_load_roundtrip(tmp_path):
-    shortlist = make_shortlist()
+    shortlist, path = make_shortlist(), tmp_path / SHORTLIST_FILE
     assert Shortlist.load(tmp_path, V) is None
     shortlist.save(tmp_path)
     restored_shortlist = Shortlist.load(tmp_path, V)
@@ -155,10 +138,6 @@ def test_save_load_roundtrip(tmp_path):
     message = f"is for a vocabulary of {V} tokens, the model has 61: remove it, and create a new one"
     with pytest.raises(UserError, match=message):
         Shortlist.load(tmp_path, V + 1)
-
-
-def test_damaged_files_are_refused(tmp_path):
-    shortlist, path = make_shortlist(), tmp_path / SHORTLIST_FILE
     tensors = dict(zip(("always", "first", "suggested"), shortlist, strict=True))
     for change in (
         {"always": np.array([V], np.int32)},
@@ -170,9 +149,8 @@ def test_damaged_files_are_refused(tmp_path):
         with pytest.raises(UserError, match="is damaged: it has invalid token ids"):
             Shortlist.load(tmp_path, V)
     content = path.read_bytes()
-    path.write_bytes(content[: len(content) // 2])
-    with pytest.raises(UserError, match="is damaged or truncated"):
-        Shortlist.load(tmp_path, V)
     save_file({"always": shortlist.frequent}, path)
-    with pytest.raises(UserError, match="is damaged or truncated"):
-        Shortlist.load(tmp_path, V)
+    for damaged_content in (content[: len(content) // 2], path.read_bytes()):
+        path.write_bytes(damaged_content)
+        with pytest.raises(UserError, match="is damaged or truncated"):
+            Shortlist.load(tmp_path, V)

@@ -39,7 +39,6 @@ class Oracle:
 
 
 def generate(run, proposer, prompts, **options):
-    """The tokens of each prompt, and the number of steps."""
     engine = run.engine(max_num_seqs=8)
     engine.proposer = proposer
     streams = [engine.submit(prompt, **options) for prompt in prompts]
@@ -69,7 +68,7 @@ def test_drafts_save_steps_and_change_no_token(run, options, wrong_from):
         assert steps <= plain_steps - longest // 2
 
 
-def test_many_sequences_are_decoded_without_drafts(run):
+def test_requests_are_decoded_without_drafts(run):
     prompts = [f"{'dogs ' * i}a" for i in range(MAX_SPECULATIVE_ROWS + 1)]
     options = {"temperature": 0, "max_new_tokens": 5, "ignore_eos": True}
     expected, _ = generate(run, None, prompts, **options)
@@ -80,6 +79,19 @@ def test_many_sequences_are_decoded_without_drafts(run):
     engine.submit("dogs", n=2, **options).collect_texts()  # several samples have no drafts
     assert oracle.num_proposals == 0
 
+    class Broken:
+        def start(self, prompts, context):
+            raise UserError("the draft model's output is NaN")
+
+    expected, _ = generate(run, None, PROMPTS, temperature=0)
+    assert generate(run, Broken(), PROMPTS, temperature=0)[0] == expected
+    with pytest.raises(UserError, match="cache 'h2o' cannot remove tokens; caches that can"):
+        run.engine(cache=Choice("h2o", budget=8), speculative="lookup")
+    with pytest.raises(UserError, match="only language models support speculative"):
+        make_run("encoder-decoder").engine(speculative="lookup")
+    with pytest.raises(UserError, match="speculative is a setting of the engine, not of a request"):
+        run.engine().submit("dogs", speculative="lookup")
+
 
 @pytest.mark.parametrize(
     ("cache", "choice"),
@@ -88,29 +100,8 @@ def test_many_sequences_are_decoded_without_drafts(run):
 def test_engine_with_prompt_lookup_equals_plain_engine(run, choice, cache):
     options, prompt = {"seed": 5, "max_new_tokens": 40}, "a dog barks . two dogs bark . "
     expected = run.engine(cache=cache).submit(prompt, **options).collect_texts()
-    engine = run.engine(cache=cache, speculative=choice)
-    assert engine.submit(prompt, **options).collect_texts() == expected == run.generate([prompt], **options)
-
-
-def test_engine_takes_the_draft_source_of_the_run(run):
     generation = run.generation.model_copy(update={"speculative": Choice("lookup")})
     assert Run(run.model, run.tokenizer, generation).engine().proposer is not None
     assert run.engine().proposer is None
-
-
-def test_failing_draft_source_fails_no_request(run):
-    class Broken:
-        def start(self, prompts, context):
-            raise UserError("the draft model's output is NaN")
-
-    expected, _ = generate(run, None, PROMPTS, temperature=0)
-    assert generate(run, Broken(), PROMPTS, temperature=0)[0] == expected
-
-
-def test_unsupported_speculation_is_refused(run):
-    with pytest.raises(UserError, match="cache 'h2o' cannot remove tokens; caches that can"):
-        run.engine(cache=Choice("h2o", budget=8), speculative="lookup")
-    with pytest.raises(UserError, match="only language models support speculative"):
-        make_run("encoder-decoder").engine(speculative="lookup")
-    with pytest.raises(UserError, match="speculative is a setting of the engine, not of a request"):
-        run.engine().submit("dogs", speculative="lookup")
+    engine = run.engine(cache=cache, speculative=choice)
+    assert engine.submit(prompt, **options).collect_texts() == expected == run.generate([prompt], **options)

@@ -14,13 +14,7 @@ from polyhead.core.errors import UserError
 from polyhead.core.registry import CACHE, POSITION
 from polyhead.generation.decoding.sampling import RandomStreams, Sampling
 from polyhead.generation.generate import generate
-from polyhead.generation.speculative.verify import (
-    DraftContext,
-    DraftToken,
-    DraftTokens,
-    speculative_generate,
-    verify_draft,
-)
+from polyhead.generation.speculative.verify import DraftToken, speculative_generate, verify_draft
 from polyhead.run.speculative.draft_model import DraftModel
 from polyhead.run.speculative.prompt_lookup import PromptLookup
 
@@ -50,11 +44,10 @@ def draft_model(small, tokens=3, max_len=64):
 DESIGNS = {
     f"{position}-{n}": {"position": position, "n_kv_heads": n}
     for position, n in itertools.product(POSITION.names(), (1, 2, 4))
-} | {
-    "window": {"attention": {"name": "softmax", "window": 3, "sink": 1}},
-    "softcap": {"attention": {"name": "softmax", "softcap": 2.0, "qk_norm": True}},
-    "parallel conv ffn": {"feed_forward": "swiglu", "norm": "rmsnorm", "norm_first": True},
 }
+DESIGNS["window"] = {"attention": {"name": "softmax", "window": 3, "sink": 1}}
+DESIGNS["softcap"] = {"attention": {"name": "softmax", "softcap": 2.0, "qk_norm": True}}
+DESIGNS["parallel conv ffn"] = {"feed_forward": "swiglu", "norm": "rmsnorm", "norm_first": True}
 
 
 @pytest.mark.parametrize("design", DESIGNS)
@@ -70,7 +63,7 @@ def test_greedy_tokens_equal_decoding_without_cache(cache, design):
             assert is_last_flags(events, row) == [False] * (len(tokens) - 1) + [True]
 
 
-def test_penalties_count_only_new_tokens(model, small):
+def test_penalties_count_new_tokens_and_rows_stop(model, small):
     sampling = Sampling(temperature=0.0, frequency_penalty=1.5, presence_penalty=0.5, logit_bias=BIAS)
     expected = [decode_plain(model, prompt, 20, sampling) for prompt in PROMPTS]
     plain = [decode_plain(model, prompt, 20) for prompt in PROMPTS]
@@ -79,9 +72,11 @@ def test_penalties_count_only_new_tokens(model, small):
         for n in (1, 2):
             tokens, _ = speculate(model, PROMPTS, proposer, sampling=sampling, max_new_tokens=20, n=n)
             assert tokens[::n] == expected
-
-
-# --- the same distribution ---
+    options = {"sampling": WARM, "n": 2, "seed": 1, "max_new_tokens": 9, "eos_id": EOS, "max_len": 64}
+    for proposer in (draft_model(small), draft_model(model), PromptLookup(None)):
+        expected, _ = speculate(model, PROMPTS, proposer, **options)
+        rows = stop_rows(speculative_generate(model, PROMPTS, proposer, **options), len(expected))
+        assert rows == [tokens[:2] if row % 3 == 0 else tokens for row, tokens in enumerate(expected)]
 
 
 class Script:
@@ -122,9 +117,7 @@ def test_accepted_and_resampled_tokens_add_up_to_p(seed):
             assert shares == pytest.approx(np.maximum(p - q, 0) / np.maximum(p - q, 0).sum(), abs=1 / N)
             total += q[x] * (1 - acceptance) * shares
     assert total == pytest.approx(p, abs=10 / N)
-
-
-def test_p_is_sampled_where_rounding_leaves_no_residual():
+    # where rounding leaves no residual, p is sampled
     p = np.array([0.3, 0.6, 0.1])
     assert verify_token(p, p + 1e-9, 0, [(1 - 1e-12, 0.5)]) == [1]
 
@@ -200,7 +193,7 @@ def test_text_ends_where_every_token_would_repeat(flat, kind, settings):
     assert sum(event.is_last for event in events) == 3
 
 
-def test_rows_are_independent(flat):
+def test_rows_are_independent_and_acceptance_is_the_overlap(flat):
     """The first tokens of two copies of a prompt are distributed as the product."""
     model, small = flat
     options = {"sampling": Sampling(), "max_new_tokens": 2, "seed": 3}
@@ -208,21 +201,6 @@ def test_rows_are_independent(flat):
     one = {tokens[0]: p for tokens, p in exact(model, [5, 6], Sampling(), 1).items()}
     counts = Counter((a[0], b[0]) for a, b in zip(rows[::2], rows[1::2], strict=True))
     assert_distributed(counts, {(a, b): one[a] * one[b] for a in one for b in one}, 1500)
-
-
-# --- acceptance ---
-
-
-@pytest.mark.parametrize("sampling", [GREEDY, Sampling(), WARM, PENALTIES])
-def test_drafts_of_the_model_itself_are_all_accepted(model, sampling):
-    counting = Counting(model)
-    prompt = [5, 6, 7, 7, 7, 6, 6, 4]  # which no penalty counts
-    speculate(counting, [prompt], draft_model(model, 4), sampling=sampling, max_new_tokens=15, eos_id=NO_EOS)
-    assert counting.widths[-3:] == [5, 5, 5] and len(counting.widths) < 5
-
-
-def test_acceptance_rate_is_the_overlap_of_the_distributions(flat):
-    """sum_x min(p, q) of a first draft (Leviathan et al., 2023, theorem 3.5), within four standard errors."""
     prompt, N, (model, small) = [5, 6, 7], 2000, flat
     watcher = Watching(draft_model(small, 1))
     rows, _ = speculate(model, [prompt], watcher, sampling=Sampling(), max_new_tokens=2, n=N, seed=5)
@@ -234,7 +212,12 @@ def test_acceptance_rate_is_the_overlap_of_the_distributions(flat):
     assert rate == pytest.approx(beta, abs=4 * math.sqrt(beta * (1 - beta) / N))
 
 
-# --- rows, ends and limits ---
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling(), WARM, PENALTIES])
+def test_drafts_of_the_model_itself_are_all_accepted(model, sampling):
+    counting = Counting(model)
+    prompt = [5, 6, 7, 7, 7, 6, 6, 4]  # which no penalty counts
+    speculate(counting, [prompt], draft_model(model, 4), sampling=sampling, max_new_tokens=15, eos_id=NO_EOS)
+    assert counting.widths[-3:] == [5, 5, 5] and len(counting.widths) < 5
 
 
 @pytest.mark.parametrize("cache", [*map(Choice, REWINDING)], ids=str)
@@ -263,21 +246,12 @@ def test_eos_among_accepted_drafts_ends_the_row(model, sampling, extra_eos_ids):
         watcher = Watching(draft_model(model, 5))
         rows, events = speculate(model, PROMPTS, watcher, seed=seed, **options)
         for row, tokens in enumerate(rows):
-            assert ends.isdisjoint(tokens[:-1])
-            assert (tokens[-1] in ends) != (len(tokens) == 40)
+            assert ends.isdisjoint(tokens[:-1]) and (tokens[-1] in ends) != (len(tokens) == 40)
             assert is_last_flags(events, row).count(True) == 1
             n_ended += len(tokens) < 40
         assert all(ends.isdisjoint(draft[:-1]) for _, draft in watcher.guesses)
         n_ended += sum(not ends.isdisjoint(draft) for _, draft in watcher.guesses)
     assert n_ended > 4
-
-
-def test_stopping_a_row_leaves_other_rows_unchanged(model, small):
-    options = {"sampling": WARM, "n": 2, "seed": 1, "max_new_tokens": 9, "eos_id": EOS, "max_len": 64}
-    for proposer in (draft_model(small), draft_model(model), PromptLookup(None)):
-        expected, _ = speculate(model, PROMPTS, proposer, **options)
-        rows = stop_rows(speculative_generate(model, PROMPTS, proposer, **options), len(expected))
-        assert rows == [tokens[:2] if row % 3 == 0 else tokens for row, tokens in enumerate(expected)]
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 7])
@@ -308,14 +282,18 @@ def test_texts_past_max_len_continue_from_second_half(cache, max_len):
         assert rows[row] == decode_plain(model, prompt, 11, WARM, 4, row, max_len, NO_EOS)
 
 
-# --- refusals ---
-
-
-@pytest.mark.parametrize("name", [n for n in CACHE.names() if not CACHE.get(n).rewinds and n != "state"])
-def test_caches_that_cannot_rewind_are_refused(model, name):
-    message = f"removes rejected draft tokens, but cache '{name}' .*; caches that can: growing, "
-    with pytest.raises(UserError, match=message):
-        speculate(model, PROMPTS, PromptLookup(None), cache=Choice(name))
+def test_states_that_cannot_rewind_are_refused(model):
+    for name in [name for name in CACHE.names() if not CACHE.get(name).rewinds and name != "state"]:
+        message = f"removes rejected draft tokens, but cache '{name}' .*; caches that can: growing, "
+        with pytest.raises(UserError, match=message):
+            speculate(model, PROMPTS, PromptLookup(None), cache=Choice(name))
+    linear, hybrid = make(7, attention="linear"), make(7, layer_pattern=[{}, {"attention": "linear"}])
+    lookup, message = PromptLookup(None), "but the recurrent state of this model cannot remove tokens;"
+    cases = [(linear, lookup, None), (model, draft_model(linear), None), (model, draft_model(hybrid), None)]
+    cases += [(hybrid, lookup, cache) for cache in (None, Choice("static"), Choice("h2o"))]
+    for target, draft, cache in cases:
+        with pytest.raises(UserError, match=f"{message} no cache supports it$"):
+            speculate(target, PROMPTS, draft, cache=cache)
 
 
 @pytest.mark.parametrize("length", [4, 5, 6])
@@ -325,27 +303,6 @@ def test_low_rank_is_fitted_on_the_full_prompt(model, length):
     options = {"sampling": GREEDY, "eos_id": NO_EOS, "max_new_tokens": 12, "cache": cache}
     expected = [token.id for token in generate(model, [prompt], **options)]
     assert speculate(model, [prompt], PromptLookup(None), **options)[0] == [expected]
-
-
-def test_recurrent_states_are_refused(model):
-    linear, hybrid = make(7, attention="linear"), make(7, layer_pattern=[{}, {"attention": "linear"}])
-    message = "but the recurrent state of this model cannot remove tokens; no cache supports it$"
-    for target, draft in (
-        (linear, PromptLookup(None)),
-        (model, draft_model(linear)),
-        (model, draft_model(hybrid)),
-    ):
-        with pytest.raises(UserError, match=message):
-            speculate(target, PROMPTS, draft)
-    for cache in (None, Choice("static"), Choice("h2o")):
-        with pytest.raises(UserError, match=message):
-            speculate(hybrid, PROMPTS, PromptLookup(None), cache=cache)
-
-
-def test_invalid_requests_are_refused_as_in_generate(model):
-    with pytest.raises(UserError, match="max_new_tokens is 0 and n is 1; expected 1 or more of each"):
-        speculate(model, [[5]], PromptLookup(None), max_new_tokens=0)
-    assert speculate(model, [], PromptLookup(None)) == ([], [])
 
 
 @pytest.mark.parametrize("nan_side", ["model", "draft"])
@@ -374,16 +331,3 @@ def test_draft_vocabulary_may_have_another_size(model, size):
     speculate(model, prompts, watcher, sampling=Sampling(), n=8, seed=1)
     assert all(0 <= token < min(V, size) for _, draft in watcher.guesses for token in draft)
     assert len(watcher.guesses) > 8
-
-
-def test_more_drafts_than_requested_are_an_assertion(model):
-    class Eager:
-        def start(self, prompts, context):
-            assert isinstance(context, DraftContext)
-            return self
-
-        def propose(self, texts, streams, max_tokens):
-            return [DraftTokens([5] * (k + 1)) for k in max_tokens]
-
-    with pytest.raises(AssertionError, match="more draft tokens than requested"):
-        speculate(model, [[5]], Eager())

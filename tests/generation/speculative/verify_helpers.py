@@ -23,15 +23,12 @@ def model():
 
 
 def speculate(model, prompts, proposer, **options):
-    """The new tokens of every sequence, and all events."""
     options = {"sampling": GREEDY, "eos_id": EOS, "max_new_tokens": 12, "max_len": 64} | options
     events = list(speculative_generate(model, prompts, proposer, **options))
     return ids_by_row(events, options.get("n", 1) * len(prompts), options.get("row_offset", 0)), events
 
 
 class Counting:
-    """A model that records the widths of its steps."""
-
     training = False
 
     def __init__(self, model):

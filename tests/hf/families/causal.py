@@ -6,20 +6,8 @@ import json
 import pytest
 import torch
 from tests.hf.conftest import TEXTS, make
+from tests.hf.families import laws
 from tests.hf.families.causal_cases import CASES
-from tests.hf.families.laws import (
-    FamilyLaws,
-    assert_same_tensors,
-    half_dtype,
-    is_first,
-    is_first_or_sampled,
-    list_rows,
-    open_reference,
-    over,
-    padding_mask,
-    round_trip,
-    slow_unless,
-)
 from transformers import AutoTokenizer
 
 import polyhead as ph
@@ -44,39 +32,19 @@ HALF_PRECISION = ("gpt2", "gpt_neox", "falcon", "phi3", "mixtral", "gemma2")
 
 
 def all_rows(names):
-    return list_rows(CASES, names)
+    return laws.list_rows(CASES, names)
 
 
-def sampled_rows(names):
-    return slow_unless(is_first_or_sampled, all_rows(names))
-
-
-def half_precision_rows(names):
-    return slow_unless(lambda row: is_first(row) and row.id[:-2] in HALF_PRECISION, all_rows(names))
-
-
-def first_and_scaled_rows(names):
+def is_first_or_scaled(row):
     """Of three families also the rows with scaled rotations, which are written under old and new keys."""
-
-    def is_scaled(row):
-        name = row.id.rpartition("-")[0]
-        return name in ("llama", "gemma3_text", "olmo3") and "rope_parameters" in row.values[0].sizes
-
-    return slow_unless(lambda row: is_first(row) or is_scaled(row), all_rows(names))
+    has_keys = row.id.rpartition("-")[0] in ("llama", "gemma3_text", "olmo3")
+    return laws.is_first(row) or (has_keys and "rope_parameters" in row.values[0].sizes)
 
 
 def second_rows(names):
     rows = [pytest.param(CASES[name][1], id=name) for name in names]
     qk_norm_rows = [(name, QK_NORM_ROWS[name]) for name in names if name in QK_NORM_ROWS]
     return rows + [pytest.param(CASES[name][i], id=f"{name}-qk_norm") for name, i in qk_norm_rows]
-
-
-def generating_rows(names):
-    return slow_unless(lambda row: row.id in GENERATING, second_rows(names))
-
-
-def stepping_rows(names):
-    return slow_unless(lambda row: row.id in STEPPING, second_rows(names))
 
 
 def check_older_rope_keys(config, exported_config):
@@ -95,21 +63,21 @@ def check_older_rope_keys(config, exported_config):
         assert (exported_config["rope_scaling"] or {}) == expected
 
 
-class CausalFamily(FamilyLaws):
-    @over(sampled_rows)
+class CausalFamily(laws.FamilyLaws):
+    @laws.over(all_rows, laws.is_first_or_sampled)
     def test_logits_equal_reference(self, case, tmp_path):
         reference, tokens = make(tmp_path, case.config, **case.sizes), torch.randint(5, 300, (3, 20))
         model = load_model(tmp_path)
         with torch.no_grad():
             torch.testing.assert_close(model(tokens), reference(tokens).logits, rtol=1e-5, atol=1e-5)
 
-    @over(second_rows)
+    @laws.over(second_rows)
     def test_padding_is_inert(self, case, tmp_path):
         reference, lengths = make(tmp_path, case.config, **case.sizes), torch.tensor([12, 7, 1])
         model, tokens = load_model(tmp_path), torch.randint(5, 300, (3, 12))
         with torch.no_grad():
             for side in ("left", "right"):
-                mask, pos = padding_mask(side, lengths, 12)
+                mask, pos = laws.padding_mask(side, lengths, 12)
                 logits = model(tokens, pos.masked_fill(~mask, -1))
                 expected = reference(tokens, attention_mask=mask.long(), position_ids=pos.clamp(min=0)).logits
                 torch.testing.assert_close(logits[mask], expected[mask], rtol=1e-5, atol=1e-5)
@@ -119,7 +87,7 @@ class CausalFamily(FamilyLaws):
                         logits[row][mask[row]], unpadded_output[0], rtol=1e-5, atol=1e-5
                     )
 
-    @over(stepping_rows)
+    @laws.over(second_rows, lambda row: row.id in STEPPING)
     def test_cached_steps_equal_reference_beyond_windows(self, case, tmp_path):
         reference, tokens = make(tmp_path, case.config, **case.sizes), torch.randint(5, 300, (2, 20))
         model = load_model(tmp_path)
@@ -134,7 +102,7 @@ class CausalFamily(FamilyLaws):
                     logits.append(decoder.decode(tokens[:, start:end], pos, cache))
                 torch.testing.assert_close(torch.cat(logits, 1), expected, rtol=1e-5, atol=1e-5)
 
-    @over(generating_rows)
+    @laws.over(second_rows, lambda row: row.id in GENERATING)
     def test_greedy_text_equals_reference(self, case, tmp_path):
         reference, run = make(tmp_path, case.config, **case.sizes), ph.load(tmp_path)
         prompts = ["the king", "a dog barks at"]
@@ -154,7 +122,7 @@ class CausalFamily(FamilyLaws):
                 assert prompt + output == text
 
     @pytest.mark.parametrize("beams", [3, 5])
-    @over(generating_rows)
+    @laws.over(second_rows, lambda row: row.id in GENERATING)
     def test_beams_and_scores_equal_reference(self, case, beams, tmp_path):
         """The reference searches prompt by prompt, the run all at once; the end is the token that is most
         probable after the first prompt.
@@ -190,20 +158,22 @@ class CausalFamily(FamilyLaws):
                 lengths |= set(map(len, texts))
         assert len(lengths) > 1
 
-    @over(half_precision_rows)
+    @laws.over(all_rows, lambda row: laws.is_first(row) and row.id[:-2] in HALF_PRECISION)
     def test_half_precision_export_keeps_every_tensor(self, case, tmp_path):
-        name, dtype = half_dtype(CASES_IN_ORDER.index(case))
+        name, dtype = laws.half_dtype(CASES_IN_ORDER.index(case))
         make(tmp_path / "checkpoint", case.config, dtype=dtype, **case.sizes)
-        _, exported_dir = round_trip(tmp_path / "checkpoint", "--dtype", name)
-        assert_same_tensors(tmp_path / "checkpoint", exported_dir)
+        _, exported_dir = laws.round_trip(tmp_path / "checkpoint", "--dtype", name)
+        laws.assert_same_tensors(tmp_path / "checkpoint", exported_dir)
 
-    @over(first_and_scaled_rows)
+    @laws.over(all_rows, is_first_or_scaled)
     def test_from_pretrained_opens_exported_run(self, case, tmp_path):
         checkpoint = tmp_path / "checkpoint"
         reference, tokens = make(checkpoint, case.config, **case.sizes), torch.randint(5, 300, (2, 15))
-        run_dir, exported_dir = round_trip(checkpoint)
-        assert_same_tensors(checkpoint, exported_dir)
-        exported_model = open_reference("AutoModelForCausalLM", exported_dir, attn_implementation="eager")
+        run_dir, exported_dir = laws.round_trip(checkpoint)
+        laws.assert_same_tensors(checkpoint, exported_dir)
+        exported_model = laws.open_reference(
+            "AutoModelForCausalLM", exported_dir, attn_implementation="eager"
+        )
         assert type(exported_model) is type(reference)
         with torch.no_grad():
             expected = reference(tokens).logits

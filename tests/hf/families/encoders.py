@@ -6,19 +6,8 @@ import pytest
 import torch
 import transformers
 from tests.hf.conftest import TEXTS, VOCABULARY, build_once, make
+from tests.hf.families import laws
 from tests.hf.families.encoders_cases import BARE, CASES, CLASSES, MLM, MODERN, Case
-from tests.hf.families.laws import (
-    FamilyLaws,
-    assert_same_tensors,
-    half_dtype,
-    is_first_or_sampled,
-    list_rows,
-    open_reference,
-    over,
-    padding_mask,
-    round_trip,
-    slow_unless,
-)
 
 import polyhead as ph
 from polyhead.cli import main
@@ -31,31 +20,21 @@ MEAN_POOLING = Case("ModernBertConfig", MLM, {**MODERN, "classifier_pooling": "m
 
 
 def all_rows(names):
-    return list_rows(CASES, names)
-
-
-def sampled_rows(names):
-    return slow_unless(is_first_or_sampled, all_rows(names))
-
-
-def half_precision_rows(names):
-    return slow_unless(lambda row: row.id in ("bert-0", "deberta-v2-0", "modernbert-0"), all_rows(names))
-
-
-def first_rows_of_heads(names):
-    """By default the first row of each family, and the first one with classes."""
-    firsts = {}
-    rows = all_rows(names)
-    for row in rows:
-        firsts.setdefault((row.values[0].config, row.values[0].auto), row.id)
-    return slow_unless(lambda row: row.id in firsts.values() and row.values[0].auto != BARE, rows)
+    return laws.list_rows(CASES, names)
 
 
 def masked_rows(names):
     """The rows that fill masks, of ModernBERT also with the mean as the vector of a text."""
     rows = [row for row in all_rows(names) if row.values[0].auto == MLM]
-    rows += [pytest.param(MEAN_POOLING, id="modernbert-mean")] if "modernbert" in names else []
-    return slow_unless(lambda row: row.id in ("bert-0", "albert-0", "modernbert-mean"), rows)
+    return rows + ([pytest.param(MEAN_POOLING, id="modernbert-mean")] if "modernbert" in names else [])
+
+
+def first_rows_of_heads(names):
+    """By default the first row of each family, and the first one with classes."""
+    firsts, rows = {}, all_rows(names)
+    for row in rows:
+        firsts.setdefault((row.values[0].config, row.values[0].auto), row.id)
+    return laws.slow_unless(lambda row: row.id in firsts.values() and row.values[0].auto != BARE, rows)
 
 
 def save_wordpiece(directory, **options):
@@ -89,7 +68,6 @@ def save_byte_bpe(directory, **options):
 
 
 def scored_pieces():
-    """The words and letters of the texts, with their log-probabilities."""
     words = sorted({word for text in TEXTS for word in text.split()})
     return [
         *((f"▁{word}", -3 - 0.1 * i) for i, word in enumerate(words)),
@@ -112,7 +90,6 @@ def save_deberta_unigram(directory, **options):
 
 @build_once
 def make_encoder(directory, case, **options):
-    """The model of a case in its directory, with the tokenizer of its family."""
     model = make(directory, case.config, auto=case.auto, **case.sizes, **options)
     inputs = ["input_ids", *["token_type_ids"] * has_segments(case), "attention_mask"]
     savers = {"AlbertConfig": save_albert_unigram, "DebertaV2Config": save_deberta_unigram}
@@ -124,7 +101,6 @@ def make_encoder(directory, case, **options):
 
 
 def reference_output(model, *args, **kwargs):
-    """Logits of the reference, or the vectors of a bare model."""
     output = model(*args, **kwargs)
     return output.logits if "logits" in output else output.last_hidden_state
 
@@ -142,8 +118,8 @@ def unread_bias(name):
     return name.removesuffix("bias") + "decoder.bias"
 
 
-class EncoderFamily(FamilyLaws):
-    @over(sampled_rows)
+class EncoderFamily(laws.FamilyLaws):
+    @laws.over(all_rows, laws.is_first_or_sampled)
     def test_outputs_equal_reference(self, case, tmp_path):
         reference, tokens = make_encoder(tmp_path, case), torch.randint(5, VOCABULARY, (3, 20))
         model = load_model(tmp_path)
@@ -159,7 +135,7 @@ class EncoderFamily(FamilyLaws):
                 vectors = model.get_submodule("pooler")(model(tokens))
                 assert_close(vectors, reference(tokens).pooler_output)
 
-    @over(first_rows_of_heads)
+    @laws.over(first_rows_of_heads)
     def test_padding_is_inert(self, case, tmp_path):
         reference, lengths = make_encoder(tmp_path, case), torch.tensor([12, 7, 2])
         model, tokens = load_model(tmp_path), torch.randint(5, VOCABULARY, (3, 12))
@@ -167,7 +143,7 @@ class EncoderFamily(FamilyLaws):
         first = case.sizes["pad_token_id"] + 1 if counts_padding else 0
         is_classifier = case.auto == CLASSES
         for side in ("left", "right"):
-            mask, pos = padding_mask(side, lengths, 12)
+            mask, pos = laws.padding_mask(side, lengths, 12)
             selection = slice(None) if is_classifier else mask
             with torch.no_grad():
                 output = model(tokens, pos.masked_fill(~mask, -1))[selection]
@@ -182,21 +158,21 @@ class EncoderFamily(FamilyLaws):
                 positions = {"attention_mask": mask.long(), "position_ids": pos.clamp(min=0) + first}
                 assert_close(output, reference_output(reference, tokens, **positions)[selection])
 
-    @over(half_precision_rows)
+    @laws.over(all_rows, lambda row: row.id in ("bert-0", "deberta-v2-0", "modernbert-0"))
     def test_half_precision_export_keeps_every_tensor(self, case, tmp_path):
-        name, dtype = half_dtype(CASES_IN_ORDER.index(case))
+        name, dtype = laws.half_dtype(CASES_IN_ORDER.index(case))
         make_encoder(tmp_path / "checkpoint", case, dtype=dtype)
-        _, exported_dir = round_trip(tmp_path / "checkpoint", "--dtype", name)
-        assert_same_tensors(tmp_path / "checkpoint", exported_dir, duplicates=unread_bias)
+        _, exported_dir = laws.round_trip(tmp_path / "checkpoint", "--dtype", name)
+        laws.assert_same_tensors(tmp_path / "checkpoint", exported_dir, duplicates=unread_bias)
         assert main(["import", str(exported_dir), str(tmp_path / "second_run")]) == 0
 
-    @over(first_rows_of_heads)
+    @laws.over(first_rows_of_heads)
     def test_from_pretrained_opens_exported_run(self, case, tmp_path):
         checkpoint = tmp_path / "checkpoint"
         reference, tokens = make_encoder(checkpoint, case), torch.randint(5, VOCABULARY, (2, 15))
-        _, exported_dir = round_trip(checkpoint)
-        assert_same_tensors(checkpoint, exported_dir, duplicates=unread_bias)
-        exported_model = open_reference(case.auto, exported_dir)
+        _, exported_dir = laws.round_trip(checkpoint)
+        laws.assert_same_tensors(checkpoint, exported_dir, duplicates=unread_bias)
+        exported_model = laws.open_reference(case.auto, exported_dir)
         assert type(exported_model) is type(reference)
         with torch.no_grad():
             output, expected = (reference_output(model, tokens) for model in (exported_model, reference))
@@ -212,11 +188,11 @@ class EncoderFamily(FamilyLaws):
             assert dict(second(text, TEXTS[0])) == dict(first(text, TEXTS[0]))
         assert ("token_type_ids" in first("a")) == has_segments(case)
 
-    @over(masked_rows)
+    @laws.over(masked_rows, lambda row: row.id in ("bert-0", "albert-0", "modernbert-mean"))
     def test_classifier_trained_from_masked_model_exports(self, case, tmp_path):
         make_encoder(tmp_path / "checkpoint", case)
         run, exported_dir = train_classifier(tmp_path)
-        reference = open_reference(CLASSES, exported_dir)
+        reference = laws.open_reference(CLASSES, exported_dir)
         pooling = {"ModernBertConfig": "cls", "EuroBertConfig": "late"}.get(case.config)
         expected_pooling = case.sizes.get("classifier_pooling", pooling)
         assert getattr(reference.config, "classifier_pooling", None) == expected_pooling
@@ -243,7 +219,6 @@ def train_classifier(directory, *overrides):
 
 
 def check_classifier(run, reference, directory):
-    """The run gives the texts the probabilities of the reference."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
     for text in TEXTS:
         with torch.no_grad():

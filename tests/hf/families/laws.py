@@ -18,26 +18,23 @@ from polyhead.cli import main
 Rows = Callable[[Iterable[str]], list[Any]]
 
 
-def over(rows):
-    """Run a test for each row of the families that its class names."""
+def over(rows, runs_by_default=lambda row: True):
+    """Run a test for each row of the families that its class names; other rows run with ``--all`` alone."""
 
     def mark(test):
-        test.rows = rows
+        test.rows = lambda names: slow_unless(runs_by_default, rows(names))
         return test
 
     return mark
 
 
+def slow_unless(condition, rows):
+    slow = pytest.mark.slow
+    return [row if condition(row) else pytest.param(*row.values, id=row.id, marks=slow) for row in rows]
+
+
 def list_rows(cases, names):
     return [pytest.param(case, id=f"{name}-{i}") for name in names for i, case in enumerate(cases[name])]
-
-
-def slow_unless(condition, rows):
-    """The same rows, of which those that do not meet the condition run with ``--all`` alone."""
-    return [
-        row if condition(row) else pytest.param(*row.values, id=row.id, marks=pytest.mark.slow)
-        for row in rows
-    ]
 
 
 def is_first(row):
@@ -74,7 +71,6 @@ def round_trip(checkpoint, *options):
 
 
 def half_dtype(number):
-    """bf16 and fp16 in turn."""
     return [("bf16", torch.bfloat16), ("fp16", torch.float16)][number % 2]
 
 

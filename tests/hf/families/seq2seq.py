@@ -5,19 +5,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from tests.hf.conftest import TEXTS, VOCABULARY, build_once, make
-from tests.hf.families.laws import (
-    FamilyLaws,
-    assert_same_tensors,
-    half_dtype,
-    is_first,
-    is_first_or_sampled,
-    list_rows,
-    open_reference,
-    over,
-    padding_mask,
-    round_trip,
-    slow_unless,
-)
+from tests.hf.families import laws
 from tests.hf.families.seq2seq_cases import BOS, CASES, EOS, LANGUAGE, PAD
 from tokenizers.processors import TemplateProcessing
 
@@ -37,35 +25,20 @@ GENERATION_KEYS = (
 
 
 def all_rows(names):
-    return list_rows(CASES, names)
+    return laws.list_rows(CASES, names)
 
 
-def sampled_rows(names):
-    return slow_unless(is_first_or_sampled, all_rows(names))
-
-
-def half_precision_rows(names):
-    return slow_unless(lambda row: row.id in ("t5-0", "bart-0", "m2m_100-0"), all_rows(names))
-
-
-def first_rows(names):
-    return slow_unless(is_first, all_rows(names))
-
-
-def family_rows(names):
-    """One row of each family."""
-    return [pytest.param(CASES[name][0], id=name) for name in names]
+DEFAULT_ROWS = ("t5-0", "bart-0", "m2m_100-0")
 
 
 def two_rows(names):
     """Two rows of each family, and those with embeddings that are not tied, which are slow."""
     rows = all_rows(names)
-    rows = [row for row in rows if row.id[-1] in "01" or "tie_word_embeddings" in row.values[0].sizes]
-    return slow_unless(lambda row: row.id[-1] in "01", rows)
+    return [row for row in rows if row.id[-1] in "01" or "tie_word_embeddings" in row.values[0].sizes]
 
 
-def translation_rows(names):
-    return slow_unless(lambda row: row.id in ("t5-0", "bart-0", "m2m_100-0"), two_rows(names))
+def family_rows(names):
+    return [row for row in all_rows(names) if laws.is_first(row)]
 
 
 @build_once
@@ -129,8 +102,8 @@ def rewrite_weights(directory, tensors):
     save_file({name: tensor.clone() for name, tensor in tensors.items()}, directory / "model.safetensors")
 
 
-class Seq2SeqFamily(FamilyLaws):
-    @over(sampled_rows)
+class Seq2SeqFamily(laws.FamilyLaws):
+    @laws.over(all_rows, laws.is_first_or_sampled)
     def test_logits_equal_reference(self, case, tmp_path):
         reference, (source, target) = make_seq2seq(tmp_path, case), (random_ids(3, 20), random_ids(3, 17))
         model = load_model(tmp_path)
@@ -138,12 +111,12 @@ class Seq2SeqFamily(FamilyLaws):
             expected = reference(input_ids=source, decoder_input_ids=target).logits
             assert_close(model(source, target), expected)
 
-    @over(family_rows)
+    @laws.over(family_rows)
     def test_source_padding_is_inert(self, case, tmp_path):
         reference, lengths = make_seq2seq(tmp_path, case), torch.tensor([12, 7, 1])
         model, source, target = load_model(tmp_path), random_ids(3, 12), random_ids(3, 9)
         for side in ("left", "right"):
-            mask, pos = padding_mask(side, lengths, 12)
+            mask, pos = laws.padding_mask(side, lengths, 12)
             with torch.no_grad():
                 logits = model(source, target, pos.masked_fill(~mask, -1))
                 for row in range(3):
@@ -164,11 +137,11 @@ class Seq2SeqFamily(FamilyLaws):
         ("beams", "ngram"),
         [(3, 0), *(pytest.param(*row, marks=pytest.mark.slow) for row in ((1, 0), (5, 0), (1, 2), (3, 2)))],
     )
-    @over(translation_rows)
+    @laws.over(two_rows, lambda row: row.id in DEFAULT_ROWS)
     def test_translations_and_scores_equal_reference(self, case, beams, ngram, tmp_path):
         checkpoint = tmp_path / "checkpoint"
         reference = make_seq2seq(checkpoint, case)
-        run_dir, _ = round_trip(checkpoint)
+        run_dir, _ = laws.round_trip(checkpoint)
         tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
         start = 1 + ("forced_bos_token_id" in case.sizes)
         outputs, scores = [], []
@@ -199,20 +172,20 @@ class Seq2SeqFamily(FamilyLaws):
                 if beams > 1:
                     assert [h.score for h in best] == pytest.approx(log_probs, rel=2e-6, abs=1e-5)
 
-    @over(half_precision_rows)
+    @laws.over(all_rows, lambda row: row.id in DEFAULT_ROWS)
     def test_half_precision_export_keeps_every_tensor(self, case, tmp_path):
-        name, dtype = half_dtype(CASES_IN_ORDER.index(case))
+        name, dtype = laws.half_dtype(CASES_IN_ORDER.index(case))
         make_seq2seq(tmp_path / "checkpoint", case, dtype=dtype)
-        _, exported_dir = round_trip(tmp_path / "checkpoint", "--dtype", name)
-        assert_same_tensors(tmp_path / "checkpoint", exported_dir, duplicates=unread_embedding)
+        _, exported_dir = laws.round_trip(tmp_path / "checkpoint", "--dtype", name)
+        laws.assert_same_tensors(tmp_path / "checkpoint", exported_dir, duplicates=unread_embedding)
 
-    @over(first_rows)
+    @laws.over(all_rows, laws.is_first)
     def test_from_pretrained_opens_exported_run(self, case, tmp_path):
         checkpoint = tmp_path / "checkpoint"
         reference, (source, target) = make_seq2seq(checkpoint, case), (random_ids(2, 15), random_ids(2, 11))
-        _, exported_dir = round_trip(checkpoint)
-        assert_same_tensors(checkpoint, exported_dir, duplicates=unread_embedding)
-        exported_model = open_reference("AutoModelForSeq2SeqLM", exported_dir)
+        _, exported_dir = laws.round_trip(checkpoint)
+        laws.assert_same_tensors(checkpoint, exported_dir, duplicates=unread_embedding)
+        exported_model = laws.open_reference("AutoModelForSeq2SeqLM", exported_dir)
         assert type(exported_model) is type(reference)
         inputs = {"input_ids": source, "decoder_input_ids": target}
         with torch.no_grad():
@@ -224,9 +197,8 @@ class Seq2SeqFamily(FamilyLaws):
         tokenizers = [transformers.AutoTokenizer.from_pretrained(path) for path in (checkpoint, exported_dir)]
         assert tokenizers[0](TEXTS)["input_ids"] == tokenizers[1](TEXTS)["input_ids"]
 
-    @over(two_rows)
+    @laws.over(two_rows, lambda row: row.id[-1] in "01")
     def test_losses_and_scores_equal_reference(self, case, tmp_path):
-        """Source and target have the special tokens that the reference was trained with."""
         reference, run = make_seq2seq(tmp_path, case), ph.load(tmp_path)
         template, targets = run.tokenizer.seq2seq_template, ["a dog barks", "the sea", "two", "a king"]
         pairs = run.tokenizer.encode(SOURCES), run.tokenizer.encode(targets)
@@ -258,7 +230,7 @@ class Seq2SeqFamily(FamilyLaws):
         assert (len(rows), len(tokens)) == (len(opening) + len(pairs[1][0]) + 1, len(sources[0]))
         assert cross.shape[-2:] == (len(rows), len(tokens))
 
-    @over(family_rows)
+    @laws.over(family_rows)
     def test_copies_and_buffers_of_older_files(self, case, tmp_path):
         make_seq2seq(tmp_path, case)
         expected, tensors = ph.load(tmp_path), load_file(tmp_path / "model.safetensors")

@@ -17,8 +17,7 @@ def test_older_head_is_always_tied(tmp_path):
     reference = make_encoder(
         tmp_path, Case("DebertaV2Config", MLM, {**DEBERTA, **UNTIED_EMBEDDINGS, "legacy": False})
     )
-    tokens = torch.randint(5, VOCABULARY, (2, 9))
-    model = load_model(tmp_path)
+    tokens, model = torch.randint(5, VOCABULARY, (2, 9)), load_model(tmp_path)
     assert model.config.tie_embeddings == "all"
     with torch.no_grad():
         assert_close(model(tokens), reference(tokens).logits)

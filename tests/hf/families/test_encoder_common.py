@@ -3,20 +3,17 @@ import torch
 import transformers
 from tests.hf.conftest import TEXTS, VOCABULARY, edit_weights, random_run
 from tests.hf.families.encoders import assert_close, make_encoder, reference_output
-from tests.hf.families.encoders_cases import CASES, DEBERTA
+from tests.hf.families.encoders_cases import CASES
 from tests.hf.families.laws import open_reference
 from tests.hf.save_helpers import CONFIGS, model_config
 
 import polyhead as ph
 from polyhead.cli import main
-from polyhead.hf.config_reader import ConfigReader
-from polyhead.hf.family import FAMILY
-from polyhead.hf.load import load_model, to_model_config
+from polyhead.hf.load import load_model
 from polyhead.hf.save import pick_family
 
 
 def rows(**numbers):
-    """Rows of the tables of cases by family."""
     return [(name.replace("deberta", "deberta-v2"), i) for name in numbers for i in numbers[name]]
 
 
@@ -82,28 +79,6 @@ def test_untied_head_with_single_bias(name, tmp_path):
     edit_weights(tmp_path, lambda tensors: tensors.update({older: tensors.pop(newer)}))
     with torch.no_grad():
         assert_close(load_model(tmp_path)(tokens), reference(tokens).logits)
-
-
-@pytest.mark.parametrize("name", ["electra", "albert", "deberta-v2", "nomic_bert", "gte"])
-def test_default_sizes_equal_reference(name):
-    reference = transformers.AutoConfig.for_model(name)
-    required = ("relative_attention", "share_att_key", "pos_att_type") if name == "deberta-v2" else ()
-    keys = {"model_type": name, **{key: DEBERTA[key] for key in required}}
-    config = to_model_config(FAMILY.get(name), ConfigReader(keys, name))
-    sizes = {
-        "d_model": "hidden_size",
-        "d_embedding": "embedding_size",
-        "d_ff": "intermediate_size",
-        "n_layers": "num_hidden_layers",
-        "n_heads": "num_attention_heads",
-        "vocab_size": "vocab_size",
-        "max_len": "max_position_embeddings",
-        "n_segments": "type_vocab_size",
-    }
-    for field, key in sizes.items():
-        assert getattr(config, field) == getattr(reference, key, None), field
-    theta = (getattr(reference, "rope_parameters", None) or {}).get("rope_theta")
-    assert config.position.options.get("theta") == theta
 
 
 @pytest.mark.parametrize(("family", "auto", "parts"), CONFIGS["encoders"])

@@ -16,7 +16,7 @@ class TestM2M100(Seq2SeqFamily):
     names = ("m2m_100",)
 
 
-def test_languages_are_chosen_per_translation(tmp_path):
+def test_languages_and_positions(tmp_path):
     reference, path = make_seq2seq(tmp_path, CASES["m2m_100"][0]), tmp_path / "tokenizer.json"
     inner = Inner.from_file(str(path))
     inner.add_special_tokens(["__en__", "de_DE"])
@@ -37,9 +37,6 @@ def test_languages_are_chosen_per_translation(tmp_path):
             assert best.tokens == strip_ends(expected[0].tolist(), 2)
     with pytest.raises(UserError, match="language 'fr': this model has no token for it"):
         run.translate(SOURCES, target_lang="fr")
-
-
-def test_positions_start_after_padding_id():
     position = {"name": "sinusoidal", "layout": "halves", "endpoint": True, "offset": 2}
     sizes = {"d_model": 24, "n_heads": 3, "n_layers": 1, "n_decoder_layers": 2, "max_len": 32}
     run = random_run(ModelConfig(vocab_size=VOCABULARY, **sizes, norm_first=True, position=position))

@@ -19,8 +19,7 @@ def test_bare_model_with_masked_lm_architecture(tmp_path):
     reference, tokens = make_encoder(bare, CASES["mpnet"][2]), torch.randint(5, VOCABULARY, (2, 19))
     edit_json(bare / "config.json", architectures=["MPNetForMaskedLM"])
     with torch.no_grad():
-        expected = reference(tokens)
-        model = load_model(bare)
+        expected, model = reference(tokens), load_model(bare)
         assert_close(model(tokens), expected.last_hidden_state)
         assert_close(model.get_submodule("pooler")(model(tokens)), expected.pooler_output)
     make_encoder(masked, CASES["mpnet"][0])

@@ -30,6 +30,9 @@ CASES = [
 @pytest.mark.parametrize("case", CASES)
 def test_both_heads_and_pooler_equal_reference(case, tmp_path):
     reference, model = make_encoder(tmp_path, case), load_model(tmp_path)
+    message = "its model is NSPModel, expected MaskedLM or Classifier or SentenceEncoder"
+    with pytest.raises(UserError, match=message):
+        pick_family(model.config, "roberta")
     tokens, segments = torch.randint(5, VOCABULARY, (3, 20)), torch.randint(0, 2, (3, 20))
     assert isinstance(model, NSPModel)
     with torch.no_grad():
@@ -43,6 +46,18 @@ def test_both_heads_and_pooler_equal_reference(case, tmp_path):
         with torch.no_grad():
             output = reference.base_model(**tokenizer(text, return_tensors="pt"))
         assert_close(vector, output.pooler_output[0])
+    reference, info = getattr(transformers, CLASSES).from_pretrained(tmp_path, output_loading_info=True)
+    new_weights = {"classifier.weight", "classifier.bias"}
+    assert {*info["missing_keys"]} == new_weights
+    origin = ph.load(tmp_path)
+    config = origin.config.model_copy(update={"labels": ("sad", "merry"), "nsp_head": False})
+    model = ph.build(config, seed=1).eval()
+    assert "; new: classifier; unused: " in load_init_weights(model, origin)
+    assert named_state(model).keys() - named_state(origin.model).keys() == new_weights
+    tokens = torch.randint(5, VOCABULARY, (3, 20))
+    with torch.no_grad():
+        reference.classifier.load_state_dict(model.classifier.state_dict())
+        assert_close(model(tokens), reference.eval()(tokens).logits)
 
 
 @pytest.mark.parametrize("architecture", ["PreTraining", "MaskedLM"])
@@ -63,31 +78,12 @@ def test_export_has_both_heads(case, architecture, tmp_path, caplog):
     assert not caplog.messages
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_classifier_starts_with_pooler(case, tmp_path):
-    """As that of the reference does."""
-    make_encoder(tmp_path, case)
-    reference, info = getattr(transformers, CLASSES).from_pretrained(tmp_path, output_loading_info=True)
-    new_weights = {"classifier.weight", "classifier.bias"}
-    assert {*info["missing_keys"]} == new_weights
-    origin = ph.load(tmp_path)
-    config = origin.config.model_copy(update={"labels": ("sad", "merry"), "nsp_head": False})
-    model = ph.build(config, seed=1).eval()
-    assert "; new: classifier; unused: " in load_init_weights(model, origin)
-    assert named_state(model).keys() - named_state(origin.model).keys() == new_weights
-    tokens = torch.randint(5, VOCABULARY, (3, 20))
-    with torch.no_grad():
-        reference.classifier.load_state_dict(model.classifier.state_dict())
-        assert_close(model(tokens), reference.eval()(tokens).logits)
-
-
 def test_masked_training_drops_pair_head(tmp_path, capsys):
     make_encoder(tmp_path / "checkpoint", BERT)
     (tmp_path / "text.txt").write_text("\n".join(TEXTS * 4))
     data = {"root": str(tmp_path), "train": "text.txt", "valid": "text.txt", "max_len": 40}
     run = train_recipe(tmp_path, task="masked-lm", data=data, train={"steps": 1, "max_tokens": 128})
-    assert "unused: follows" in "".join(capsys.readouterr())
-    assert type(run.model) is MaskedLM
+    assert "unused: follows" in "".join(capsys.readouterr()) and type(run.model) is MaskedLM
     assert main(["export", str(tmp_path / "run"), str(tmp_path / "exported")]) == 0
     open_reference(MLM, tmp_path / "exported")
 
@@ -118,10 +114,3 @@ def test_unused_part_of_pairs_is_ignored(auto, change, model_class, part, tmp_pa
     assert type(run.model) is model_class and run.config.pooling is not None
     ignored = f"ignored tensors that this model does not have: {part}.bias, {part}.weight"
     assert caplog.messages == [f"{tmp_path}: {ignored}"]
-
-
-def test_other_families_have_no_pair_head(tmp_path):
-    make_encoder(tmp_path, BERT)
-    message = "its model is NSPModel, expected MaskedLM or Classifier or SentenceEncoder"
-    with pytest.raises(UserError, match=message):
-        pick_family(ph.load(tmp_path).config, "roberta")

@@ -3,15 +3,8 @@ import torch
 import transformers
 from safetensors.torch import load_file
 from tests.hf.conftest import edit_json, random_run
+from tests.hf.families import seq2seq
 from tests.hf.families.laws import open_reference, round_trip
-from tests.hf.families.seq2seq import (
-    SOURCES,
-    assert_close,
-    make_seq2seq,
-    random_ids,
-    rewrite_weights,
-    strip_ends,
-)
 from tests.hf.families.seq2seq_cases import CASES, Case
 from tests.hf.save_helpers import CONFIGS, model_config
 
@@ -31,8 +24,8 @@ def test_shared_embeddings_with_untied_head(name, tmp_path):
     """As in files of transformers 4; the exported ones have a copy for each side."""
     case, checkpoint = CASES[name][-1], tmp_path / "checkpoint"
     options = {"share_encoder_decoder_embeddings": True} if name == "marian" else {}
-    reference = make_seq2seq(checkpoint, Case(case.config, case.sizes | options))
-    source, target = random_ids(2, 9), random_ids(2, 7)
+    reference = seq2seq.make_seq2seq(checkpoint, Case(case.config, case.sizes | options))
+    source, target = seq2seq.random_ids(2, 9), seq2seq.random_ids(2, 7)
     inputs = {"input_ids": source, "decoder_input_ids": target}
     shared_weight, head = reference.model.shared.weight, reference.lm_head.weight
     with torch.no_grad():
@@ -40,16 +33,18 @@ def test_shared_embeddings_with_untied_head(name, tmp_path):
         reference.model.decoder.embed_tokens.weight.copy_(shared_weight)
         expected = reference(**inputs).logits
     tensors = load_file(checkpoint / "model.safetensors")
-    rewrite_weights(checkpoint, {n: t for n, t in tensors.items() if not n.endswith("embed_tokens.weight")})
+    seq2seq.rewrite_weights(
+        checkpoint, {n: t for n, t in tensors.items() if not n.endswith("embed_tokens.weight")}
+    )
     model = load_model(checkpoint)
     assert model.config.tie_embeddings == "inputs"
     assert torch.equal(named_state(model)["encoder_embedding.token.weight"], shared_weight)
     assert torch.equal(named_state(model)["head.weight"], head)
     _, exported_dir = round_trip(checkpoint)
     with torch.no_grad():
-        assert_close(model(source, target), expected)
-        assert_close(open_reference("AutoModelForSeq2SeqLM", exported_dir)(**inputs).logits, expected)
-        assert_close(load_model(exported_dir)(source, target), expected)
+        seq2seq.assert_close(model(source, target), expected)
+        seq2seq.assert_close(open_reference("AutoModelForSeq2SeqLM", exported_dir)(**inputs).logits, expected)
+        seq2seq.assert_close(load_model(exported_dir)(source, target), expected)
 
 
 LABELS = {"id2label": {str(i): f"LABEL_{i}" for i in range(3)}, "label2id": {"LABEL_0": 0}}
@@ -70,7 +65,7 @@ LABELS = {"id2label": {str(i): f"LABEL_{i}" for i in range(3)}, "label2id": {"LA
 )
 def test_unread_keys_of_older_configs(name, keys, tmp_path):
     """Those of OPUS-MT, BART for summaries and others; the reference ignores the same keys."""
-    make_seq2seq(tmp_path, CASES[name][0])
+    seq2seq.make_seq2seq(tmp_path, CASES[name][0])
     expected = ph.load(tmp_path).config
     older = {"_num_labels": 3, "output_past": True, "gradient_checkpointing": False}
     edit_json(tmp_path / "config.json", **older, **LABELS, **keys)
@@ -82,17 +77,19 @@ def test_default_of_decoder_heads_is_not_the_encoders(name, tmp_path):
     """Without decoder_attention_heads the decoder has 16, as in the reference."""
     case, config = CASES[name][0], tmp_path / "config.json"
     sizes = {"d_model": 16, "encoder_attention_heads": 2, "decoder_attention_heads": 2}
-    make_seq2seq(tmp_path, Case(case.config, case.sizes | sizes))
+    seq2seq.make_seq2seq(tmp_path, Case(case.config, case.sizes | sizes))
     edit_json(config, ("decoder_attention_heads",))
     assert transformers.AutoConfig.from_pretrained(tmp_path).decoder_attention_heads == 16
     message = "decoder_attention_heads is 16, expected 2, the only supported value"
     with pytest.raises(UserError, match=message):
         load_model(tmp_path)
     edit_json(config, encoder_attention_heads=16)
-    model, (source, target) = load_model(tmp_path), (random_ids(2, 9), random_ids(2, 7))
+    model, (source, target) = load_model(tmp_path), (seq2seq.random_ids(2, 9), seq2seq.random_ids(2, 7))
     reference = Seq2SeqLM.from_pretrained(tmp_path).eval()
     with torch.no_grad():
-        assert_close(model(source, target), reference(input_ids=source, decoder_input_ids=target).logits)
+        seq2seq.assert_close(
+            model(source, target), reference(input_ids=source, decoder_input_ids=target).logits
+        )
 
 
 @pytest.mark.parametrize(("family", "parts"), CONFIGS["translators"])
@@ -102,13 +99,13 @@ def test_exported_translator_opens_in_reference(family, parts, tmp_path):
     assert main(["export", str(tmp_path / "run"), str(tmp_path / "exported")]) == 0
     reference = Seq2SeqLM.from_pretrained(tmp_path / "exported").eval()
     assert reference.config.model_type == family
-    source, target = random_ids(2, 9), random_ids(2, 7)
+    source, target = seq2seq.random_ids(2, 9), seq2seq.random_ids(2, 7)
     with torch.no_grad():
         expected = reference(input_ids=source, decoder_input_ids=target).logits
-        assert_close(run.model.eval()(source, target), expected)
+        seq2seq.assert_close(run.model.eval()(source, target), expected)
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "exported")
-    hypotheses = run.hypotheses(SOURCES[:2], max_length_ratio=0, max_length_extra=12)
-    for text, (best,) in zip(SOURCES[:2], hypotheses, strict=True):
+    hypotheses = run.hypotheses(seq2seq.SOURCES[:2], max_length_ratio=0, max_length_extra=12)
+    for text, (best,) in zip(seq2seq.SOURCES[:2], hypotheses, strict=True):
         input_ids = torch.tensor([tokenizer(text)["input_ids"]])
         output = reference.generate(input_ids, max_length=13, use_cache=False)
-        assert best.tokens == strip_ends(output[0].tolist(), 1)
+        assert best.tokens == seq2seq.strip_ends(output[0].tolist(), 1)

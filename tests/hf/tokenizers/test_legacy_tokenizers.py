@@ -99,8 +99,7 @@ def bart(directory):
 
 
 def bert(directory, config="BertConfig", sizes=ENCODER, n_added=0, **keys):
-    ids = {"bos_token_id": None, "eos_token_id": None}
-    size = VOCABULARY + n_added
+    ids, size = {"bos_token_id": None, "eos_token_id": None}, VOCABULARY + n_added
     make_without_tokenizer(directory, config, "AutoModelForMaskedLM", size, **sizes, **ids)
     tokenizer = BertWordPieceTokenizer(lowercase=keys.get("do_lower_case", True))
     tokenizer.train_from_iterator(ENGLISH, vocab_size=VOCABULARY)
@@ -206,9 +205,8 @@ def test_mbart_has_fairseq_ids_and_language_tokens(is_mbart50, tmp_path):
     hypotheses = run.hypotheses(SOURCES, n_best=1, source_lang="de_DE", target_lang="fr_XX")
     for text, (best,) in zip(SOURCES, hypotheses, strict=True):
         ids = fairseq_ids(pieces, text)
-        source = [german, *ids, 2] if is_mbart50 else [*ids, 2, german]
         output = reference.generate(
-            torch.tensor([source]),
+            torch.tensor([[german, *ids, 2] if is_mbart50 else [*ids, 2, german]]),
             forced_bos_token_id=french if is_mbart50 else None,
             decoder_start_token_id=2 if is_mbart50 else french,
             max_new_tokens=12,
@@ -257,7 +255,6 @@ def write(name, content):
 
 
 def set_class(name):
-    """In config.json, as files did before there was tokenizer_config.json."""
     return lambda directory: edit_json(directory / "config.json", tokenizer_class=name)
 
 

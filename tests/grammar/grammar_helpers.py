@@ -2,13 +2,11 @@
 
 import string
 from functools import cache
-from typing import Any
 
 import numpy as np
 
 from polyhead.core.choice import Choice
-from polyhead.grammar.grammar_constraint import GrammarConstraint, constraint_for
-from polyhead.tokenizers.tokenizer import Tokenizer
+from polyhead.grammar.grammar_constraint import constraint_for
 from polyhead.tokenizers.train_tokenizer import train_tokenizer
 
 TOKENIZERS = ("bpe", "unigram", "wordpiece", "char", "byte")
@@ -28,25 +26,22 @@ PERSON = {
 
 
 @cache
-def load_tokenizer(kind: str) -> Tokenizer:
+def load_tokenizer(kind):
     return train_tokenizer(LINES, Choice(kind), 420)
 
 
-def build_constraint(kind: str, name: str, *stop_ids: int, **options: Any) -> GrammarConstraint:
+def build_constraint(kind, name, *stop_ids, **options):
     tokenizer = load_tokenizer(kind)
     constraint = constraint_for(Choice(name, **options), tokenizer, stop_ids or [tokenizer.eos_id])
     assert constraint is not None
     return constraint
 
 
-def draw_text(constraint: GrammarConstraint, tokenizer: Tokenizer, seed: int) -> list[int]:
-    """Tokens drawn from those allowed, each as probable as another."""
+def draw_text(constraint, tokenizer, seed):
     return draw_with_masks(constraint, tokenizer, seed)[0]
 
 
-def draw_with_masks(
-    constraint: GrammarConstraint, tokenizer: Tokenizer, seed: int
-) -> tuple[list[int], list[np.ndarray]]:
+def draw_with_masks(constraint, tokenizer, seed):
     """Drawn tokens, and the mask of allowed ones before each of them and before the end."""
     rng, ids, masks = np.random.default_rng(seed), list[int](), []
     for _ in range(400):
