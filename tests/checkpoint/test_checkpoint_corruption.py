@@ -13,8 +13,7 @@ from polyhead.core.errors import UserError
 FILES = ["model.safetensors", "optimizer.safetensors", "rng.safetensors", "state.json", "manifest.json"]
 
 
-@pytest.mark.acceptance("B12")
-@pytest.mark.acceptance("R3")
+@pytest.mark.acceptance("B12", "R3")
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3, 4))])
 def test_flipped_bit_is_detected(run_dir, caplog, name, seed):

@@ -33,8 +33,7 @@ def test_newest_and_best_survive_any_history(history, keep, higher):
         finite = [s for s in scores.values() if math.isfinite(s)]
         if finite:
             best_score = max(finite) if higher else min(finite)
-            assert best_step == min(s for s in scores if scores[s] == best_score)
-            assert best_step in steps
+            assert best_step == min(s for s in scores if scores[s] == best_score) and best_step in steps
         else:
             assert not best_step
 

@@ -42,7 +42,6 @@ def save_after_empty_calls(directory, step, call, n):
 
 
 def save_at_points(root, step, calls):
-    """Fork a saver for each point, and write [call, n, exit code] of each to a file."""
     results = []
     for call in calls:
         for n in range(1, LAST + 1):
@@ -85,8 +84,7 @@ def trace(root, step, calls, *options):
     return json.loads((root / "points.json").read_text())
 
 
-@pytest.mark.acceptance("B1")
-@pytest.mark.acceptance("R2")
+@pytest.mark.acceptance("B1", "R2")
 @pytest.mark.parametrize("step", [2, pytest.param(1, marks=pytest.mark.slow)], ids=["new", "same"])
 def test_kill_at_any_system_call_leaves_the_checkpoint(memory_dir, step):
     calls = list(EMPTY_CALLS)

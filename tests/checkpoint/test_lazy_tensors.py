@@ -17,11 +17,8 @@ from polyhead.checkpoint.manifest import hash_file
 from polyhead.core.errors import UserError
 
 MATRIX = torch.arange(35.0).reshape(7, 5)
-PARTS = [
-    {"w": ((0, 0), MATRIX[:4]), "s": ((), torch.tensor(3))},
-    {"w": ((4, 0), MATRIX[4:, :2])},
-    {"w": ((4, 2), MATRIX[4:, 2:]), "b": ((0,), torch.tensor([1.5, 2.5], dtype=torch.bfloat16))},
-]
+PARTS = [{"w": ((0, 0), MATRIX[:4]), "s": ((), torch.tensor(3))}, {"w": ((4, 0), MATRIX[4:, :2])}]
+PARTS += [{"w": ((4, 2), MATRIX[4:, 2:]), "b": ((0,), torch.tensor([1.5, 2.5], dtype=torch.bfloat16))}]
 
 
 def write_parts(directory, parts):

@@ -33,7 +33,6 @@ def small_tokenizer():
 
 
 def random_run(seed=1, **config):
-    """A run whose weights are all random, biases and norms too."""
     model = build(ModelConfig(vocab_size=VOCABULARY, **(SIZES | config)), seed)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -79,7 +78,6 @@ def padded_batch(rows=3, length=7):
 
 
 def read_refused_configs(target):
-    """Configurations that a format does not support, with parts of the error message."""
     from tests.hf.tables import read_table
 
     rows = read_table(Path(__file__).parent / "refused_configs.txt", json_column=1)

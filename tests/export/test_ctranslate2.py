@@ -56,14 +56,8 @@ def test_translator_equals_run(name, export_model):
     limit = {"max_length_ratio": 0, "max_length_extra": 12}
     for beam in (1, 3):
         # with a length penalty of 1 both search all lengths, so that their rules of stopping do not matter
-        results = translator.translate_batch(
-            source_tokens,
-            beam_size=beam,
-            num_hypotheses=beam,
-            return_scores=True,
-            max_decoding_length=12,
-            length_penalty=1.0,
-        )
+        search = {"beam_size": beam, "num_hypotheses": beam, "return_scores": True, "length_penalty": 1.0}
+        results = translator.translate_batch(source_tokens, max_decoding_length=12, **search)
         hypotheses = run.hypotheses(TEXTS, beam_size=beam, n_best=beam, length_penalty=1.0, **limit)
         for result, best in zip(results, hypotheses, strict=True):
             ids = [[tokenizer.token_to_id(token) for token in tokens] for tokens in result.hypotheses]

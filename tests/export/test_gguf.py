@@ -61,8 +61,7 @@ def test_missing_biases_and_centered_norms(tmp_path):
     biases = {name: x for name, x in read_tensors(tmp_path).items() if name.endswith(".bias")}
     names = ("attn_qkv", "attn_output", "attn_norm", "ffn_up", "ffn_down", "ffn_norm")
     assert {*(f"blk.1.{name}.bias" for name in names), "output_norm.bias"} <= biases.keys()
-    assert not any(x.any() for x in biases.values())
-    assert biases["blk.1.attn_qkv.bias"].shape == (3 * 24,)
+    assert not any(x.any() for x in biases.values()) and biases["blk.1.attn_qkv.bias"].shape == (3 * 24,)
     run = language_model(**PARTS["gemma3"][1])
     write_gguf(run, tmp_path)
     weights, tensors = run.model.state_dict(), read_tensors(tmp_path)
@@ -86,8 +85,7 @@ def test_rounded_weights_are_close(dtype, tolerance, tmp_path):
     write_gguf(run, tmp_path, dtype)
     weights, tensors = run.model.state_dict(), read_tensors(tmp_path)
     expected = weights["stack.layers.1.ffn.down_proj.weight"]
-    error = (tensors["blk.1.ffn_down.weight"] - expected).abs().max()
-    assert 0 < error <= tolerance * expected.abs().max()
+    assert 0 < (tensors["blk.1.ffn_down.weight"] - expected).abs().max() <= tolerance * expected.abs().max()
     assert torch.equal(tensors["output_norm.weight"], weights["stack.final_norm.weight"])
 
 
@@ -107,8 +105,7 @@ def test_embeddings_have_eight_bits(tie, tmp_path):
 @pytest.mark.parametrize(("separator", "has_bos"), [("line", True), ("file", False)])
 def test_tokens_around_texts_chats_and_sampling(separator, has_bos, tmp_path):
     """Lines start with their end token, files with nothing."""
-    run = language_model()
-    data = {"train": "a.txt", "valid": "b.txt", "document_separator": separator}
+    run, data = language_model(), {"train": "a.txt", "valid": "b.txt", "document_separator": separator}
     run.recipe = Recipe.model_validate({"task": "language-model", "data": data, "train": {"steps": 1}})
     settings = {"chat": Choice("zephyr"), "temperature": 0.5, "top_k": 7}
     run.generation = run.generation.model_copy(update=settings)

@@ -18,7 +18,6 @@ SPECIAL_TOKENS = ["<unk>", "<s>", "</s>"]
 
 
 def byte_fallback(pre_tokenizer=None, has_prefix=True):
-    """Pieces, with bytes for unknown characters, as Llama 2 has them."""
     options = {"byte_fallback": True, "unk_token": "<unk>", "fuse_unk": True}
     trained_model = tokenizers.Tokenizer(models.BPE(**options))
     trained_model.pre_tokenizer = pre_tokenizers.Split("▁", "merged_with_next")

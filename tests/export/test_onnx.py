@@ -1,9 +1,6 @@
 import sys
 
-import numpy as np
 import onnx
-import onnx_ir
-import onnxruntime
 import pytest
 import torch
 from tests.export.conftest import (
@@ -156,11 +153,6 @@ def test_missing_package_is_named(name, tmp_path, capsys, monkeypatch):
     assert f"this needs {name}: {install_command('export')}" in capsys.readouterr().err
 
 
-def test_interrupted_export_is_removed(tmp_path, monkeypatch):
-    monkeypatch.setattr(onnx_export, "trace_graph", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
-    assert export_llama(tmp_path) == 130 and [x.name for x in tmp_path.iterdir()] == ["run"]
-
-
 ACTIVATIONS = ["relu", "relu2", "leaky_relu", "prelu", "silu", "tanh", "glu", "reglu", "geglu"]
 ACTIVATIONS += [{"name": "swiglu", "beta": beta} for beta in (1.702, "learned")]
 ACTIVATIONS += [{"name": "prelu", "per_channel": True}]
@@ -213,30 +205,3 @@ def test_large_weights_have_their_own_file(dtype, tmp_path, monkeypatch):
         check_decoder_steps(run, directory)
     else:
         Session(directory / "model.onnx")
-
-
-@pytest.mark.parametrize("include_shared", [False, True])
-def test_transposed_weights(include_shared):
-    """Matrices are stored as they are multiplied; a head tied to the embedding only where it is rounded."""
-    generator, helper = np.random.default_rng(1), onnx.helper
-    table, matrix = (generator.normal(size=size).astype(np.float32) for size in ((7, 4), (4, 4)))
-    nodes = [
-        helper.make_node("Gather", ["table", "ids"], ["x"]),
-        helper.make_node("Transpose", ["matrix"], ["turned"], perm=[1, 0]),
-        helper.make_node("MatMul", ["x", "turned"], ["y"]),
-        helper.make_node("Transpose", ["table"], ["head"], perm=[1, 0]),
-        helper.make_node("MatMul", ["y", "head"], ["logits"]),
-    ]
-    inputs = [helper.make_tensor_value_info("ids", onnx.TensorProto.INT64, ["n"])]
-    outputs = [helper.make_tensor_value_info("logits", onnx.TensorProto.FLOAT, ["n", 7])]
-    weights = [onnx.numpy_helper.from_array(x, name) for x, name in ((table, "table"), (matrix, "matrix"))]
-    graph = helper.make_graph(nodes, "g", inputs, outputs, weights)
-    versions = {"ir_version": 10, "opset_imports": [helper.make_opsetid("", 20)]}
-    model = onnx_ir.from_proto(helper.make_model(graph, **versions))
-    onnx_export._transpose_weights(model.graph, include_shared)
-    assert [node.op_type for node in model.graph].count("Transpose") == (0 if include_shared else 1)
-    names = ["matrix.turned", "table", *(["table.turned"] if include_shared else [])]
-    assert sorted(model.graph.initializers) == names
-    session = onnxruntime.InferenceSession(onnx_ir.to_proto(model).SerializeToString())
-    (logits,) = session.run(None, {"ids": [2, 5]})
-    np.testing.assert_allclose(logits, table[[2, 5]] @ matrix.T @ table.T, rtol=1e-5)

@@ -10,12 +10,9 @@ from polyhead.export.targets import describe_targets, find_obstacles
 from polyhead.run.run import Run
 from polyhead.tokenizers.train_tokenizer import train_tokenizer
 
-KINDS = {
-    "translator": {"kind": "encoder-decoder"},
-    "decoder": {"kind": "decoder"},
-    "masked": {"kind": "encoder"},
-    "classifier": {"kind": "encoder", "labels": ("bad", "good"), "pooling": "first"},
-}
+KINDS = {"translator": {"kind": "encoder-decoder"}, "decoder": {"kind": "decoder"}}
+KINDS |= {"masked": {"kind": "encoder"}}
+KINDS |= {"classifier": {"kind": "encoder", "labels": ("bad", "good"), "pooling": "first"}}
 LINEAR_LAYER, LSTM_LAYER = {"attention": "linear"}, {"block": "lstm"}
 
 
@@ -24,21 +21,17 @@ LLAMA = BASES["llama"]
 VARIANTS = CONFIGS["targets"]
 
 
-def all_configs():
-    small_presets = {}
-    for name, fields in PRESETS.items():
-        if fields | SIZES | {"head_dim": None} not in small_presets.values():
-            small_presets[name] = fields | SIZES | {"head_dim": None}
-    parts = {
-        f"{kind}, {field} {name}": fields | {field: name}
-        for kind, fields in KINDS.items()
-        for field in ("block", "attention", "position", "norm", "feed_forward")
-        for name in PART_REGISTRIES[field].names()
-    }
-    return small_presets | parts | VARIANTS
-
-
-ALL_CONFIGS = all_configs()
+# small presets that differ, each part of each registry in each kind of model, and the variants
+ALL_CONFIGS = {}
+for preset_name, fields in PRESETS.items():
+    if fields | SIZES | {"head_dim": None} not in ALL_CONFIGS.values():
+        ALL_CONFIGS[preset_name] = fields | SIZES | {"head_dim": None}
+ALL_CONFIGS |= VARIANTS | {
+    f"{kind}, {field} {name}": fields | {field: name}
+    for kind, fields in KINDS.items()
+    for field in ("block", "attention", "position", "norm", "feed_forward")
+    for name in PART_REGISTRIES[field].names()
+}
 
 
 def export_error(run, target, directory):

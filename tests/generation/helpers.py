@@ -1,12 +1,16 @@
 """Small models, plain decoding and collectors of events for the tests of generation."""
 
+from pathlib import Path
+
 import torch
+import yaml
 
 from polyhead.config.model import ModelConfig
 from polyhead.generation.decoding.sampling import RandomStreams, Sampling
 from polyhead.models import build
 
 GREEDY = Sampling(temperature=0.0)
+REFUSALS = yaml.safe_load((Path(__file__).parent / "refused.yaml").read_text(encoding="utf-8"))
 
 
 def perturb(model, noise, seed=None, head_scale=1.0):
@@ -26,7 +30,6 @@ def build_noisy(config, seed, noise, noise_seed, head_scale=1.0):
 
 
 def build_translator(**changes):
-    """A small translator of 60 tokens, with a head whose biases matter."""
     sizes = {"d_model": 16, "n_heads": 2, "n_layers": 2, "d_ff": 32, "max_len": 40, "lm_head_bias": True}
     model = build(ModelConfig(vocab_size=60, **(sizes | changes)), seed=3).eval()
     with torch.no_grad():

@@ -20,7 +20,6 @@ def make_run(kind, tokenizer=None, seed=1, settings=SETTINGS, **changes):
 
 
 def make_byte_run(kind, seed=3):
-    """A run that generates bytes, most of which are no character."""
     tokenizer = train_tokenizer(["a"], Choice("byte"), 261)
     sizes = {"d_model": 16, "n_heads": 2, "n_layers": 1, "d_ff": 32, "max_len": 64}
     model = build(ModelConfig(kind=kind, vocab_size=tokenizer.vocab_size, **sizes), seed=seed)

@@ -77,8 +77,6 @@ def draw_logits(seed, spread, eos, source, prefix):
 
 
 class Table(Tape):
-    """Logits are random numbers, drawn for each source and prefix."""
-
     def __init__(self, seed, spread=1.5, eos=0.0):
         super().__init__()
         self.seed, self.spread, self.eos = seed, spread, eos
@@ -104,7 +102,6 @@ class Output(NamedTuple):
 
 
 def exhaustive_search(model, source, limit, alpha, prefix=(), min_new=0):
-    """Every output of at most ``limit`` tokens, end included, best first."""
     outputs = []
     for length in range(limit + 1):
         for y in itertools.product([w for w in range(V) if w != EOS], repeat=length):
@@ -118,7 +115,6 @@ def exhaustive_search(model, source, limit, alpha, prefix=(), min_new=0):
 
 
 def plain_beam_search(model, source, limit, alpha, beam, early, prefix=(), min_new=0):
-    """Beam search of one sentence over lists, without a cache."""
     live, complete = [(0.0, ())], []
     for length in range(1, limit + 1):
         extensions = []

@@ -78,8 +78,7 @@ def test_any_split_of_bytes_streams_to_first_stop(data):
         if not stream.is_stopped and i < len(parts) - 1:
             buffer = decode(range(i + 1)).rstrip("\ufffd")[len(streamed_text) :]
             assert not buffer or any(word.startswith(buffer) and word != buffer for word in stop)
-    assert streamed_text == cut(text, stop)
-    assert stream.is_stopped == any(word in text for word in stop)
+    assert streamed_text == cut(text, stop) and stream.is_stopped == any(word in text for word in stop)
 
 
 @given(data=st.data())
@@ -103,8 +102,7 @@ def test_invalid_bytes_stream_as_they_decode(byte_tokenizer, ids):
         return byte_tokenizer.decode([ids])[0]
 
     text = stream_text(decode, ids)
-    assert text == decode(ids).rstrip("\ufffd")
-    assert decode_complete_chars(byte_tokenizer, [ids]) == [text]
+    assert text == decode(ids).rstrip("\ufffd") and decode_complete_chars(byte_tokenizer, [ids]) == [text]
 
 
 @given(st.binary(max_size=40), st.binary(max_size=5))

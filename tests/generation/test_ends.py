@@ -23,7 +23,6 @@ def set_stop_tokens(run, ids):
 
 @pytest.fixture(scope="module")
 def run(full_rows):
-    """Its stop tokens are the commonest in the middles of the samples."""
     run = make_run("decoder")
     middles = [token for row in full_rows for token in row[2:8]]
     set_stop_tokens(run, sorted({*middles}, key=lambda token: (-middles.count(token), token))[:3])
@@ -52,26 +51,6 @@ def test_engine_samples_end_at_any_stop_token(run, full_rows):
         assert stream.finish_reasons == reasons
         n_cut += sum(len(tokens) + 1 < len(row) for row, tokens in zip(rows, expected, strict=True))
     assert n_cut > 3
-
-
-@pytest.mark.parametrize("speculative", [None, Choice("lookup")])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_generate_cuts_at_the_first_stop_token(run, speculative, temperature):
-    plain_run, options = make_run("decoder"), {"n": N, "seed": SEED, "temperature": temperature}
-    plain = plain_run.generate(TEXTS, speculative=speculative, **options)
-    actual = run.generate(TEXTS, speculative=speculative, **options)
-    assert actual != plain
-    for texts, full_texts in zip(actual, plain, strict=True):
-        # an end may cut a character in two
-        assert all(b.startswith(a.rstrip("\ufffd")) for a, b in zip(texts, full_texts, strict=True))
-    stop_tokens = run.generation.stop_tokens
-    assert actual == plain_run.generate(TEXTS, stop_tokens=stop_tokens, speculative=speculative, **options)
-    assert actual == run.generate(TEXTS, **options)
-    assert actual[0] == run.engine().submit(TEXTS[0], **options).collect_texts()
-    deltas = list(run.stream(TEXTS, speculative=speculative, **options))
-    assert sum(delta.is_last for delta in deltas) == N * len(TEXTS)
-    rows = ["".join(d.text for d in deltas if d.row == row) for row in range(N * len(TEXTS))]
-    assert rows == [text for texts in actual for text in texts]
 
 
 def test_chat_ends_at_stop_tokens_of_the_run():

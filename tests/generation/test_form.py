@@ -19,10 +19,8 @@ PROMPT = "a dog"
 CHOICES = ["dogs bark", "a dog", "犬", "two"]
 CHOICE = {"name": "choice", "choices": CHOICES}
 NUMBER = {"name": "regex", "pattern": "[0-9]{3} dogs?( bark)*"}
-DESIGNS = {
-    "softmax": {},
-    "hybrid": {"n_layers": 3, "layer_pattern": [{"attention": "linear"}, {}, {"block": "gru"}]},
-}
+DESIGNS = {"softmax": {}}
+DESIGNS |= {"hybrid": {"n_layers": 3, "layer_pattern": [{"attention": "linear"}, {}, {"block": "gru"}]}}
 
 
 def submit(run, **options):
@@ -104,7 +102,6 @@ def test_wide_beams_find_the_best_texts(design):
 
 
 def test_limits_and_default_of_a_grammar(tmp_path):
-    """Beams give fewer texts where the grammar has fewer; a length cuts them; translations have none."""
     run = make()
     (texts,) = run.generate([PROMPT], n=40, grammar={"name": "regex", "pattern": "do"}, beam_size=40)
     assert 0 < len(texts) < 40 and set(texts) == {"do"}
@@ -117,10 +114,8 @@ def test_limits_and_default_of_a_grammar(tmp_path):
     loaded_run, translator = ph.load(tmp_path), make_run("encoder-decoder")
     assert loaded_run.generate([PROMPT], n=3) == [["two"] * 3]
     assert loaded_run.generate([PROMPT], grammar={"name": "choice", "choices": ["a"]}) == ["a"]
-    requests = [
-        lambda: translator.translate(["a"], grammar="json"),
-        lambda: submit(translator, grammar="json"),
-    ]
+    requests = [lambda: translator.translate(["a"], grammar="json")]
+    requests += [lambda: submit(translator, grammar="json")]
     for request in requests:
         with pytest.raises(UserError, match="grammar has no effect on translations"):
             request()
@@ -158,8 +153,7 @@ def test_drafts_change_no_text_under_a_grammar(grammar, speculative, tmp_path):
     for options in settings:
         expected = run.generate(prompts, grammar=grammar, **options)
         assert run.generate(prompts, grammar=grammar, speculative=choice, **options) == expected
-    samples = run.generate(prompts, n=3, grammar=grammar, seed=7, speculative=choice)
-    for text in itertools.chain(*samples):
+    for text in itertools.chain(*run.generate(prompts, n=3, grammar=grammar, seed=7, speculative=choice)):
         if grammar is CHOICE:
             assert text in CHOICES
         if grammar is NUMBER:  # the longest ones are cut
@@ -190,8 +184,7 @@ def test_requests_with_different_grammars_share_an_engine(kind):
 def test_dead_grammar_fails_only_its_request(options):
     run, message = make(kind="char"), "the grammar allows no next token: it is too complex, the voc"
     foreign, valid, huge = ({"name": "regex", "pattern": p} for p in ("doЖ", "dog+", "(a{1000}){1000}{1000}"))
-    expected = run.engine().submit(PROMPT, grammar=valid, **options).collect_texts()
-    engine = run.engine()
+    expected, engine = run.engine().submit(PROMPT, grammar=valid, **options).collect_texts(), run.engine()
     streams = [engine.submit(PROMPT, grammar=g, **options) for g in (foreign, valid, huge)]
     assert streams[1].collect_texts() == expected
     for stream in (streams[0], streams[2]):

@@ -1,10 +1,9 @@
-import itertools
 import math
 
 import pytest
 import torch
 from tests.generation.generate_helpers import DESIGNS, EOS, NO_EOS, PAD, PROMPTS, WARM, V, collect, make
-from tests.generation.helpers import decode_plain, is_last_flags, stop_rows
+from tests.generation.helpers import REFUSALS, decode_plain, is_last_flags, stop_rows
 
 from polyhead.core.errors import UserError
 from polyhead.generation.decoding.beam_search import beam_search
@@ -61,17 +60,7 @@ def test_texts_past_max_len_continue_from_second_half(design):
         assert single == [samples[2 * row + 1]]
 
 
-@pytest.mark.parametrize(
-    ("prompts", "options", "message"),
-    [
-        ([[5]], {"max_new_tokens": 0}, "max_new_tokens is 0 and n is 1; expected 1 or more of each"),
-        ([[5]], {"n": 0}, "n is 0; expected 1 or more"),
-        ([[5]], {"seed": -1}, "seed is -1, expected 0 or more"),
-        ([[5], []], {}, "prompt 2 has no tokens; a language model requires at least one"),
-        ([[5], [6] * 9], {"max_len": 8, "row_offset": 4}, "prompt 6 has 9 tokens; the model's maximum is 8"),
-        ([[5]], {}, "output is NaN"),
-    ],
-)
+@pytest.mark.parametrize(("prompts", "options", "message"), REFUSALS["prompts"])
 def test_invalid_options_are_refused(prompts, options, message):
     model = make("llama")
     assert collect(model, [])[1] == []
@@ -99,24 +88,3 @@ def test_text_ends_where_every_token_would_repeat(model, how):
         assert [event.is_last for event in events].count(True) == 2
     assert sorted(rows[0]) == sorted(set(range(V)) - {5, 6})
     assert all(tokens[-1] == EOS and len(set(tokens)) == len(tokens) for tokens in rows)
-
-
-@pytest.mark.parametrize("design", ["llama", "lstm"])
-@torch.no_grad()
-def test_full_beam_finds_the_best_continuations(design):
-    """Ragged prompts: every output of at most three tokens, scored by the full model."""
-    model, words = make(design), [w for w in range(V) if w != EOS]
-    options = {"beam_size": V**2, "n_best": 8, "early_stopping": "never", "length_penalty": 0.6}
-    outputs = [[*y, EOS] for n in (0, 1, 2) for y in itertools.product(words, repeat=n)]
-    outputs += [list(y) for y in itertools.product(words, repeat=3)]
-    for prompt, hypotheses in zip(PROMPTS[:2], search(model, PROMPTS[:2], 3, **options), strict=True):
-        scores = {}
-        for length in (1, 2, 3):
-            group = [y for y in outputs if len(y) == length]
-            log_p = model(torch.tensor([[*prompt, *y[:-1]] for y in group])).log_softmax(-1)
-            log_p = log_p[:, len(prompt) - 1 :].gather(2, torch.tensor(group)[..., None])[..., 0].sum(1)
-            for y, score in zip(group, (log_p / length**0.6).tolist(), strict=True):
-                scores[tuple(w for w in y if w != EOS)] = score
-        best = sorted(scores, key=lambda y: -scores[y])[:8]
-        assert [tuple(h.tokens) for h in hypotheses] == best
-        assert [h.score for h in hypotheses] == pytest.approx([scores[y] for y in best], abs=1e-4)

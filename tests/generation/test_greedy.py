@@ -8,12 +8,9 @@ from polyhead.generation.greedy import greedy_decode
 from polyhead.models import build
 
 PROMPTS = [[3], [5, 1, 16], [2, 2, 2, 9, 4, 11]]
-DESIGNS = {
-    "rope": {"position": "rope"},
-    "alibi": {"position": "alibi", "norm_first": True},
-    "recurrent": {"block": "lstm", "position": "none"},
-    "linear": {"attention": "linear", "position": "learned"},
-}
+DESIGNS = {"rope": {"position": "rope"}, "alibi": {"position": "alibi", "norm_first": True}}
+DESIGNS |= {"recurrent": {"block": "lstm", "position": "none"}}
+DESIGNS |= {"linear": {"attention": "linear", "position": "learned"}}
 CACHES = [Choice("growing"), Choice("paged", block_size=2, max_blocks=20)]
 
 

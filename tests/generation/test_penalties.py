@@ -1,13 +1,10 @@
-import math
-
 import pytest
-from tests.generation.helpers import GREEDY, ids_by_row
+from tests.generation.helpers import REFUSALS, ids_by_row
 from tests.generation.penalties_helpers import NO_EOS, PENALTIES, PROMPTS, decode_penalised
 from tests.generation.penalties_helpers import model as model
 from tests.generation.run_helpers import TEXTS, make_run
 
 from polyhead.core.errors import UserError
-from polyhead.generation.decoding import sampling as steps
 from polyhead.generation.decoding.sampling import Sampling
 from polyhead.generation.generate import generate
 
@@ -19,19 +16,6 @@ def test_greedy_text_follows_the_formula(model, name):
     sampling = Sampling(temperature=0.0, **PENALTIES[name])
     events = generate(model, PROMPTS, sampling=sampling, eos_id=NO_EOS, max_new_tokens=25)
     assert ids_by_row(events, 3) == expected
-
-
-def test_penalties_are_computed_only_if_set(model, monkeypatch):
-    def fail(*_):
-        raise AssertionError("unnecessary step")
-
-    monkeypatch.setattr(steps, "apply_frequency_presence_penalties", fail)
-    monkeypatch.setattr(steps, "apply_logit_bias", fail)
-    options = {"eos_id": NO_EOS, "max_new_tokens": 3}
-    for sampling in (Sampling(), GREEDY, Sampling(top_p=0.9, repetition_penalty=1.2)):
-        assert len(list(generate(model, PROMPTS, sampling=sampling, **options))) == 9
-    with pytest.raises(AssertionError, match="unnecessary"):
-        next(generate(model, PROMPTS, sampling=Sampling(presence_penalty=1), **options))
 
 
 def submit(run, text, **options):
@@ -81,24 +65,7 @@ def test_logit_bias_does_not_break_a_grammar():
         assert "z" in "".join(run.generate(["a dog"], logit_bias={foreign: 100.0}, **options)[0])
 
 
-INVALID = [
-    ({"frequency_penalty": 2.1}, "frequency_penalty: 2.1 is out of range"),
-    ({"presence_penalty": -3}, "presence_penalty: -3 is out of range"),
-    ({"presence_penalty": math.nan}, "presence_penalty: nan"),
-    ({"logit_bias": [5]}, r"logit_bias: \[5\] is not a mapping from token ids to numbers, e.g. {7: -100}"),
-    ({"logit_bias": {"dog": 1}}, "logit_bias: 'dog' is not a token id"),
-    ({"logit_bias": {-1: 1}}, "logit_bias: -1 is not a token id"),
-    ({"logit_bias": {True: 1}}, "logit_bias: true is not a token id"),
-    ({"logit_bias": {5: 101}}, "logit_bias: token 5 has the bias 101, expected a number from -100 to 100"),
-    ({"logit_bias": {5: "1"}}, "logit_bias: token 5 has the bias '1'"),
-    ({"logit_bias": {5: True}}, "logit_bias: token 5 has the bias true"),
-    ({"logit_bias": {5: math.nan}}, "logit_bias: token 5 has the bias nan"),
-    ({"logit_bias": {5: 1, "5": 2}}, "logit_bias: token 5 occurs twice"),
-    ({"logit_bias": {10**6: 1}}, "logit_bias has token 1000000; the vocabulary has 0 to"),
-]
-
-
-@pytest.mark.parametrize(("options", "message"), INVALID, ids=str)
+@pytest.mark.parametrize(("options", "message"), REFUSALS["penalties"], ids=str)
 def test_invalid_penalties_are_refused_in_one_line(options, message):
     run, translator = make_run("decoder"), make_run("encoder-decoder")
     for request in (

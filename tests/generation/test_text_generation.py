@@ -27,7 +27,6 @@ def generate_all(model, n=1, stop=(), batch_tokens=4096, eos_id=EOS):
 
 
 def test_texts_do_not_depend_on_batch_tokens():
-    """A stop string ends only its sequence."""
     model = make("llama")
     rows, _ = collect(model, PROMPTS, sampling=Sampling(), n=2, seed=2, max_new_tokens=15)
     for batch_tokens in (1, 40, 100, 4096):

@@ -42,7 +42,6 @@ def draw_text(constraint, tokenizer, seed):
 
 
 def draw_with_masks(constraint, tokenizer, seed):
-    """Drawn tokens, and the mask of allowed ones before each of them and before the end."""
     rng, ids, masks = np.random.default_rng(seed), list[int](), []
     for _ in range(400):
         masks.append(constraint.allowed_tokens(ids))

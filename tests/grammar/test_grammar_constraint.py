@@ -74,8 +74,7 @@ def test_stop_tokens_and_masks_of_logits():
     assert constraint.allowed_tokens([a])[dot] and not constraint.allowed_tokens([a])[tokenizer.eos_id]
     constraint = build_constraint("bpe", "regex", *stop_ids, pattern="a.[0-9]")  # a stop token ends, only
     assert not constraint.allowed_tokens([a])[stop_ids].any()
-    tokenizer = load_tokenizer("char")
-    constraint = build_constraint("char", "regex", pattern="a[Ж]?c")
+    tokenizer, constraint = load_tokenizer("char"), build_constraint("char", "regex", pattern="a[Ж]?c")
     a, c = tokenizer.token_to_id("a"), tokenizer.token_to_id("c")
     logits = torch.randn(3, tokenizer.vocab_size + 8)
     masked_logits = constraint.mask_logits(logits, [[], [a], [a, c]])

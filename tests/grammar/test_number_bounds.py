@@ -9,10 +9,8 @@ from polyhead.core.errors import UserError
 from polyhead.grammar.grammar_constraint import constraint_for
 from polyhead.grammar.number_bounds import tighten_bounds
 
-PAIRS = [
-    *pairwise([-10.5, -10, -9.75, -1, -0.5, 0, 0.05, 0.5, 1, 1.25, 100, 100.5, 2**24, 2**24 + 0.5]),
-    *[(0, 1), (0, 1.5), (-0.5, 0.5), (-1.5, 0), (0.5, 1.5)],
-]
+PAIRS = [*pairwise([-10.5, -10, -9.75, -1, -0.5, 0, 0.05, 0.5, 1, 1.25, 100, 100.5, 2**24, 2**24 + 0.5])]
+PAIRS += [*[(0, 1), (0, 1.5), (-0.5, 0.5), (-1.5, 0), (0.5, 1.5)]]
 
 
 def is_writable(text, kind, **options):
@@ -47,11 +45,8 @@ def test_exclusive_bounds_cannot_be_written(low, high):
 def test_nested_schemas_are_tightened():
     number = {"type": "number", "exclusiveMinimum": 0, "maximum": 0.5}
     tight_number = {"type": "number", "minimum": 1e-9, "maximum": 0.5}
-    schema = {
-        "properties": {"default": number, "x": {"items": number}, "enum": {"enum": [number]}},
-        "$defs": {"share": number},
-        "anyOf": [number, {"maximum": 0.25}],
-    }
+    schema = {"properties": {"default": number, "x": {"items": number}, "enum": {"enum": [number]}}}
+    schema |= {"$defs": {"share": number}, "anyOf": [number, {"maximum": 0.25}]}
     expected = {
         "properties": {"default": tight_number, "x": {"items": tight_number}, "enum": {"enum": [number]}},
         "$defs": {"share": tight_number},

@@ -16,6 +16,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from polyhead import Choice, build
+from polyhead.cli import main
 from polyhead.config.generation_config import GenerationConfig
 from polyhead.run.run import Run
 from polyhead.tokenizers.train_tokenizer import train_tokenizer
@@ -91,12 +92,17 @@ def edit_weights(directory, change):
 
 
 def random_run(config, generation=None, noise=0.0):
-    """A run of random weights with the small tokenizer; noise is added to biases and norms too."""
     model = build(config, seed=1)
     with torch.no_grad():
         for parameter in model.parameters() if noise else ():
             parameter.add_(torch.randn_like(parameter) * noise)
     return Run(model, small_tokenizer(), generation or GenerationConfig())
+
+
+def export_run(run, directory):
+    run.save(directory / "run")
+    assert main(["export", str(directory / "run"), str(directory / "exported"), "--to", "hf"]) == 0
+    return directory / "exported"
 
 
 @pytest.fixture

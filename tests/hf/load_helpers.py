@@ -5,7 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import yaml
+
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+REFUSALS = yaml.safe_load((Path(__file__).parent / "refused.yaml").read_text(encoding="utf-8"))
 
 
 def rename_as_pickle(directory):

@@ -16,8 +16,7 @@ NEWEST = "config_sentence_transformers.json"
 
 def reranker(directory, keys, seed=0):
     config, sizes = ("BertConfig", {}) if seed else ("RobertaConfig", ROBERTA)
-    case = Case(config, CLASSES, {**SIZES, **sizes, "num_labels": 1})
-    model = make_encoder(directory, case, seed=seed)
+    model = make_encoder(directory, Case(config, CLASSES, {**SIZES, **sizes, "num_labels": 1}), seed=seed)
     tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
     with torch.no_grad():
         logits = [model(**tokenizer(*pair, return_tensors="pt")).logits[0, 0] for pair in PAIRS]

@@ -11,12 +11,8 @@ from polyhead.tokenizers.tokenizer import Tokenizer
 
 BERT = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 20}
 BERT |= {"max_position_embeddings": 64}
-POOLING = {
-    "cls": lambda x: x[0],
-    "mean": lambda x: x.mean(0),
-    "max": lambda x: x.amax(0),
-    "lasttoken": lambda x: x[-1],
-}
+POOLING = {"cls": lambda x: x[0], "mean": lambda x: x.mean(0), "max": lambda x: x.amax(0)}
+POOLING |= {"lasttoken": lambda x: x[-1]}
 # (inputs, outputs, bias, activation) of each dense map
 DenseMap = tuple[int, int, bool, str]
 
@@ -33,15 +29,10 @@ def set_template(directory, prefix, suffix, **options):
 
 
 def write_modules(directory, pooling, *modules):
-    steps = [
-        {
-            "idx": i,
-            "name": str(i),
-            "path": f"{i}_{name}" if i else "",
-            "type": f"sentence_transformers.models.{name}",
-        }
-        for i, name in enumerate(["Transformer", "Pooling", *modules])
-    ]
+    steps = []
+    for i, name in enumerate(["Transformer", "Pooling", *modules]):
+        kind = f"sentence_transformers.models.{name}"
+        steps.append({"idx": i, "name": str(i), "path": f"{i}_{name}" if i else "", "type": kind})
     (directory / "modules.json").write_text(json.dumps(steps))
     (directory / "1_Pooling").mkdir()
     write_json(directory / "1_Pooling" / "config.json", {"word_embedding_dimension": 16, **pooling})

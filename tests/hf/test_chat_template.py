@@ -20,7 +20,6 @@ SIZES |= {"num_key_value_heads": 2, "max_position_embeddings": 64}
 
 @pytest.fixture
 def checkpoint(tmp_path):
-    """A small Llama with the tokens of ChatML, as transformers saves it."""
     directory = tmp_path / "llama"
     model = make(directory, "LlamaConfig", vocab_size=302, **SIZES)
     tokenizer = transformers.AutoTokenizer.from_pretrained(directory)

@@ -26,7 +26,6 @@ def read_config(name, keys):
 
 
 def test_defaults_equal_reference():
-    """A config without optional keys means what it means with the defaults of the reference."""
     differing = []
     for name in FAMILY.names():
         supported_keys = SUPPORTED_KEYS.get(name, {})

@@ -4,8 +4,9 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from tests.hf.conftest import TEXTS, VOCABULARY, edit_json, make, random_run
+from tests.hf.conftest import TEXTS, VOCABULARY, edit_json, export_run, make, random_run
 from tests.hf.families.laws import assert_same_tensors, open_reference, padding_mask, round_trip
+from tests.hf.save_helpers import BASES, model_config
 from tests.hf.sentence_helpers import (
     read_json,
     reference_vectors,
@@ -16,7 +17,6 @@ from tests.hf.sentence_helpers import (
 )
 
 import polyhead as ph
-from polyhead import ModelConfig
 from polyhead.cli import main
 from polyhead.core.errors import UserError
 from polyhead.hf.load import load_model
@@ -61,21 +61,6 @@ def test_token_vectors_equal_reference_also_with_padding(sizes, tmp_path):
         tokens[:, -1] = 4
         # the first token attends to the last one
         assert not torch.allclose(model(tokens)[:, 0], complete[:, 0], atol=1e-4)
-
-
-@pytest.mark.parametrize("size", range(2, 12))
-def test_window_ends_as_in_reference(size, tmp_path):
-    """One layer, so that a vector changes with the tokens that it attends to."""
-    sizes = {**SIZES, "num_hidden_layers": 1, "layer_types": [SLIDING], "sliding_window": size}
-    reference, tokens = make_gemma(tmp_path, sizes), torch.randint(5, 200, (1, 20))
-    model, changed_tokens = load_model(tmp_path), tokens.clone()
-    changed_tokens[0, 10] += 50
-    with torch.no_grad():
-        changes = [
-            (forward(changed_tokens)[0] != forward(tokens)[0]).any(1).tolist()
-            for forward in (model, lambda x: reference_states(reference, x))
-        ]
-    assert changes[0] == changes[1] == [abs(i - 10) <= size // 2 for i in range(20)]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
@@ -171,28 +156,10 @@ def test_reachable_token_without_row_is_refused(use, tmp_path):
 
 
 def test_own_encoder_is_exported_as_gemma(tmp_path):
-    attention = {"name": "softmax", "bias": False, "qk_norm": "zero_centered"}
-    window = {"attention": {**attention, "window": 4}, "position": {"name": "rope", "theta": 500.0}}
-    sizes = {"d_model": 24, "n_heads": 3, "n_layers": 3, "max_len": 32, "vocab_size": VOCABULARY}
-    config = ModelConfig.model_validate(
-        {
-            "kind": "encoder",
-            "lm_head": False,
-            **sizes,
-            "position": {"name": "rope", "theta": 1e6},
-            "norm": {"name": "rmsnorm", "zero_centered": True},
-            "norm_first": True,
-            "sandwich_norm": True,
-            "feed_forward": {"name": "geglu", "tanh": True},
-            "attention": attention,
-            "layer_pattern": [window, {}],
-        }
-    )
+    config = model_config(**BASES["gemma_encoder"])
     assert pick_family(config) == "gemma3_text"
     run, tokens = random_run(config), torch.randint(5, VOCABULARY, (2, 20))
-    run.save(tmp_path / "run")
-    assert main(["export", str(tmp_path / "run"), str(tmp_path / "exported")]) == 0
-    reference = transformers.AutoModel.from_pretrained(tmp_path / "exported").eval()
+    reference = transformers.AutoModel.from_pretrained(export_run(run, tmp_path)).eval()
     with torch.no_grad():
         assert_close(run.model.eval()(tokens), reference_states(reference, tokens))
     with pytest.raises(UserError, match="its model is MaskedLM, expected CausalLM or SentenceEncoder"):

@@ -2,8 +2,9 @@ import json
 
 import pytest
 import torch
-from tests.hf.conftest import TEXTS, edit_json, make
+from tests.hf.conftest import TEXTS, edit_json, export_run, make
 from tests.hf.families.causal_cases import LLAMA
+from tests.hf.families.laws import SCORE_OPTIONS, round_trip
 from tests.hf.families.seq2seq import SOURCES, make_seq2seq
 from tests.hf.families.seq2seq_cases import CASES
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -26,7 +27,6 @@ def greedy_tokens(model, ids):
 
 @pytest.fixture
 def checkpoint(tmp_path):
-    """A small Llama with five more ends, each of which it generates early after some text."""
     directory = tmp_path / "llama"
     model, tokenizer = make(directory, "LlamaConfig", **LLAMA), Tokenizer.load(directory)
     outputs = [greedy_tokens(model, ids) for ids in tokenizer.encode(TEXTS)]
@@ -85,17 +85,8 @@ def test_beams_stop_at_any_end(checkpoint, beams, early_stopping, min_new_tokens
     texts, n_stopped = run.generate(TEXTS, n=beams, **options), 0
     for prompt, best, outputs in zip(TEXTS, hypotheses, texts, strict=True):
         ids = torch.tensor(tokenizer.encode([prompt]))
-        output = reference.generate(
-            ids,
-            num_beams=beams,
-            num_return_sequences=beams,
-            do_sample=False,
-            pad_token_id=0,
-            output_scores=True,
-            return_dict_in_generate=True,
-            **lengths,
-            **(search if beams > 1 else {}),
-        )
+        beam_options = {"num_beams": beams, "num_return_sequences": beams, "pad_token_id": 0} | SCORE_OPTIONS
+        output = reference.generate(ids, **beam_options, **lengths, **(search if beams > 1 else {}))
         expected = [before_end(row[ids.shape[1] :].tolist(), ends) for row in output.sequences]
         assert [h.tokens for h in best] == expected
         assert outputs == [decode_complete(tokenizer, row) for row in expected]
@@ -115,8 +106,7 @@ def test_beams_stop_at_any_end(checkpoint, beams, early_stopping, min_new_tokens
 )
 def test_translations_stop_at_any_end(name, row, seed, beams, tmp_path):
     case, checkpoint = CASES[name][row], tmp_path / "checkpoint"
-    reference = make_seq2seq(checkpoint, case, seed)
-    start = 1 + ("forced_bos_token_id" in case.sizes)
+    reference, start = make_seq2seq(checkpoint, case, seed), 1 + ("forced_bos_token_id" in case.sizes)
     outputs = [h[0].tokens for h in ph.load(checkpoint).hypotheses(SOURCES, beam_size=beams)]
     ends = [EOS, next((row[-1] for row in outputs if len({*row}) > 1), outputs[0][0])]
     edit_json(checkpoint / "generation_config.json", eos_token_id=ends)
@@ -143,20 +133,17 @@ def test_translations_stop_at_any_end(name, row, seed, beams, tmp_path):
 
 def test_ends_are_read_from_either_file(checkpoint, tmp_path, caplog):
     ends, run = read_ends(checkpoint), ph.load(checkpoint)
-    run_dir, exported_dir = tmp_path / "run", tmp_path / "exported"
     assert run.tokenizer.eos_id == EOS
     assert list(run.generation.stop_tokens) == run.tokenizer.ids_to_tokens(ends[1:])
-    assert not caplog.messages and main(["import", str(checkpoint), str(run_dir)]) == 0
-    assert main(["export", str(run_dir), str(exported_dir)]) == 0
+    assert not caplog.messages
+    run_dir, exported_dir = round_trip(checkpoint)
     assert read_ends(exported_dir) == ends
     for directory in (run_dir, exported_dir):
         assert ph.load(directory).generation == run.generation
     # those of a chat and of texts are written once
     chat_run = ph.load(checkpoint)
     chat_run.generation = run.generation.model_copy(update={"chat": Choice("zephyr")})
-    chat_run.save(tmp_path / "chat")
-    assert main(["export", str(tmp_path / "chat"), str(tmp_path / "exported_chat")]) == 0
-    assert read_ends(tmp_path / "exported_chat") == ends
+    assert read_ends(export_run(chat_run, tmp_path / "chat")) == ends
     (checkpoint / "generation_config.json").unlink()
     assert ph.load(checkpoint).generation.stop_tokens == ()
     edit_json(checkpoint / "config.json", eos_token_id=ends)

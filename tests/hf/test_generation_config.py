@@ -1,12 +1,12 @@
 import pytest
 import torch
-from tests.hf.conftest import edit_json, random_run
+from tests.hf.conftest import edit_json, export_run, random_run
+from tests.hf.load_helpers import REFUSALS
 from tests.hf.save_helpers import BASES, config
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import polyhead as ph
 from polyhead import Choice
-from polyhead.cli import main
 from polyhead.config.generation_config import GenerationConfig
 from polyhead.core.errors import UserError
 from polyhead.export.gguf import write_gguf
@@ -17,13 +17,6 @@ FILE = "generation_config.json"
 
 def language_model(parts=None, **settings):
     return random_run(config(**(parts or {})), GenerationConfig(**settings))
-
-
-def export_run(run, directory):
-    run.save(directory / "run")
-    exported_dir = directory / "exported"
-    assert main(["export", str(directory / "run"), str(exported_dir), "--to", "hf"]) == 0
-    return exported_dir
 
 
 def warnings(checkpoint, *settings):
@@ -45,24 +38,7 @@ def test_sampling_settings_are_read(gpt2):
             ph.load(gpt2)
 
 
-@pytest.mark.parametrize(
-    ("neutral", "keys", "fields", "messages"),
-    [
-        (
-            {"num_beams": 1, "min_length": 0, "typical_p": 1.0, "suppress_tokens": []},
-            {"num_beams": 4, "suppress_tokens": [5], "min_new_tokens": 3},
-            {},
-            ("suppress_tokens is [5]", "num_beams is 4", "min_new_tokens is 3"),
-        ),
-        (
-            {"sequence_bias": [[[5], -3.5]]},
-            {"sequence_bias": [[[5], -3.5], [[5, 6], 2.0], [[7], -1000.0]]},
-            {"logit_bias": {5: -3.5}},
-            ("sequence_bias is [[[5, 6], 2.0], [[7], -1000.0]]",),
-        ),
-        ({"max_length": 10, "max_new_tokens": 5}, {"max_new_tokens": None}, {}, ("max_length is 10",)),
-    ],
-)
+@pytest.mark.parametrize(("neutral", "keys", "fields", "messages"), REFUSALS["generation"])
 def test_unsupported_settings_warn(neutral, keys, fields, messages, gpt2, caplog):
     edit_json(gpt2 / FILE, **neutral)
     assert ph.load(gpt2).generation.max_new_tokens == neutral.get("max_new_tokens", 200)
@@ -94,15 +70,13 @@ def test_logit_biases_and_penalties_as_in_reference(penalty, tmp_path):
 
 
 def test_exported_tokenizer_pads_and_truncates(tmp_path):
-    """To the length of the model; without a padding token with the end."""
     run = language_model()
     roles = {role: token for role, token in run.tokenizer._roles.items() if role != "pad_token"}
     run.tokenizer = Tokenizer(run.tokenizer._inner, roles)
     exported_dir = export_run(run, tmp_path)
     tokenizer, max_len = AutoTokenizer.from_pretrained(exported_dir), run.config.max_len
     assert tokenizer.model_max_length == max_len
-    texts = ["the king", "the king " * 200]
-    inputs = tokenizer(texts, padding=True, truncation=True, return_tensors="pt")
+    inputs = tokenizer(["the king", "the king " * 200], padding=True, truncation=True, return_tensors="pt")
     assert inputs["input_ids"].shape == (2, max_len)
     assert int(inputs["input_ids"][0, -1]) == run.tokenizer.eos_id
     reference = AutoModelForCausalLM.from_pretrained(exported_dir)

@@ -29,8 +29,7 @@ def test_hub_name_is_loaded_from_cache(tmp_path):
     for path in (tmp_path / "files").iterdir():
         path.rename(repository / "blobs" / path.name)
         (snapshot / path.name).symlink_to(f"../../blobs/{path.name}")
-    environment = os.environ | {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
-    process = run_script(SCRIPT, environment, tmp_path)
+    process = run_script(SCRIPT, os.environ | {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}, tmp_path)
     assert process.stdout.splitlines() == [
         "1",
         "no directory 'owner/large', and it cannot be downloaded from the hub: HF_HUB_OFFLINE is set, and "

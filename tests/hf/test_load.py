@@ -28,7 +28,6 @@ def test_unsupported_config_is_refused(case, changes, message, tmp_path):
 
 @pytest.mark.parametrize("architectures", [["GPT2ForSequenceClassification"], None])
 def test_unused_tensors_with_other_architecture(architectures, gpt2):
-    """The message names the model that was built and the one that config.json names."""
     edit_json(gpt2 / "config.json", architectures=architectures)
     edit_weights(gpt2, lambda tensors: tensors.update({"score.weight": torch.zeros(2, 16)}))
     name = (architectures or ["no architectures"])[0]
@@ -69,20 +68,9 @@ def test_loading_runs_no_code_of_checkpoint(gpt2):
     assert len(text) == 1 and not events
 
 
-def test_attention_layers_of_gpt_neo_precede_attention_types(tmp_path):
-    make_case(tmp_path, "gpt_neo-0")
-    edit_json(tmp_path / "config.json", attention_layers=["local", "local"])
-    reference = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()
-    tokens = torch.arange(9)[None]
-    with torch.no_grad():
-        logits = ph.load(tmp_path).model(tokens)
-        torch.testing.assert_close(logits, reference(tokens).logits, rtol=0, atol=1e-4)
-
-
 @pytest.mark.whole
 @pytest.mark.parametrize(("config", "sizes", "newer", "older"), read_rows("older_keys.jsonl"))
 def test_older_keys_have_same_meaning(config, sizes, newer, older, tmp_path):
-    """Keys of published files in place of those of today; the reference reads both."""
     reference, tokens = make(tmp_path, config, **sizes), torch.randint(5, 300, (2, 9))
     expected, path = ph.load(tmp_path).config, tmp_path / "config.json"
     edit_json(path, tuple(newer), **older)

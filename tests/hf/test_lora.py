@@ -5,6 +5,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from tests.hf.conftest import edit_json, make
+from tests.hf.load_helpers import REFUSALS
 from tests.hf.lora_helpers import IDS, LLAMA, assert_logits_equal, merge_lora, random_lora, write_adapter
 
 import polyhead as ph
@@ -41,8 +42,7 @@ def test_scales_of_low_rank_changes(use_rslora, alphas, scales, dtype, tmp_path)
 
 def test_transposed_weights_and_biases_of_gpt2(tmp_path):
     base = tmp_path / "base"
-    model = make(base, "GPT2Config", **GPT2)
-    ranks = {"attn.c_attn": 4, "attn.c_proj": 4, "mlp.c_fc": 4}
+    model, ranks = make(base, "GPT2Config", **GPT2), {"attn.c_attn": 4, "attn.c_proj": 4, "mlp.c_fc": 4}
     tensors = random_lora(model, ranks, is_transposed=True)
     biases = {name: 1 + p.detach() for name, p in model.named_parameters() if name.endswith("c_attn.bias")}
     options = {"fan_in_fan_out": True, "bias": "lora_only"}
@@ -54,23 +54,6 @@ def test_transposed_weights_and_biases_of_gpt2(tmp_path):
     weights = load_file(base / "model.safetensors")
     weights = {name.removeprefix("transformer."): x for name, x in weights.items()}
     save_file(weights, base / "model.safetensors")
-    assert_logits_equal(adapter, model)
-
-
-def test_embedding_lora_and_saved_modules(tmp_path):
-    """An embedding has a change and is saved with it; the head is new."""
-    model = make(tmp_path / "base", "LlamaConfig", tie_word_embeddings=False, **LLAMA)
-    generator = torch.Generator().manual_seed(3)
-    a, b, rows, head = (
-        torch.randn(*shape, generator=generator) for shape in ((4, 300), (32, 4), (300, 32), (300, 32))
-    )
-    name = "model.embed_tokens"
-    tensors = {f"{name}.lora_embedding_A": a * 0.2, f"{name}.lora_embedding_B": b * 0.2}
-    tensors |= {f"{name}.base_layer.weight": rows, "lm_head.weight": head}
-    adapter = write_adapter(tmp_path / "adapter", tmp_path / "base", tensors, modules_to_save=["lm_head"])
-    with torch.no_grad():
-        model.model.embed_tokens.weight.copy_(rows + 2 * (b * 0.2 @ (a * 0.2)).T)
-        model.lm_head.weight.copy_(head)
     assert_logits_equal(adapter, model)
 
 
@@ -87,8 +70,7 @@ def test_conv1d_is_transposed_linear_is_not(tmp_path):
 
 def test_adapter_of_bare_encoder(tmp_path):
     model = make(tmp_path / "base", "BertConfig", auto="AutoModel", pad_token_id=0, **BERT)
-    tensors = random_lora(model, {"query": 4, "value": 4})
-    options = {"task_type": "FEATURE_EXTRACTION"}
+    tensors, options = random_lora(model, {"query": 4, "value": 4}), {"task_type": "FEATURE_EXTRACTION"}
     adapter = write_adapter(tmp_path / "adapter", tmp_path / "base", tensors, **options)
     merge_lora(model, tensors, {"query": 2.0, "value": 2.0})
     with torch.no_grad():
@@ -161,64 +143,18 @@ def load_error(adapter, capsys):
     return line
 
 
-BASE, PARAMETERS = "base_model_name_or_path", "target_parameters"
-
-
 @pytest.mark.whole
-@pytest.mark.parametrize(
-    ("keys", "message"),
-    [
-        ({"peft_type": "IA3"}, "peft_type is 'IA3', expected 'LORA', the only supported value"),
-        ({"use_dora": True}, "use_dora is true, expected false, the only supported value"),
-        ({"init_lora_weights": "pissa"}, "is 'pissa', expected one that does not change the checkpoint"),
-        ({"alpha_pattern": {".*q_proj": 3}}, "expected numbers by module name; patterns are not supported"),
-        ({"alpha_pattern": {"q_proj": "3"}}, "q_proj is '3', expected a number"),
-        ({"layer_replication": [[0, 2]]}, "expected null: repeated layers are not supported"),
-        ({PARAMETERS: ["experts.gate"]}, "expected null: LoRA of parameters outside linear layers, such as"),
-        ({BASE: None}, f"{BASE} is null, expected the base checkpoint, a directory or owner/name"),
-        ({BASE: "/not/there"}, "is '/not/there', expected an existing directory, or owner/name on the hub"),
-        ({BASE: ""}, f"{BASE} is '', expected the base checkpoint"),
-        ({"revision": 3}, "revision is 3, expected the revision of the checkpoint on the hub"),
-        ({"lora_alpha": "many"}, "lora_alpha is 'many', expected a number"),
-        ({"lora_alpha": 10**400}, "a number has 401 digits; the maximum is 300"),
-    ],
-)
+@pytest.mark.parametrize(("keys", "message"), REFUSALS["adapters"])
 def test_unsupported_adapter_config_is_refused(keys, message, llama, tmp_path, capsys):
     adapter, _ = write_lora(llama, tmp_path, **keys)
     assert message in load_error(adapter, capsys)
 
 
-Q_PROJ, NORM = "model.layers.0.self_attn.q_proj", "model.norm"
-
-
-@pytest.mark.parametrize(
-    ("shapes", "message"),
-    [
-        ({f"{Q_PROJ}.lora_A.weight": (4, 32)}, f"lora_A and lora_B of {Q_PROJ} do not match"),
-        (
-            {f"{NORM}.lora_A.weight": (0, 32), f"{NORM}.lora_B.weight": (32, 0)},
-            f"lora_A and lora_B of {NORM} do not match",
-        ),
-        (
-            {"score.lora_A.weight": (4, 32), "score.lora_B.weight": (300, 4)},
-            "changes model.score.weight, which the checkpoint does not have as a separate tensor",
-        ),
-        (
-            {f"{NORM}.lora_A.weight": (4, 32), f"{NORM}.lora_B.weight": (32, 4)},
-            f"changes {NORM}.weight by [32, 32], and it is [32]",
-        ),
-        ({f"{Q_PROJ}.lora_magnitude_vector": (32,)}, "only lora_A and lora_B are supported"),
-        (
-            {"score.weight": (2, 32), f"{NORM}.weight": (32,)},
-            "/adapter has score.weight, which is not in the checkpoint",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("shapes", "message"), REFUSALS["adapter tensors"])
 def test_mismatched_tensors_are_refused(shapes, message, tmp_path, capsys):
     make(tmp_path / "base", "LlamaConfig", tie_word_embeddings=True, **LLAMA)
     tensors = {name: torch.zeros(shape) for name, shape in shapes.items()}
-    adapter = write_adapter(tmp_path / "adapter", tmp_path / "base", tensors)
-    assert message in load_error(adapter, capsys)
+    assert message in load_error(write_adapter(tmp_path / "adapter", tmp_path / "base", tensors), capsys)
 
 
 def test_adapters_as_base_and_pickles_are_refused(llama, tmp_path, capsys):

@@ -8,7 +8,8 @@ from tests.hf.conftest import edit_json
 from tests.hf.families.encoders import make_encoder
 from tests.hf.families.encoders_cases import CLASSES, ROBERTA, SIZES, Case
 from tests.hf.families.laws import round_trip
-from tests.hf.rerankers_helpers import NEWER, NEWEST, OLDEST, PAIRS, reranker
+from tests.hf.load_helpers import REFUSALS
+from tests.hf.rerankers_helpers import NEWER, OLDEST, PAIRS, reranker
 from tests.serve.conftest import serve_run
 
 import polyhead as ph
@@ -16,7 +17,9 @@ from polyhead.cli import main
 from polyhead.core.errors import UserError
 from polyhead.run.run_ensemble import ensemble_runs
 
-IDENTITY, SIGMOID = "torch.nn.modules.linear.Identity", "torch.nn.modules.activation.Sigmoid"
+IDENTITY = "torch.nn.modules.linear.Identity"
+
+
 UNBOUNDED_KEYS = {OLDEST: IDENTITY}
 
 
@@ -29,17 +32,7 @@ def write_pairs(path):
     return str(path)
 
 
-@pytest.mark.parametrize(
-    ("keys", "is_bounded"),
-    [
-        ({}, True),
-        (UNBOUNDED_KEYS, False),
-        ({NEWER: {"activation_fn": IDENTITY, "version": "4.1.0"}}, False),
-        ({NEWER: {"version": "4.1.0"}, OLDEST: None}, True),
-        ({NEWEST: SIGMOID, NEWER: {"activation_fn": IDENTITY}}, True),
-        ({NEWEST: IDENTITY}, False),
-    ],
-)
+@pytest.mark.parametrize(("keys", "is_bounded"), REFUSALS["scores"])
 def test_scores_equal_reference(keys, is_bounded, tmp_path):
     checkpoint = tmp_path / "checkpoint"
     logits = reranker(checkpoint, keys)
@@ -53,8 +46,7 @@ def test_scores_equal_reference(keys, is_bounded, tmp_path):
 
 def test_scores_of_verb_and_service(tmp_path, capsys):
     checkpoint = tmp_path / "checkpoint"
-    logits = reranker(checkpoint, UNBOUNDED_KEYS).tolist()
-    pairs = write_pairs(tmp_path / "pairs.tsv")
+    logits, pairs = reranker(checkpoint, UNBOUNDED_KEYS).tolist(), write_pairs(tmp_path / "pairs.tsv")
     for options in ([], ["--all"]):
         assert main(["classify", str(checkpoint), pairs, *options]) == 0
         scores = [float(line) for line in capsys.readouterr().out.splitlines()]
@@ -70,7 +62,6 @@ def test_scores_of_verb_and_service(tmp_path, capsys):
 
 
 def test_ensemble_averages_scores(tmp_path, capsys):
-    """Unless some are between 0 and 1 and others are not."""
     scores = [reranker(tmp_path / str(seed), {}, seed).sigmoid() for seed in (0, 1)]
     assert not torch.allclose(*scores, atol=1e-2)
     ensemble = ensemble_runs([ph.load(tmp_path / str(seed)) for seed in (0, 1)])
@@ -84,15 +75,7 @@ def test_ensemble_averages_scores(tmp_path, capsys):
         assert re.fullmatch(message + "1: they cannot be averaged\n", capsys.readouterr().err)
 
 
-@pytest.mark.parametrize(
-    ("keys", "message"),
-    [
-        ({OLDEST: "torch.nn.Tanh"}, "is 'torch.nn.Tanh'; supported: Sigmoid and Identity of torch"),
-        ({NEWER: {"activation_fn": 1}}, "the activation of scores is 1"),
-        ({NEWER: IDENTITY}, "sentence_transformers is '.*Identity', expected an object"),
-        ({"problem_type": "multi_label_classification"}, "problem_type is 'multi_.*', expected single_"),
-    ],
-)
+@pytest.mark.parametrize(("keys", "message"), REFUSALS["rerankers"])
 def test_unsupported_activation_is_refused(keys, message, tmp_path):
     reranker(tmp_path, keys)
     with pytest.raises(UserError, match=message):

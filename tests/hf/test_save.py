@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.hf.conftest import TEXTS, VOCABULARY, edit_json, small_tokenizer
+from tests.hf.conftest import TEXTS, VOCABULARY, edit_json, export_run, small_tokenizer
 from tests.hf.save_helpers import BASES, CONFIGS, config, model_config, save_random_run
 from tests.hf.tables import read_table
 from tokenizers.processors import TemplateProcessing
@@ -39,28 +39,23 @@ def test_exported_run_opens_in_reference(family, parts, tmp_path):
     generation = reference.generation_config
     assert (generation.do_sample, generation.temperature, generation.top_p) == (True, 0.8, 0.9)
     assert (generation.eos_token_id, generation.no_repeat_ngram_size) == (2, 4)
+    assert not (tmp_path / "exported" / "modules.json").exists()
 
 
 @pytest.mark.parametrize("separator", ["line", pytest.param("blank", marks=pytest.mark.slow), "file"])
 @pytest.mark.parametrize("template", ["$A </s>", "<s> $A"])
 def test_exported_tokenizer_frames_prompts_as_run(separator, template, tmp_path):
     """Whatever its template was before the training, the exported one is that of the training."""
-    recipe = Recipe.model_validate(
-        {
-            "task": "language-model",
-            "generation": {"temperature": 0},
-            "data": {"train": "a.txt", "valid": "a.txt", "document_separator": separator},
-            "train": {"steps": 1},
-        }
-    )
+    data = {"train": "a.txt", "valid": "a.txt", "document_separator": separator}
+    keys = {"task": "language-model", "data": data, "train": {"steps": 1}}
+    recipe = Recipe.model_validate(keys | {"generation": {"temperature": 0}})
     inner = Inner.from_str(small_tokenizer().tokenizer_json)
     special_tokens = [(token, inner.token_to_id(token)) for token in ("<s>", "</s>")]
     inner.post_processor = TemplateProcessing(
         single=template, pair=f"{template} $B", special_tokens=special_tokens
     )
     run = Run(build(config(), seed=1), Tokenizer(inner), recipe.generation, recipe)
-    run.save(tmp_path / "run")
-    assert main(["export", str(tmp_path / "run"), str(tmp_path / "exported"), "--to", "hf"]) == 0
+    export_run(run, tmp_path)
     generate = pipeline("text-generation", str(tmp_path / "exported"))
     for prompt in ("the king", "a dog barks"):
         output = generate(prompt, max_new_tokens=12, return_full_text=False)[0]["generated_text"]
@@ -82,8 +77,7 @@ def test_masks_filled_as_by_reference_pipeline(kind, tmp_path):
     recipe, tokenizer = recipe_for("masked-lm"), train_tokenizer(TEXTS * 5, Choice(kind), VOCABULARY)
     sizes = {**BASES["gpt2"], **POST_NORM, "kind": "encoder", "n_segments": 1}
     model = build(ModelConfig(vocab_size=tokenizer.vocab_size, **sizes), seed=1)
-    Run(model, tokenizer, recipe.generation, recipe).save(tmp_path / "run")
-    assert main(["export", str(tmp_path / "run"), str(tmp_path / "exported")]) == 0
+    export_run(Run(model, tokenizer, recipe.generation, recipe), tmp_path)
     run, exported_model = ph.load(tmp_path / "run"), ph.load(tmp_path / "exported")
     fill = pipeline("fill-mask", str(tmp_path / "exported"), top_k=12)
     for text in ("the <mask> of the sea", "a dog,<mask> barks"):
@@ -99,8 +93,7 @@ def test_sentinels_take_preceding_space_in_export(kind, tmp_path):
     tokenizer = train_tokenizer(TEXTS * 5, Choice(kind), VOCABULARY, sentinels=2)
     position = {"position": {"name": "learned", "offset": 2}}
     model = build(config(kind="encoder-decoder", **POST_NORM | position), seed=1)
-    Run(model, tokenizer, recipe.generation, recipe).save(tmp_path / "run")
-    assert main(["export", str(tmp_path / "run"), str(tmp_path / "exported")]) == 0
+    export_run(Run(model, tokenizer, recipe.generation, recipe), tmp_path)
     reference = AutoTokenizer.from_pretrained(tmp_path / "exported")
     left, right = tokenizer.encode(["the", " dog" if kind == "bpe" else "dog"])
     for name in ("<mask>", "<extra_id_1>"):
@@ -129,7 +122,6 @@ def test_unsupported_components_are_refused(family, base, changes, message):
     ],
 )
 def test_nearest_family_is_named(changes, message):
-    """Among the families that have such a model at all; the parts of a missing head may be any."""
     with pytest.raises(UserError, match="no published family has these components; the nearest is ") as error:
         pick_family(config(**changes))
     assert message in str(error.value)

@@ -31,8 +31,7 @@ def test_roles_come_from_any_file(gpt2, caplog):
     assert ph.load(gpt2).tokenizer.role_ids == expected
     edit_json(gpt2 / "generation_config.json", eos_token_id=[4, 2])
     run = ph.load(gpt2)
-    assert (run.tokenizer.eos_id, run.generation.stop_tokens) == (2, ("<mask>",))
-    assert not caplog.messages
+    assert (run.tokenizer.eos_id, run.generation.stop_tokens) == (2, ("<mask>",)) and not caplog.messages
 
 
 @pytest.mark.parametrize("pad", [-1, 300])

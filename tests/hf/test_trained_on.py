@@ -28,13 +28,10 @@ def test_training_and_generation_start_with_bos(separator, llama, tmp_path):
     """Losses are those of the reference on <s> and the text, with the end where texts have one."""
     checkpoint, run_dir, exported_dir = (tmp_path / name for name in ("checkpoint", "run", "exported"))
     files = {split: str(tmp_path / f"{split}.txt") for split in ("train", "valid")}
-    recipe = {
-        "task": "language-model",
-        "init_from": str(checkpoint),
-        "data": {**files, "document_separator": separator, "max_len": 64},
-        "out": run_dir,
-        "train": {"steps": 1, "lr": 1e-12, "max_tokens": 128, "schedule": "constant", "precision": "fp32"},
-    }
+    recipe = {"task": "language-model", "init_from": str(checkpoint), "out": run_dir}
+    recipe |= {"data": {**files, "document_separator": separator, "max_len": 64}}
+    train = {"steps": 1, "lr": 1e-12, "max_tokens": 128, "schedule": "constant", "precision": "fp32"}
+    recipe |= {"train": train}
     notes = Notes()
     run, _ = run_training(Recipe.model_validate(recipe), report=notes)
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)

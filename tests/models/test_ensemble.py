@@ -62,8 +62,7 @@ def test_members_may_differ_in_d_embedding():
     sizes = {"kind": "encoder", "vocab_size": 50, "n_heads": 2, "n_layers": 1, "max_len": 32}
     members, tokens = [], torch.randint(50, (3, 7))
     for d_model, d_embedding in ((16, 6), (8, None), (24, 30)):
-        config = ModelConfig(d_model=d_model, d_embedding=d_embedding, **sizes)
-        members.append(build(config, seed=1).eval())
+        members.append(build(ModelConfig(d_model=d_model, d_embedding=d_embedding, **sizes), seed=1).eval())
         members[-1].head.weight.mul_(6)
     ensemble, expected = Ensemble(members), mean_log_probs(members, tokens)
     assert_close(ensemble(tokens), expected)

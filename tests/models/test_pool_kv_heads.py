@@ -1,5 +1,8 @@
+from pathlib import Path
+
 import pytest
 import torch
+import yaml
 from tests.generation.helpers import perturb
 
 from polyhead.config.model import ModelConfig
@@ -50,19 +53,10 @@ def test_new_heads_are_means_of_their_groups(n):
     assert n_pooled == 6 * 4  # six attentions, two weights and two biases each
 
 
-QK_NORM = {"name": "softmax", "qk_norm": True, "bias": False}
-DESIGNS = [
-    ({}, 1),
-    ({"position": "rope", "norm_first": True, "attention": QK_NORM}, 2),
-    ({"position": "rope"} | PER_HEAD_NORM, 3),
-    ({"position": "rope"} | PER_HEAD_NORM, 1),
-    ({"attention": {"name": "softmax", "tie": "kv"}, "norm": "batchnorm"}, 2),
-    ({"kind": "decoder", "position": "none", "attention": "linear"}, 3),
-    ({"kind": "encoder", "position": "t5"}, 2),
-]
+ROWS = yaml.safe_load((Path(__file__).parent / "pool_kv_heads.yaml").read_text())
 
 
-@pytest.mark.parametrize(("design", "n"), DESIGNS, ids=str)
+@pytest.mark.parametrize(("design", "n"), ROWS["designs"], ids=str)
 def test_query_heads_read_the_mean_of_their_group(design, n):
     """Compared with a model of six heads, in which each head of a group has the mean of the group."""
     model = make_model(**design)
@@ -105,29 +99,7 @@ def test_pooling_keeps_dtype_and_random_state():
 NOT_POOLED = "depends on n_kv_heads but is not a key or value projection"
 
 
-@pytest.mark.parametrize(
-    ("design", "n", "message"),
-    [
-        ({}, 4, r"n_kv_heads \(4\) must be less than 6 and divide it: one of 1, 2, 3"),
-        ({}, 6, "one of 1, 2, 3"),
-        ({}, 12, "one of 1, 2, 3"),
-        ({}, 0, "one of 1, 2, 3"),
-        ({"n_kv_heads": 1}, 1, "there is only one"),
-        (
-            {"attention": {"name": "softmax", "tie": "qk"}},
-            2,
-            "attention has tie=qk: queries and keys share one",
-        ),
-        ({"decoder_attention": {"name": "softmax", "tie": "qkv"}}, 2, "decoder_attention has tie=qkv"),
-        (
-            {"attention": {"name": "softmax", "qk_norm": "all_heads"}},
-            2,
-            rf"attn\.k_norm\.weight {NOT_POOLED}",
-        ),
-        ({"block": {"name": "lstm", "attention": False}}, 2, "no key/value heads to convert"),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("design", "n", "message"), ROWS["refused"], ids=str)
 def test_unsupported_designs_are_refused(design, n, message):
     with pytest.raises(UserError, match=message):
         pool_kv_heads(make_model(**design), n)

@@ -21,15 +21,10 @@ def open_task(tmp_path):
     def open_with(task="replaced-token-detection"):
         sizes = {"d_model": 24, "n_layers": 1, "n_heads": 2, "d_ff": 48, "max_len": 32, "norm_first": True}
         data = {"root": tmp_path, "train": "letters.txt", "valid_fraction": 0.1, "max_len": 32}
-        recipe = Recipe.model_validate(
-            {
-                "task": task,
-                "data": data | {"document_separator": "line", "cache_dir": tmp_path / "cache"},
-                "tokenizer": {"kind": "char"},
-                "model": sizes | {"dropout": 0.1, "generator_layers": 1},
-                "train": {"steps": 1, "max_tokens": 256, "seed": 3},
-            }
-        )
+        data |= {"document_separator": "line", "cache_dir": tmp_path / "cache"}
+        keys = {"task": task, "data": data, "model": sizes | {"dropout": 0.1, "generator_layers": 1}}
+        keys |= {"tokenizer": {"kind": "char"}, "train": {"steps": 1, "max_tokens": 256, "seed": 3}}
+        recipe = Recipe.model_validate(keys)
         texts = ReplacedTokenDetectionTask.iter_texts(recipe)
         tokenizer = train_tokenizer(texts, recipe.tokenizer.kind, recipe.tokenizer.vocab_size)
         reporter = SimpleNamespace(info=lambda line: None)

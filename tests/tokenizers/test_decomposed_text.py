@@ -59,14 +59,10 @@ def test_verbs_warn_once(kind, tmp_path, capsys):
 def test_training_suggests_normalization(normalize, tmp_path):
     (tmp_path / "a.txt").write_text(f"{DECOMPOSED_TEXT} und Käse\nBrot\n" * 8)
     files = {"train": ["a.txt"], "valid": ["a.txt"], "root": str(tmp_path)}
-    recipe = {
-        "task": "language-model",
-        "data": {**files, "max_len": 8, "document_separator": "line"},
-        "tokenizer": {"kind": {"name": "bpe", "normalize": normalize}, "vocab_size": 300},
-        "model": {"d_model": 16, "n_heads": 2, "n_layers": 1, "max_len": 8},
-        "train": {"steps": 1, "max_tokens": 16},
-        "out": str(tmp_path / "run"),
-    }
+    recipe = {"task": "language-model", "data": {**files, "max_len": 8, "document_separator": "line"}}
+    recipe |= {"tokenizer": {"kind": {"name": "bpe", "normalize": normalize}, "vocab_size": 300}}
+    recipe |= {"model": {"d_model": 16, "n_heads": 2, "n_layers": 1, "max_len": 8}}
+    recipe |= {"train": {"steps": 1, "max_tokens": 16}, "out": str(tmp_path / "run")}
     notes = Notes()
     run, _ = run_training(Recipe.model_validate(recipe), report=notes)
     warnings = [line for line in notes.lines if "decomposed" in line]

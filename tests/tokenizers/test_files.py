@@ -1,4 +1,5 @@
 import json
+import os
 import shutil
 from unittest.mock import Mock
 
@@ -19,16 +20,6 @@ def test_saved_file_is_parsed_once(tmp_path, monkeypatch):
     monkeypatch.setattr(tokenizers, "Tokenizer", Mock(wraps=tokenizers.Tokenizer, from_str=parser))
     Tokenizer.load(tmp_path, {})
     assert parser.call_count == 1
-
-
-def exceed_size(directory):
-    with (directory / "tokenizer.json").open("r+b") as file:
-        file.truncate(_MAX_FILE_SIZE + 1)
-
-
-def truncate_rules(directory):
-    path = directory / "tokenizer.json"
-    path.write_text(path.read_text()[:1000])
 
 
 def write(name, content):
@@ -53,10 +44,10 @@ RULES, CONFIG = "tokenizer.json", "tokenizer_config.json"
         (lambda directory: (directory / RULES).unlink(), "no tokenizer.json"),
         (shutil.rmtree, "no tokenizer.json"),
         (lambda directory: (directory / CONFIG).unlink(), "no tokenizer_config.json"),
-        (truncate_rules, "tokenizer.json is not valid JSON"),
+        (lambda directory: os.truncate(directory / RULES, 1000), "tokenizer.json is not valid JSON"),
         (write(RULES, "[]"), "tokenizer.json cannot be read"),
         (write(RULES, b"\xff\xfe\x00"), "not UTF-8"),
-        (exceed_size, "the maximum for"),
+        (lambda directory: os.truncate(directory / RULES, _MAX_FILE_SIZE + 1), "the maximum for"),
         (write(CONFIG, "{"), "not valid JSON"),
         (write(CONFIG, "[" * 100_000), "nested too deeply"),
         (write(CONFIG, "[]"), "must be a JSON object"),

@@ -1,26 +1,15 @@
 import unicodedata
 
 import pytest
+from tests.tokenizers.conftest import SCRIPTS
 
 from polyhead.tokenizers import graphemes
 
-WORDS = {
-    "The dog's, e\u0301té!": ["The", "dog", "'", "s", ",", "e\u0301té", "!"],
-    "हिन्दी में कुत्ते।": ["हिन्दी", "में", "कुत्ते", "।"],
-    "தமிழ் நாய்கள்": ["தமிழ்", "நாய்கள்"],
-    "বাংলা কুকুর": ["বাংলা", "কুকুর"],
-    "می\u200cروم": ["می\u200cروم"],
-    "น้ำใจ 20": ["น้ำ", "ใ", "จ", "20"],
-    "ຂ້ອຍມັກ": ["ຂ້", "ອ", "ຍ", "ມັ", "ກ"],
-    "ខ្ញុំមាន": ["ខ្ញុំ", "មា", "ន"],
-    "မြန်မာ": ["မြ", "န်", "မာ"],
-    "我爱ABC狗カー": ["我", "爱", "ABC", "狗", "カ", "ー"],
-}
+WORDS = SCRIPTS["words"]
 
 
 @pytest.mark.parametrize("text", WORDS)
 def test_words_and_graphemes_of_scripts(text):
-    """No grapheme begins with a mark."""
     assert graphemes.split_words(text) == WORDS[text]
     clusters = graphemes.split_graphemes(text)
     assert "".join(clusters) == text

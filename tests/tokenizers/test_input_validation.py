@@ -7,19 +7,12 @@ from tests.run.run_helpers import make_run
 from polyhead.core.errors import UserError
 
 TEXTS = ["ein hund bellt .", "a dog barks .", "zwei hunde bellen .", "two dogs bark ."]
-CONFIGS = {
-    "translator": {},
-    "decoder": {"kind": "decoder"},
-    "encoder": {"kind": "encoder"},
-    "classifier": {"kind": "encoder", "labels": ("n", "y")},
-}
+CONFIGS = {"translator": {}, "decoder": {"kind": "decoder"}, "encoder": {"kind": "encoder"}}
+CONFIGS |= {"classifier": {"kind": "encoder", "labels": ("n", "y")}}
 # verbs by the number of lists of texts that they take
-VERBS = {
-    "translator": {"translate": 1, "hypotheses": 1, "score": 2, "perplexity": 2, "evaluate": 2},
-    "decoder": dict.fromkeys(("generate", "stream", "hypotheses", "score", "perplexity", "embed"), 1),
-    "encoder": {"embed": 1, "fill_mask": 1},
-    "classifier": {"classify": 1},
-}
+VERBS = {"translator": {"translate": 1, "hypotheses": 1, "score": 2, "perplexity": 2, "evaluate": 2}}
+VERBS |= {"decoder": dict.fromkeys(("generate", "stream", "hypotheses", "score", "perplexity", "embed"), 1)}
+VERBS |= {"encoder": {"embed": 1, "fill_mask": 1}, "classifier": {"classify": 1}}
 ONE_LIST = [(kind, verb) for kind, verbs in VERBS.items() for verb, n in verbs.items() if n == 1]
 
 

@@ -1,4 +1,5 @@
 from babel.core import get_global
+from tests.tokenizers.conftest import SCRIPTS
 from transformers.models.nllb.tokenization_nllb import FAIRSEQ_LANGUAGE_CODES
 
 from polyhead.tokenizers.language_codes import (
@@ -11,12 +12,7 @@ from polyhead.tokenizers.language_codes import (
 )
 from polyhead.tokenizers.scripts import script_of_letter
 
-LETTERS = """
-Latin a Han 一 Hangul 가 Cyrillic д Arabic ب Greek α Hebrew א Devanagari क Bengali ক Thai ก Tamil க Telugu క
-Armenian ա Georgian ა Khmer ក Lao ກ Myanmar က Tibetan ཀ Kannada ಕ Malayalam ക Gujarati ક Gurmukhi ਕ Oriya କ
-Sinhala ක Ethiopic ሀ Thaana ހ Meetei ꯀ Ol ᱚ Tifinagh ⴰ Mongolian ᠠ Yi ꀀ Javanese ꦏ Balinese ᬓ Tai ᨠ
-"""
-SCRIPT_LETTERS = dict(zip(LETTERS.split()[::2], LETTERS.split()[1::2], strict=True))
+CODES, SCRIPT_LETTERS = SCRIPTS["codes"], SCRIPTS["letters"]
 
 
 def test_scripts_and_alternative_codes_equal_cldr():
@@ -50,20 +46,6 @@ def test_flores_codes_have_script_of_their_tag():
         if len(scripts) > 1:
             wrong.append(code)
     assert not wrong
-
-
-CODES = {
-    "Latin": "zh_Latn en_XX >>de<< EN deu_Latn",
-    "Han": "zh-CN zho_Hans zho cmn cmn-Hant-TW yue chi >>cmn_Hans<<",
-    "Cyrillic": "__ru__ sr-Cyrl",
-    "Japanese": "jpn",
-    "Thai": "tha",
-    "Lao": "lao",
-    "Khmer": "khm",
-    "Myanmar": "mya bur",
-    "Tibetan": "bod",
-    "": "xx sr Chinese",
-}
 
 
 def test_codes_in_all_spellings():

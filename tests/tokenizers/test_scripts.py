@@ -1,10 +1,9 @@
-import json
 import re
 import unicodedata
-from pathlib import Path
 
 import pytest
 import regex
+from tests.tokenizers.conftest import SCRIPTS
 
 from polyhead.tokenizers.scripts import find_unspaced_script, script_of_letter, script_of_text
 
@@ -28,6 +27,4 @@ def test_scripts_of_letters_equal_unicode(script):
     ("kind", "find"), [("most_words", script_of_text), ("unspaced", find_unspaced_script)]
 )
 def test_script_of_text(kind, find):
-    """Of most words, where names are the same in every language; or the one without spaces."""
-    scripts = json.loads((Path(__file__).parent / "scripts.json").read_text(encoding="utf-8"))[kind]
-    assert {text: find([text]) for text in scripts} == scripts
+    assert {text: find([text]) for text in SCRIPTS[kind]} == SCRIPTS[kind]

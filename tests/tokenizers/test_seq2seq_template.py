@@ -9,7 +9,6 @@ from polyhead.tokenizers.languages import with_languages
 
 
 def test_targets_have_their_own_tokenizer(marian, tmp_path):
-    """In stored pairs, forced prefixes and attention maps."""
     run, targets = ph.load(marian[0]), read_lines("guide.zh-CN.md", 3)
     source_tokenizer, target_tokenizer = run.tokenizer, run.tokenizer.target_tokenizer
     expected, files = target_tokenizer.encode(targets), [tmp_path / "a.en", tmp_path / "a.zh"]

@@ -30,7 +30,6 @@ class Terminal(io.TextIOWrapper):
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Untrained models of bytes, which generate any of them, and a classifier with hostile labels."""
     tokenizer, directory = train_tokenizer(["a dog"], Choice("byte"), 300), tmp_path_factory.mktemp("runs")
     sizes = {"vocab_size": tokenizer.vocab_size, "d_model": 16, "n_heads": 2, "n_layers": 1, "max_len": 256}
     settings = GenerationConfig(chat=Choice("plain"), max_new_tokens=60, max_length_ratio=4.0)

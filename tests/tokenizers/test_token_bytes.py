@@ -19,7 +19,6 @@ def plain(kind):
 
 
 def with_added_tokens(kind):
-    """Special tokens, and words of characters that stand for no byte, or for other bytes."""
     inner = tokenizers.Tokenizer.from_str(plain(kind).tokenizer_json)
     inner.add_tokens(["你们好", "Ġé", "two words", "dog\x00"])
     inner.add_special_tokens([AddedToken("<tool>", special=True)])

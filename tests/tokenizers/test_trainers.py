@@ -68,14 +68,8 @@ def test_too_small_vocab_size_is_refused(kind, size, texts):
         train_tokenizer(["a"], Choice(kind, normalize="nfd"), 300)
 
 
-SENTENCES = [
-    "ຂ້ອຍມັກໝາຂອງຂ້ອຍຫຼາຍ",
-    "ខ្ញុំស្រឡាញ់ឆ្កែរបស់ខ្ញុំ",
-    "ငါ့ခွေးလေးကိုငါချစ်တယ်",
-    "ང་ཚོའི་ཁྱི་ནི་ཆུང་ངུ་ཡིན",
-    "ฉันรักสุนัขของฉัน",
-    "a" * 30,
-]
+SENTENCES = ["ຂ້ອຍມັກໝາຂອງຂ້ອຍຫຼາຍ", "ខ្ញុំស្រឡាញ់ឆ្កែរបស់ខ្ញុំ", "ငါ့ခွေးလေးကိုငါချစ်တယ်"]
+SENTENCES += ["ང་ཚོའི་ཁྱི་ནི་ཆུང་ངུ་ཡིན", "ฉันรักสุนัขของฉัน", "a" * 30]
 
 
 @pytest.mark.parametrize("kind", KINDS)

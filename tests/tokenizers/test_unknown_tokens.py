@@ -42,13 +42,9 @@ def test_kinds_with_unknown_tokens(kind):
     assert (count_unknown(TEXTS, tokenizer).unknown > 0) == (tokenizer.unknown_id is not None)
 
 
-DATA = {
-    "translation": {"train": ["a.src", "a.tgt"]},
-    "language-model": {"train": ["a.src"]},
-    "masked-lm": {"train": ["a.src"], "document_separator": "line"},
-    "classification": {"train": ["a.tsv"], "text": "text"},
-    "chat": {"train": ["a.jsonl"]},
-}
+DATA = {"translation": {"train": ["a.src", "a.tgt"]}, "language-model": {"train": ["a.src"]}}
+DATA |= {"masked-lm": {"train": ["a.src"], "document_separator": "line"}}
+DATA |= {"classification": {"train": ["a.tsv"], "text": "text"}, "chat": {"train": ["a.jsonl"]}}
 
 
 @pytest.fixture
@@ -66,16 +62,10 @@ def workdir(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("task", DATA)
 def test_training_notes_share_of_unknown_tokens(task, workdir):
-    recipe = Recipe.model_validate(
-        {
-            "task": task,
-            "data": {**DATA[task], "valid": DATA[task]["train"], "max_len": 64, "root": str(workdir)},
-            "model": {"d_model": 16, "n_heads": 2, "n_layers": 1, "max_len": 64},
-            "generation": {"chat": "plain"} if task == "chat" else {},
-            "train": {"steps": 1},
-            "out": str(workdir / "run"),
-        }
-    )
+    data = {**DATA[task], "valid": DATA[task]["train"], "max_len": 64, "root": str(workdir)}
+    keys = {"task": task, "data": data, "train": {"steps": 1}, "out": str(workdir / "run")}
+    keys |= {"model": {"d_model": 16, "n_heads": 2, "n_layers": 1, "max_len": 64}}
+    recipe = Recipe.model_validate(keys | ({"generation": {"chat": "plain"}} if task == "chat" else {}))
     notes, implementation = Notes(), TASK.get(task)
     tokenizer = train_tokenizer(["User: Assistant: abcxy 狗\n"], Choice("char"), 50)
     counts = implementation.open(recipe, tokenizer, notes).train.count_unknown(tokenizer)

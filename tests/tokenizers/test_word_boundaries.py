@@ -3,6 +3,7 @@ import unicodedata
 
 import numpy as np
 import pytest
+from tests.tokenizers.conftest import SCRIPTS
 
 import tokenizers
 from polyhead.core.choice import Choice
@@ -12,11 +13,8 @@ from polyhead.tokenizers.train_tokenizer import train_tokenizer
 from polyhead.tokenizers.word_boundaries import find_word_boundaries
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
-SENTENCES = [
-    "A man in a red shirt walks (the dog). It's 3 o'clock,  almost!",
-    "Two “naïve” dogs\nrun\n\nfar",
-    "So 他说：“你好，世界！”Two dogs 狗",
-]
+SENTENCES = ["A man in a red shirt walks (the dog). It's 3 o'clock,  almost!"]
+SENTENCES += ["Two “naïve” dogs\nrun\n\nfar", "So 他说：“你好，世界！”Two dogs 狗"]
 
 
 def is_word(char):
@@ -47,13 +45,7 @@ def test_word_starts_follow_characters(kind, text, get_tokenizer):
         previous_end = end
 
 
-WORDS = {
-    "น้ำใจ dog": ["น้ำ", "ใ", "จ", " dog"],
-    "ຂ້ອຍມັກໝາ": ["ຂ້", "ອ", "ຍ", "ມັ", "ກ", "ໝ", "າ"],
-    "ខ្ញុំមាន": ["ខ្ញុំ", "មា", "ន"],
-    "မြန်မာ": ["မြ", "န်", "မာ"],
-    "हिन्दी में e\u0301té ❤\ufe0f!": ["हिन्दी", " में", " e\u0301té", " ", "❤\ufe0f", "!"],
-}
+WORDS = SCRIPTS["tokens of words"]
 
 
 @pytest.mark.parametrize("kind", ["bpe", "byte", "char", "wordpiece"])

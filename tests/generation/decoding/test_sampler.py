@@ -10,7 +10,6 @@ from polyhead.generation.generate import generate
 
 
 def test_rows_with_different_settings_share_an_engine(model):
-    """Greedy and sampled, several of a prompt; the cache is small, so that some are preempted."""
     engine = Engine(model, max_len=64, cache=Choice("paged", block_size=4, max_blocks=40), prefill_chunk=3)
     requests = []
     for seed, penalties in enumerate([*PENALTIES.values(), {}] * 2):

@@ -4,6 +4,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from tests.generation.helpers import REFUSALS
 from tests.generation.penalties_helpers import PENALTIES, V, penalise
 
 from polyhead.core.errors import UserError
@@ -20,7 +21,6 @@ INF = float("inf")
 
 
 def random_logits(seed, n=40, v=13):
-    """Random logits; half of the rows have many ties."""
     torch.manual_seed(seed)
     x = 2 * torch.randn(n, v)
     x[::2] = x[::2].round()
@@ -39,8 +39,7 @@ def test_repetition_penalty_and_min_new_tokens(temperature):
     assert out.tolist() == [[1.0, -4.0, 0.0, 4.0], [1.0, 2.0, 3.0, -4.0]]
     assert logits[0, 0] == 2.0  # the input is unchanged
     logits, output_ids = torch.zeros(4, 5), [[], [3], [3, 3], [3, 3, 3]]
-    sampling = Sampling(temperature=temperature, min_new_tokens=2)
-    out = sampling.apply(logits, [[3]] * 4, (1, 4), output_ids)
+    out = Sampling(temperature=temperature, min_new_tokens=2).apply(logits, [[3]] * 4, (1, 4), output_ids)
     assert allowed_ids(out) == [[0, 2, 3], [0, 2, 3], [0, 1, 2, 3, 4], [0, 1, 2, 3, 4]]
     half = torch.tensor([[10.0, 9.9375]], dtype=torch.bfloat16)
     (row,) = Sampling(temperature=0.0, frequency_penalty=0.01).apply(half, [], (0,), [[0] * 7]).tolist()
@@ -48,7 +47,6 @@ def test_repetition_penalty_and_min_new_tokens(temperature):
 
 
 def truncate_by_sorting(row, t, k, p, min_p):
-    """The allowed tokens of one row, by sorting all of them and adding up exactly."""
     order = sorted(range(len(row)), key=lambda i: -row[i])  # of ties the first
     weights = [math.exp((row[i] - row[order[0]]) / t) for i in order]
     if k:
@@ -86,7 +84,6 @@ SHARES = [*({"top_k": k} for k in (1, 2, 5, 13, 99)), *({"top_p": p} for p in (1
     ids=str,
 )
 def test_truncation_equals_a_full_sort(options, spread):
-    """Also of a vocabulary smaller than the candidates."""
     logits, s = random_logits(0) if spread is None else candidate_logits(spread), Sampling(**options)
     out = s.apply(logits, [])
     expected = [truncate_by_sorting(row, s.temperature, s.top_k, s.top_p, s.min_p) for row in logits.tolist()]
@@ -119,33 +116,7 @@ def test_steps_equal_hugging_face_and_none_keeps_logits():
     assert not torch.equal(penalised_logits, logits)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"temperature": -0.1}, "temperature is -0.1, expected 0"),
-        ({"temperature": INF}, "temperature is inf"),
-        ({"temperature": math.nan}, "temperature is nan"),
-        ({"repetition_penalty": math.nan}, "repetition_penalty is nan"),
-        ({"repetition_penalty": INF}, "repetition_penalty is inf"),
-        ({"repetition_penalty": 0.0}, "repetition_penalty is 0.0, expected more than 0; 1 disables it"),
-        ({"top_k": -1}, "top_k is -1"),
-        ({"top_p": 0.0}, "top_p is 0.0, expected a probability above 0"),
-        ({"top_p": 1.1}, "top_p is 1.1"),
-        ({"min_p": 1.1}, "min_p is 1.1"),
-        ({"no_repeat_ngram_size": -1}, "no_repeat_ngram_size is -1, expected 1 or more, or 0 for none"),
-        (
-            {"frequency_penalty": 2.5},
-            "frequency_penalty is 2.5, expected a number from -2 to 2; 0 disables it",
-        ),
-        ({"frequency_penalty": -2.5}, "frequency_penalty is -2.5"),
-        ({"frequency_penalty": math.nan}, "frequency_penalty is nan"),
-        (
-            {"presence_penalty": -2.5},
-            "presence_penalty is -2.5, expected a number from -2 to 2; 0 disables it",
-        ),
-        ({"presence_penalty": INF}, "presence_penalty is inf"),
-    ],
-)
+@pytest.mark.parametrize(("options", "message"), REFUSALS["sampling"])
 def test_invalid_settings_are_refused(options, message):
     with pytest.raises(UserError, match=message):
         Sampling(**options)
@@ -155,7 +126,6 @@ def test_invalid_settings_are_refused(options, message):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("temperature", [0.0, 5e-324, 1e-38, 1e-6, 1e-5, 1.0, 1e3, 1e30])
 def test_extreme_temperatures_give_finite_logits(temperature, dtype):
-    """A tiny temperature gives the most likely token."""
     logits = (1e3 * random_logits(5)).to(dtype)
     for options in ({}, {"top_k": 5}, {"top_p": 0.9}, {"min_p": 0.1}, {"repetition_penalty": 2.0}):
         sampling = Sampling(temperature, **options)

@@ -17,12 +17,8 @@ from polyhead.nn.cache import CacheShape
 from polyhead.nn.kv import KV
 
 EOS, BOS, V, MAX_LEN = 2, 1, 23, 40
-HYBRID_LAYERS = [
-    {"attention": "linear"},
-    {},
-    {"block": "gru"},
-    {"attention": {"name": "softmax", "window": 5}},
-]
+HYBRID_LAYERS = [{"attention": "linear"}, {}, {"block": "gru"}]
+HYBRID_LAYERS += [{"attention": {"name": "softmax", "window": 5}}]
 DESIGNS = {
     "rope": {"position": "rope", "norm": "rmsnorm", "norm_first": True, "n_kv_heads": 2},
     "learned": {"position": "learned", "norm_first": True},

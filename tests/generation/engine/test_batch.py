@@ -18,19 +18,14 @@ from polyhead.core.choice import Choice
 from polyhead.generation.decoding.sampling import Sampling
 from polyhead.generation.engine.engine import Engine
 
-LOSSY_CACHES = [
-    Choice("h2o", budget=48),
-    Choice("subgen", budget=48),
-    Choice("subgen", budget=48, values="sampled"),
-    Choice("quantized", bits=4, group=4),
-]
+LOSSY_CACHES = [Choice("h2o", budget=48), Choice("subgen", budget=48)]
+LOSSY_CACHES += [Choice("subgen", budget=48, values="sampled"), Choice("quantized", bits=4, group=4)]
 
 
 def test_sources_of_finished_requests_are_dropped():
     model = make("encoder-decoder")
     engine = Engine(model, max_len=MAX_LEN)
-    long = sample(engine, [BOS], 2, source=[5] * 30)
-    short = sample(engine, [BOS], 9, source=[5] * 3)
+    long, short = sample(engine, [BOS], 2, source=[5] * 30), sample(engine, [BOS], 9, source=[5] * 3)
     long.result()
     sample(engine, [BOS], 2, source=[6] * 4)
     engine.step()
@@ -40,14 +35,12 @@ def test_sources_of_finished_requests_are_dropped():
 
 @torch.no_grad()
 def first_log_probs(model, prompt, source=None):
-    """Log-probabilities (V,) of the first new token, without a cache."""
     inputs = [torch.tensor([ids]) for ids in (source, prompt) if ids is not None]
     return model(*inputs)[0, -1].log_softmax(-1)
 
 
 @pytest.mark.parametrize("cache", LOSSY_CACHES, ids=str)
 def test_first_token_equals_that_of_the_full_cache(cache):
-    """Each of 6 prompts fits a chunk, and they come together."""
     model, rng = make(max_len=256), np.random.default_rng(0)
     prompts = [rng.integers(3, V, rng.integers(50, 120)).tolist() for _ in range(6)]
     engine = Engine(model, max_len=256, cache=cache, prefill_chunk=200)
@@ -60,7 +53,6 @@ def test_first_token_equals_that_of_the_full_cache(cache):
 @pytest.mark.parametrize("cache", [PAGED_CACHE, Choice("h2o", budget=5, recent=2, sink=1)], ids=str)
 @pytest.mark.parametrize("kind", ["decoder", "encoder-decoder"])
 def test_samples_and_beams_start_after_the_full_prompt(kind, cache, length):
-    """Several outputs of one prompt, beside a longer one; in an encoder-decoder after a prefix."""
     model, rng = make(kind), np.random.default_rng(length)
     prompt, long = rng.integers(3, V, length).tolist(), rng.integers(3, V, 14).tolist()
     source = None if kind == "decoder" else [5, 6, 7, EOS]
@@ -80,7 +72,6 @@ def test_samples_and_beams_start_after_the_full_prompt(kind, cache, length):
 
 @pytest.fixture
 def counting_model(monkeypatch):
-    """A model and the numbers of tokens that each forward pass reads."""
     model, counts = make(), []
     decode_features = model.decode_features
 

@@ -44,10 +44,8 @@ def test_admitted_requests_finish_within_max_blocks(model, deterministic):
         rng = np.random.default_rng(seed)
         block, max_len, blocks = int(rng.integers(1, 5)), int(rng.integers(1, 12)), int(rng.integers(3, 12))
         cache = Choice("paged", block_size=block, max_blocks=blocks)
-        options = {
-            "prefill_chunk": int(rng.integers(1, 20)),
-            "refill_threshold": float(rng.choice([0, 0.5, 1])),
-        }
+        options = {"prefill_chunk": int(rng.integers(1, 20))}
+        options |= {"refill_threshold": float(rng.choice([0, 0.5, 1]))}
         engine = Engine(model(), max_len=max_len, cache=cache, deterministic=deterministic, **options)
         source, requests = [1] if model is SilentTranslator else None, []
         for _ in range(12):
@@ -68,17 +66,11 @@ def test_admitted_requests_finish_within_max_blocks(model, deterministic):
     assert (preemptions == 0) == deterministic
 
 
-STRATEGIES = [
-    SamplingStrategy(GREEDY, EOS),
-    SamplingStrategy(WARM, -1),
-    BeamSearchStrategy(2, EOS, n_best=2),
-    BeamSearchStrategy(3, EOS, n_best=3),
-]
+STRATEGIES = [SamplingStrategy(GREEDY, EOS), SamplingStrategy(WARM, -1)]
+STRATEGIES += [BeamSearchStrategy(2, EOS, n_best=2), BeamSearchStrategy(3, EOS, n_best=3)]
 
 
 class AnyRequest:
-    """A random request of any kind."""
-
     def __init__(self, rng, kind, max_len):
         self.prompt = rng.integers(3, V, rng.integers(1, max_len + 1)).tolist()
         self.source = rng.integers(3, V, rng.integers(1, 9)).tolist() if kind != "decoder" else None
@@ -134,7 +126,6 @@ def test_random_requests_in_random_engines_equal_single_requests(seed):
 
 
 def phases(engine, request):
-    """Step until a request has ended; its phase before every step."""
     while request.finish_status is None:
         member = next((member for member in engine.running_members if member.request is request), None)
         if member is None:
@@ -215,10 +206,8 @@ def test_failing_encoder_ends_only_its_request(monkeypatch):
             second = sample(engine, [BOS], 20, source=[5])
             step_until_idle(engine)
         failed_request, done_request = (first, second) if failing_call % 2 else (second, first)
-        assert (failed_request.finish_status.reason, done_request.finish_status.reason) == (
-            "error",
-            "done",
-        ), failing_call
+        reasons = [request.finish_status.reason for request in (failed_request, done_request)]
+        assert reasons == ["error", "done"], failing_call
         assert isinstance(failed_request.finish_status.error, ZeroDivisionError)
         for request, limit in ((done_request, 20), (sample(engine, [BOS], 5, source=[5]), 5)):
             source = request.source

@@ -54,10 +54,8 @@ def test_closing_results_or_an_error_ends_threads(two_threads, monkeypatch):
 
 
 def start_workers(n, **options):
-    model, strategy = (
-        pack_model(make_model()),
-        BeamSearchStrategy(1, 2, early_stopping=True, min_new_tokens=9),
-    )
+    model = pack_model(make_model())
+    strategy = BeamSearchStrategy(1, 2, early_stopping=True, min_new_tokens=9)
     workers = module.Workers(lambda: Engine(model, max_len=40, **options), 2)
     for i in range(n):
         workers.add(i, lambda engine: engine.submit([5], BeamState(strategy, BeamRequest(9))))

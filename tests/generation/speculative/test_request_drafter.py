@@ -19,8 +19,6 @@ SETTINGS = [
 
 
 class Oracle:
-    """Drafts the right tokens, and from the ``wrong_from``-th on wrong ones."""
-
     def __init__(self, outputs, wrong_from):
         self.outputs, self.wrong_from, self.num_proposals = outputs, wrong_from, 0
 

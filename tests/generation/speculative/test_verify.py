@@ -33,7 +33,6 @@ def small():
 
 @pytest.fixture(scope="module")
 def flat():
-    """Two models of flat distributions."""
     return make(1, 0.4), make(2, 0.4, n_layers=1)
 
 
@@ -53,7 +52,6 @@ DESIGNS["parallel conv ffn"] = {"feed_forward": "swiglu", "norm": "rmsnorm", "no
 @pytest.mark.parametrize("design", DESIGNS)
 @pytest.mark.parametrize("cache", REWINDING)
 def test_greedy_tokens_equal_decoding_without_cache(cache, design):
-    """Drafts that are good, bad, and from the text itself."""
     model, other = make(3, **DESIGNS[design]), make(4, n_layers=1)
     expected = [decode_plain(model, prompt, 14) for prompt in PROMPTS]
     for proposer in (LOOKUP, draft_model(other), draft_model(model, 4)):
@@ -80,8 +78,6 @@ def test_penalties_count_new_tokens_and_rows_stop(model, small):
 
 
 class Script:
-    """Fixed numbers in place of a random generator."""
-
     def __init__(self, numbers):
         self.numbers = list(numbers)
 
@@ -107,8 +103,7 @@ def test_accepted_and_resampled_tokens_add_up_to_p(seed):
     p, q = (np.where(np.arange(6) == k, 0, side) / (1 - side[k]) for k, side in zeros)
     grid, total = (np.arange(N) + 0.5) / N, np.zeros(6)
     for x in np.flatnonzero(q):
-        tokens = verify_token(p, q, int(x), [(u, 0.5) for u in grid])
-        acceptance = np.mean([token == x for token in tokens])
+        acceptance = np.mean([token == x for token in verify_token(p, q, int(x), [(u, 0.5) for u in grid])])
         assert acceptance == pytest.approx(min(1, p[x] / q[x]), abs=1 / N)
         total[x] += q[x] * acceptance
         if acceptance < 1:
@@ -124,7 +119,6 @@ def test_accepted_and_resampled_tokens_add_up_to_p(seed):
 
 @torch.no_grad()
 def exact(model, prompt, sampling, length):
-    """The probability of every continuation of ``length`` tokens, or that ends before."""
     complete, partial = {}, {(): 1.0}
     for step in range(length):
         longer = {}
@@ -165,7 +159,6 @@ CASES = [("draft", "plain"), ("far draft", "all steps"), ("lookup", "no repeats"
 
 @pytest.mark.parametrize(("kind", "sampling"), CASES)
 def test_samples_follow_the_distribution_of_the_model(flat, kind, sampling):
-    """Three tokens, of which two are drafted, against all exact probabilities."""
     N, prompt, sampling, (model, small) = 1500, [5, 6, 5, 6, 5], SAMPLINGS[sampling], flat
     proposer = {
         "draft": draft_model(small, 2),
@@ -189,8 +182,7 @@ def test_text_ends_where_every_token_would_repeat(flat, kind, settings):
     sampling = Sampling(**settings, no_repeat_ngram_size=1)
     rows, events = speculate(model, [[EOS, 5, 6]], proposer, sampling=sampling, n=3, max_new_tokens=30)
     assert [sorted(tokens) for tokens in rows] == 3 * [sorted(set(range(V)) - {5, 6})]
-    assert [tokens[-1] for tokens in rows] == 3 * [EOS]
-    assert sum(event.is_last for event in events) == 3
+    assert [tokens[-1] for tokens in rows] == 3 * [EOS] and sum(event.is_last for event in events) == 3
 
 
 def test_rows_are_independent_and_acceptance_is_the_overlap(flat):
@@ -208,8 +200,7 @@ def test_rows_are_independent_and_acceptance_is_the_overlap(flat):
         p, q = (m(torch.tensor([prompt]))[0, -1].double().softmax(-1) for m in (model, small))
     beta = float(torch.minimum(p, q).sum())
     rate = sum(rows[row][0] == draft[0] for row, draft in watcher.guesses[:N]) / N
-    assert 0.1 < beta < 0.9
-    assert rate == pytest.approx(beta, abs=4 * math.sqrt(beta * (1 - beta) / N))
+    assert 0.1 < beta < 0.9 and rate == pytest.approx(beta, abs=4 * math.sqrt(beta * (1 - beta) / N))
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling(), WARM, PENALTIES])

@@ -41,8 +41,6 @@ class Counting:
 
 
 class Watching:
-    """A proposer whose drafts are recorded as (row, tokens)."""
-
     def __init__(self, proposer):
         self.proposer, self.guesses = proposer, []
 

@@ -82,9 +82,8 @@ class CausalFamily(laws.FamilyLaws):
                 expected = reference(tokens, attention_mask=mask.long(), position_ids=pos.clamp(min=0)).logits
                 torch.testing.assert_close(logits[mask], expected[mask], rtol=1e-5, atol=1e-5)
                 for row in range(3):
-                    unpadded_output = model(tokens[row][mask[row]][None])
                     torch.testing.assert_close(
-                        logits[row][mask[row]], unpadded_output[0], rtol=1e-5, atol=1e-5
+                        logits[row][mask[row]], model(tokens[row][mask[row]][None])[0], rtol=1e-5, atol=1e-5
                     )
 
     @laws.over(second_rows, lambda row: row.id in STEPPING)
@@ -110,16 +109,11 @@ class CausalFamily(laws.FamilyLaws):
         for ngram in (0, 2):
             outputs = run.generate(prompts, max_new_tokens=12, no_repeat_ngram_size=ngram)
             for prompt, output in zip(prompts, outputs, strict=True):
-                expected = reference.generate(
-                    torch.tensor(run.tokenizer.encode([prompt])),
-                    max_new_tokens=12,
-                    do_sample=False,
-                    pad_token_id=0,
-                    no_repeat_ngram_size=ngram,
-                )
+                options = {"max_new_tokens": 12, "pad_token_id": 0, "no_repeat_ngram_size": ngram}
+                ids = torch.tensor(run.tokenizer.encode([prompt]))
+                expected = reference.generate(ids, do_sample=False, **options)
                 # the text of a run ends with a complete character
-                text = run.tokenizer.decode([expected[0].tolist()])[0].rstrip("\ufffd")
-                assert prompt + output == text
+                assert prompt + output == run.tokenizer.decode([expected[0].tolist()])[0].rstrip("\ufffd")
 
     @pytest.mark.parametrize("beams", [3, 5])
     @laws.over(second_rows, lambda row: row.id in GENERATING)
@@ -128,8 +122,7 @@ class CausalFamily(laws.FamilyLaws):
         probable after the first prompt.
         """
         reference, run = make(tmp_path, case.config, seed=2, **case.sizes), ph.load(tmp_path)
-        prompts = run.tokenizer.encode(["the king of the sea", "a dog", "two dogs bark"])
-        lengths = set()
+        prompts, lengths = run.tokenizer.encode(["the king of the sea", "a dog", "two dogs bark"]), set()
         with torch.no_grad():
             end = int(reference(torch.tensor(prompts[:1])).logits[0, -1].argmax())
         for penalty, ngram in ((1.0, 0), (-0.5, 0), (1.0, 2)):
@@ -139,17 +132,9 @@ class CausalFamily(laws.FamilyLaws):
             )
             continuations = beam_continuations(run.model, prompts, config, eos_id=end, max_len=32)
             for prompt, hypotheses in zip(prompts, restore_order(continuations, len(prompts)), strict=True):
-                expected = reference.generate(
-                    torch.tensor([prompt]),
-                    **options,
-                    do_sample=False,
-                    num_beams=beams,
-                    num_return_sequences=beams,
-                    eos_token_id=end,
-                    pad_token_id=0,
-                    return_dict_in_generate=True,
-                    output_scores=True,
-                )
+                search = {"num_beams": beams, "num_return_sequences": beams, "eos_token_id": end}
+                search |= {"pad_token_id": 0} | laws.SCORE_OPTIONS
+                expected = reference.generate(torch.tensor([prompt]), **options, **search)
                 texts = [row[len(prompt) :] for row in expected.sequences.tolist()]
                 texts = [row[: row.index(end)] if end in row else row for row in texts]
                 assert [h.tokens for h in hypotheses] == texts
@@ -183,8 +168,7 @@ class CausalFamily(laws.FamilyLaws):
             check_older_rope_keys(reference.config, json.loads((exported_dir / "config.json").read_text()))
         reference_tokenizer = AutoTokenizer.from_pretrained(exported_dir)
         ids = reference_tokenizer(TEXTS, add_special_tokens=False)["input_ids"]
-        assert ids == ph.load(run_dir).tokenizer.encode(TEXTS)
-        assert reference_tokenizer.eos_token_id == 2
+        assert ids == ph.load(run_dir).tokenizer.encode(TEXTS) and reference_tokenizer.eos_token_id == 2
 
 
 CASES_IN_ORDER = [case for cases in CASES.values() for case in cases]

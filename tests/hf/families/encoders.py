@@ -113,6 +113,14 @@ def assert_close(actual, expected):
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
 
 
+@torch.no_grad()
+def assert_same_outputs(model, *references):
+    """For random tokens."""
+    tokens = torch.randint(5, VOCABULARY, (2, 19))
+    for reference in references:
+        assert_close(model(tokens), reference_output(reference, tokens))
+
+
 def unread_bias(name):
     """Beside a head with a matrix of its own no code reads this bias: it is written as the decoder's."""
     return name.removesuffix("bias") + "decoder.bias"
@@ -132,8 +140,7 @@ class EncoderFamily(laws.FamilyLaws):
                 assert_close(model(tokens, None, segments), with_segments)
                 assert not torch.allclose(with_segments, expected, atol=1e-3)
             if case.auto == BARE and "pooler_output" in reference(tokens):
-                vectors = model.get_submodule("pooler")(model(tokens))
-                assert_close(vectors, reference(tokens).pooler_output)
+                assert_close(model.get_submodule("pooler")(model(tokens)), reference(tokens).pooler_output)
 
     @laws.over(first_rows_of_heads)
     def test_padding_is_inert(self, case, tmp_path):
@@ -200,7 +207,6 @@ class EncoderFamily(laws.FamilyLaws):
 
 
 def train_recipe(directory, *overrides, **recipe):
-    """The run of a training that starts from ``checkpoint``, in ``run``."""
     recipe |= {"init_from": str(directory / "checkpoint"), "out": str(directory / "run")}
     (directory / "recipe.yaml").write_text(json.dumps(recipe))
     assert main(["train", str(directory / "recipe.yaml"), *overrides]) == 0
@@ -208,7 +214,6 @@ def train_recipe(directory, *overrides, **recipe):
 
 
 def train_classifier(directory, *overrides):
-    """A classifier trained two steps from ``checkpoint``: the run, and the directory of its export."""
     lines = (f"{'merry' if i % 2 else 'sad'}\t{text}\n" for i, text in enumerate(TEXTS * 4))
     (directory / "text.tsv").write_text("".join(lines))
     data = {"root": str(directory), "train": "text.tsv", "valid": "text.tsv", "label": 0, "text": [1]}

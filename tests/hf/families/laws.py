@@ -18,6 +18,10 @@ from polyhead.cli import main
 Rows = Callable[[Iterable[str]], list[Any]]
 
 
+# options of the reference's generate: scores as well as tokens, from a search
+SCORE_OPTIONS = {"return_dict_in_generate": True, "output_scores": True, "do_sample": False}
+
+
 def over(rows, runs_by_default=lambda row: True):
     """Run a test for each row of the families that its class names; other rows run with ``--all`` alone."""
 
@@ -48,9 +52,8 @@ def is_first_or_sampled(row):
 class FamilyLaws:
     """A subclass names its families; a law without a row for them is no test of it."""
 
-    names: tuple[str, ...] = ()
-
-    def __init_subclass__(cls):
+    def __init_subclass__(cls, names=()):
+        cls.names = names
         for name in dir(cls):
             rows = getattr(getattr(cls, name), "rows", None)
             if rows and cls.names and not rows(cls.names):

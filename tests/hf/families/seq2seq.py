@@ -60,17 +60,10 @@ def make_seq2seq(directory, case, seed=0, dtype=torch.float32):
                 model.final_logits_bias[0, PAD] = 3.0  # so probable that only the setting keeps it away
         else:
             model.get_output_embeddings().weight[EOS] *= 8  # now very probable, now very improbable
-    model.generation_config = transformers.GenerationConfig(
-        eos_token_id=EOS,
-        bos_token_id=BOS,
-        pad_token_id=PAD,
-        decoder_start_token_id=sizes["decoder_start_token_id"],
-        max_length=24,
-        num_beams=3,
-        length_penalty=0.6,
-        early_stopping=True,
-        **settings,
-    )
+    settings |= {"eos_token_id": EOS, "bos_token_id": BOS, "pad_token_id": PAD, "max_length": 24}
+    settings |= {"num_beams": 3, "length_penalty": 0.6, "early_stopping": True}
+    settings |= {"decoder_start_token_id": sizes["decoder_start_token_id"]}
+    model.generation_config = transformers.GenerationConfig(**settings)
     model.save_pretrained(directory)
     inner = Inner.from_file(str(directory / "tokenizer.json"))
     single = " ".join([*map(inner.id_to_token, prefix), "$A", *map(inner.id_to_token, suffix)])
@@ -84,6 +77,13 @@ def make_seq2seq(directory, case, seed=0, dtype=torch.float32):
 
 def random_ids(*shape):
     return torch.randint(5, VOCABULARY, shape)
+
+
+@torch.no_grad()
+def assert_same_logits(model, reference):
+    """For random sources and targets."""
+    source, target = random_ids(2, 9), random_ids(2, 7)
+    assert_close(model(source, target), reference(input_ids=source, decoder_input_ids=target).logits)
 
 
 def assert_close(actual, expected):
@@ -146,16 +146,14 @@ class Seq2SeqFamily(laws.FamilyLaws):
         start = 1 + ("forced_bos_token_id" in case.sizes)
         outputs, scores = [], []
         for text in SOURCES:
-            expected = reference.generate(
-                **tokenizer(text, return_tensors="pt", return_token_type_ids=False),
-                num_beams=beams,
-                num_return_sequences=beams,
-                return_dict_in_generate=True,
-                output_scores=True,
-                do_sample=False,
-                no_repeat_ngram_size=ngram,
-                use_cache=False,  # the cache of the reference has one layer for every encoder layer of T5
-            )
+            inputs = tokenizer(text, return_tensors="pt", return_token_type_ids=False)
+            # the cache of the reference has one layer for every encoder layer of T5
+            search = {
+                "num_beams": beams,
+                "num_return_sequences": beams,
+                "use_cache": False,
+            } | laws.SCORE_OPTIONS
+            expected = reference.generate(**inputs, **search, no_repeat_ngram_size=ngram)
             outputs += [[strip_ends(sequence, start) for sequence in expected.sequences.tolist()]]
             scores += [expected.sequences_scores.tolist() if beams > 1 else []]
         assert beams == 1 or ngram or len({len(tokens) for rows in outputs for tokens in rows}) > 1

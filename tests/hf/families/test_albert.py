@@ -7,8 +7,7 @@ import polyhead as ph
 from polyhead.hf.load import load_model
 
 
-class TestAlbert(EncoderFamily):
-    names = ("albert",)
+class TestAlbert(EncoderFamily, names=["albert"]): ...
 
 
 def test_default_token_roles(tmp_path):

@@ -1,5 +1,4 @@
 from tests.hf.families.causal import CausalFamily
 
 
-class TestArcee(CausalFamily):
-    names = ("arcee",)
+class TestArcee(CausalFamily, names=["arcee"]): ...

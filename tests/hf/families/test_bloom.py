@@ -1,5 +1,4 @@
 from tests.hf.families.causal import CausalFamily
 
 
-class TestBloom(CausalFamily):
-    names = ("bloom",)
+class TestBloom(CausalFamily, names=["bloom"]): ...

@@ -1,5 +1,4 @@
 from tests.hf.families.causal import CausalFamily
 
 
-class TestCohere(CausalFamily):
-    names = ("cohere", "cohere2")
+class TestCohere(CausalFamily, names=["cohere", "cohere2"]): ...

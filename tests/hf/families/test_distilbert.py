@@ -1,5 +1,4 @@
 from tests.hf.families.encoders import EncoderFamily
 
 
-class TestDistilbert(EncoderFamily):
-    names = ("distilbert",)
+class TestDistilbert(EncoderFamily, names=["distilbert"]): ...

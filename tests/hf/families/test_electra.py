@@ -9,8 +9,7 @@ from tests.hf.families.laws import open_reference, round_trip
 from polyhead.hf.load import load_model
 
 
-class TestElectra(encoders.EncoderFamily):
-    names = ("electra",)
+class TestElectra(encoders.EncoderFamily, names=["electra"]): ...
 
 
 def discriminator(width):
@@ -21,10 +20,8 @@ def discriminator(width):
 def test_discriminator_opens_as_its_encoder(width, tmp_path):
     """The head that finds replaced tokens is ignored."""
     checkpoint = tmp_path / "checkpoint"
-    reference, tokens = (
-        encoders.make_encoder(checkpoint, discriminator(width)),
-        torch.randint(5, VOCABULARY, (2, 19)),
-    )
+    reference = encoders.make_encoder(checkpoint, discriminator(width))
+    tokens = torch.randint(5, VOCABULARY, (2, 19))
     buffers = {"electra.embeddings.position_ids": torch.arange(40)}
     edit_weights(checkpoint, lambda tensors: tensors.update(buffers))
     exported_model = transformers.AutoModel.from_pretrained(round_trip(checkpoint)[1])

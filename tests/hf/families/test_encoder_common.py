@@ -1,14 +1,13 @@
 import pytest
 import torch
 import transformers
-from tests.hf.conftest import TEXTS, VOCABULARY, edit_weights, random_run
-from tests.hf.families.encoders import assert_close, make_encoder, reference_output
+from tests.hf.conftest import TEXTS, VOCABULARY, edit_weights, export_run, random_run
+from tests.hf.families.encoders import assert_close, assert_same_outputs, make_encoder, reference_output
 from tests.hf.families.encoders_cases import CASES
 from tests.hf.families.laws import open_reference
 from tests.hf.save_helpers import CONFIGS, model_config
 
 import polyhead as ph
-from polyhead.cli import main
 from polyhead.hf.load import load_model
 from polyhead.hf.save import pick_family
 
@@ -74,22 +73,19 @@ HEADS |= {"deberta-v2": "cls.predictions"}
 @pytest.mark.parametrize("name", HEADS)
 def test_untied_head_with_single_bias(name, tmp_path):
     """As in files of transformers 4, which tied the bias whether or not the matrix was."""
-    reference, tokens = make_encoder(tmp_path, CASES[name][-1]), torch.randint(5, VOCABULARY, (2, 9))
+    reference = make_encoder(tmp_path, CASES[name][-1])
     older, newer = f"{HEADS[name]}.bias", f"{HEADS[name]}.decoder.bias"
     edit_weights(tmp_path, lambda tensors: tensors.update({older: tensors.pop(newer)}))
-    with torch.no_grad():
-        assert_close(load_model(tmp_path)(tokens), reference(tokens).logits)
+    assert_same_outputs(load_model(tmp_path), reference)
 
 
 @pytest.mark.parametrize(("family", "auto", "parts"), CONFIGS["encoders"])
 def test_exported_encoder_opens_in_reference(family, auto, parts, tmp_path):
     original = random_run(model_config(**parts), noise=0.1)
     assert pick_family(original.config) == family
-    run_dir, exported_dir = tmp_path / "run", tmp_path / "exported"
-    original.save(run_dir)
-    assert main(["export", str(run_dir), str(exported_dir)]) == 0
+    exported_dir = export_run(original, tmp_path)
     reference = open_reference(auto, exported_dir)
-    run, tokenizer = ph.load(run_dir), transformers.AutoTokenizer.from_pretrained(exported_dir)
+    run, tokenizer = ph.load(tmp_path / "run"), transformers.AutoTokenizer.from_pretrained(exported_dir)
     # both tokenizers put the same tokens around texts
     inputs, (first, second) = tokenizer(*TEXTS[:2], return_tensors="pt"), run.tokenizer.encode(TEXTS[:2])
     assert inputs["input_ids"][0].tolist() == [1, *first, 2, *second, 2]

@@ -1,5 +1,4 @@
 from tests.hf.families.causal import CausalFamily
 
 
-class TestErnie45(CausalFamily):
-    names = ("ernie4_5",)
+class TestErnie45(CausalFamily, names=["ernie4_5"]): ...

@@ -1,5 +1,4 @@
 from tests.hf.families.encoders import EncoderFamily
 
 
-class TestEurobert(EncoderFamily):
-    names = ("eurobert",)
+class TestEurobert(EncoderFamily, names=["eurobert"]): ...

@@ -1,5 +1,4 @@
 from tests.hf.families.causal import CausalFamily
 
 
-class TestExaone4(CausalFamily):
-    names = ("exaone4",)
+class TestExaone4(CausalFamily, names=["exaone4"]): ...

@@ -1,5 +1,4 @@
 from tests.hf.families.causal import CausalFamily
 
 
-class TestFalcon(CausalFamily):
-    names = ("falcon",)
+class TestFalcon(CausalFamily, names=["falcon"]): ...

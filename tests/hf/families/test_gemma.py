@@ -1,5 +1,4 @@
 from tests.hf.families.causal import CausalFamily
 
 
-class TestGemma(CausalFamily):
-    names = ("gemma",)
+class TestGemma(CausalFamily, names=["gemma"]): ...

@@ -1,5 +1,4 @@
 from tests.hf.families.causal import CausalFamily
 
 
-class TestGemma2(CausalFamily):
-    names = ("gemma2",)
+class TestGemma2(CausalFamily, names=["gemma2"]): ...

@@ -1,5 +1,4 @@
 from tests.hf.families.causal import CausalFamily
 
 
-class TestGemma3(CausalFamily):
-    names = ("gemma3_text",)
+class TestGemma3(CausalFamily, names=["gemma3_text"]): ...

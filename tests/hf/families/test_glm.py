@@ -1,5 +1,4 @@
 from tests.hf.families.causal import CausalFamily
 
 
-class TestGlm(CausalFamily):
-    names = ("glm", "glm4")
+class TestGlm(CausalFamily, names=["glm", "glm4"]): ...

@@ -1,5 +1,4 @@
 from tests.hf.families.causal import CausalFamily
 
 
-class TestGpt2(CausalFamily):
-    names = ("gpt2",)
+class TestGpt2(CausalFamily, names=["gpt2"]): ...

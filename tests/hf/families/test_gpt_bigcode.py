@@ -1,5 +1,4 @@
 from tests.hf.families.causal import CausalFamily
 
 
-class TestGptBigcode(CausalFamily):
-    names = ("gpt_bigcode",)
+class TestGptBigcode(CausalFamily, names=["gpt_bigcode"]): ...

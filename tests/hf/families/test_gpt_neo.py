@@ -1,5 +1,4 @@
 from tests.hf.families.causal import CausalFamily
 
 
-class TestGptNeo(CausalFamily):
-    names = ("gpt_neo",)
+class TestGptNeo(CausalFamily, names=["gpt_neo"]): ...

@@ -1,5 +1,4 @@
 from tests.hf.families.causal import CausalFamily
 
 
-class TestGptNeox(CausalFamily):
-    names = ("gpt_neox",)
+class TestGptNeox(CausalFamily, names=["gpt_neox"]): ...

@@ -1,5 +1,4 @@
 from tests.hf.families.causal import CausalFamily
 
 
-class TestGptj(CausalFamily):
-    names = ("gptj",)
+class TestGptj(CausalFamily, names=["gptj"]): ...

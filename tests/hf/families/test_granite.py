@@ -1,5 +1,4 @@
 from tests.hf.families.causal import CausalFamily
 
 
-class TestGranite(CausalFamily):
-    names = ("granite", "granitemoe")
+class TestGranite(CausalFamily, names=["granite", "granitemoe"]): ...

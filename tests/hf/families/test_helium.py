@@ -1,5 +1,4 @@
 from tests.hf.families.causal import CausalFamily
 
 
-class TestHelium(CausalFamily):
-    names = ("helium",)
+class TestHelium(CausalFamily, names=["helium"]): ...

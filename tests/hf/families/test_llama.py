@@ -1,5 +1,4 @@
 from tests.hf.families.causal import CausalFamily
 
 
-class TestLlama(CausalFamily):
-    names = ("llama",)
+class TestLlama(CausalFamily, names=["llama"]): ...

@@ -12,8 +12,7 @@ from polyhead.hf.save import build_checkpoint
 from tokenizers import Tokenizer as Inner
 
 
-class TestM2M100(Seq2SeqFamily):
-    names = ("m2m_100",)
+class TestM2M100(Seq2SeqFamily, names=["m2m_100"]): ...
 
 
 def test_languages_and_positions(tmp_path):

@@ -1,5 +1,4 @@
 from tests.hf.families.seq2seq import Seq2SeqFamily
 
 
-class TestMbart(Seq2SeqFamily):
-    names = ("mbart",)
+class TestMbart(Seq2SeqFamily, names=["mbart"]): ...

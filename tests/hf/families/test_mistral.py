@@ -1,5 +1,4 @@
 from tests.hf.families.causal import CausalFamily
 
 
-class TestMistral(CausalFamily):
-    names = ("mistral",)
+class TestMistral(CausalFamily, names=["mistral"]): ...

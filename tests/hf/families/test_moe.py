@@ -1,5 +1,4 @@
 from tests.hf.families.causal import CausalFamily
 
 
-class TestMoe(CausalFamily):
-    names = ("mixtral", "qwen3_moe")
+class TestMoe(CausalFamily, names=["mixtral", "qwen3_moe"]): ...

@@ -9,8 +9,7 @@ from polyhead.core.errors import UserError
 from polyhead.hf.load import load_model
 
 
-class TestMpnet(EncoderFamily):
-    names = ("mpnet",)
+class TestMpnet(EncoderFamily, names=["mpnet"]): ...
 
 
 def test_bare_model_with_masked_lm_architecture(tmp_path):

@@ -1,5 +1,4 @@
 from tests.hf.families.causal import CausalFamily
 
 
-class TestMpt(CausalFamily):
-    names = ("mpt",)
+class TestMpt(CausalFamily, names=["mpt"]): ...

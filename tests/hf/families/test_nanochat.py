@@ -1,5 +1,4 @@
 from tests.hf.families.causal import CausalFamily
 
 
-class TestNanochat(CausalFamily):
-    names = ("nanochat",)
+class TestNanochat(CausalFamily, names=["nanochat"]): ...

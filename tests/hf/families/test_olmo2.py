@@ -1,5 +1,4 @@
 from tests.hf.families.causal import CausalFamily
 
 
-class TestOlmo2(CausalFamily):
-    names = ("olmo2",)
+class TestOlmo2(CausalFamily, names=["olmo2"]): ...

@@ -1,5 +1,4 @@
 from tests.hf.families.causal import CausalFamily
 
 
-class TestOlmo3(CausalFamily):
-    names = ("olmo3",)
+class TestOlmo3(CausalFamily, names=["olmo3"]): ...

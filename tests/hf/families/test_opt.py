@@ -1,5 +1,4 @@
 from tests.hf.families.causal import CausalFamily
 
 
-class TestOpt(CausalFamily):
-    names = ("opt",)
+class TestOpt(CausalFamily, names=["opt"]): ...

@@ -1,5 +1,4 @@
 from tests.hf.families.seq2seq import Seq2SeqFamily
 
 
-class TestPegasus(Seq2SeqFamily):
-    names = ("pegasus",)
+class TestPegasus(Seq2SeqFamily, names=["pegasus"]): ...

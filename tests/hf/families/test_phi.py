@@ -1,5 +1,4 @@
 from tests.hf.families.causal import CausalFamily
 
 
-class TestPhi(CausalFamily):
-    names = ("phi",)
+class TestPhi(CausalFamily, names=["phi"]): ...

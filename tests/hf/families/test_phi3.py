@@ -10,8 +10,7 @@ import polyhead as ph
 from polyhead.cli import main
 
 
-class TestPhi3(CausalFamily):
-    names = ("phi3",)
+class TestPhi3(CausalFamily, names=["phi3"]): ...
 
 
 def test_longer_max_len_uses_long_factors(tmp_path):

@@ -1,5 +1,4 @@
 from tests.hf.families.causal import CausalFamily
 
 
-class TestQwen(CausalFamily):
-    names = ("qwen2", "qwen3")
+class TestQwen(CausalFamily, names=["qwen2", "qwen3"]): ...

@@ -9,12 +9,10 @@ from polyhead.core.errors import UserError
 from polyhead.hf.save import build_checkpoint
 
 
-class TestRoberta(EncoderFamily):
-    names = ("roberta", "camembert")
+class TestRoberta(EncoderFamily, names=["roberta", "camembert"]): ...
 
 
-class TestXlmRoberta(EncoderFamily):
-    names = ("xlm-roberta",)
+class TestXlmRoberta(EncoderFamily, names=["xlm-roberta"]): ...
 
 
 def test_default_roles_and_positions(tmp_path):

@@ -1,5 +1,4 @@
 from tests.hf.families.causal import CausalFamily
 
 
-class TestSeedOss(CausalFamily):
-    names = ("seed_oss",)
+class TestSeedOss(CausalFamily, names=["seed_oss"]): ...

@@ -2,14 +2,13 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file
-from tests.hf.conftest import edit_json, random_run
+from tests.hf.conftest import edit_json, export_run, random_run
 from tests.hf.families import seq2seq
 from tests.hf.families.laws import open_reference, round_trip
 from tests.hf.families.seq2seq_cases import CASES, Case
 from tests.hf.save_helpers import CONFIGS, model_config
 
 import polyhead as ph
-from polyhead.cli import main
 from polyhead.config.generation_config import GenerationConfig
 from polyhead.core.errors import UserError
 from polyhead.hf.load import load_model
@@ -95,8 +94,7 @@ def test_default_of_decoder_heads_is_not_the_encoders(name, tmp_path):
 @pytest.mark.parametrize(("family", "parts"), CONFIGS["translators"])
 def test_exported_translator_opens_in_reference(family, parts, tmp_path):
     run = random_run(model_config(**parts), GenerationConfig(beam_size=3, length_penalty=0.6), noise=0.1)
-    run.save(tmp_path / "run")
-    assert main(["export", str(tmp_path / "run"), str(tmp_path / "exported")]) == 0
+    export_run(run, tmp_path)
     reference = Seq2SeqLM.from_pretrained(tmp_path / "exported").eval()
     assert reference.config.model_type == family
     source, target = seq2seq.random_ids(2, 9), seq2seq.random_ids(2, 7)

@@ -1,5 +1,4 @@
 from tests.hf.families.causal import CausalFamily
 
 
-class TestSmollm3(CausalFamily):
-    names = ("smollm3",)
+class TestSmollm3(CausalFamily, names=["smollm3"]): ...

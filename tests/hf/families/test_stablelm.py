@@ -1,5 +1,4 @@
 from tests.hf.families.causal import CausalFamily
 
 
-class TestStablelm(CausalFamily):
-    names = ("stablelm",)
+class TestStablelm(CausalFamily, names=["stablelm"]): ...

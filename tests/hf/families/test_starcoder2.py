@@ -1,5 +1,4 @@
 from tests.hf.families.causal import CausalFamily
 
 
-class TestStarcoder2(CausalFamily):
-    names = ("starcoder2",)
+class TestStarcoder2(CausalFamily, names=["starcoder2"]): ...

@@ -13,11 +13,8 @@ import transformers
 from tests.hf.conftest import VOCABULARY
 
 DOCS = Path(__file__).parents[3] / "docs"
-SOURCES = [
-    "Polyhead trains translators on your own text.",
-    "the dog ☃",
-    "Each verb has a help of its own: ask it.",
-]
+SOURCES = ["Polyhead trains translators on your own text.", "the dog ☃"]
+SOURCES += ["Each verb has a help of its own: ask it."]
 SIDES = {"layers": 1, "attention_heads": 2, "ffn_dim": 24}
 SIZES = {f"{side}_{name}": n for side in ("encoder", "decoder") for name, n in SIDES.items()}
 SIZES |= {"decoder_layers": 2, "d_model": 16, "max_position_embeddings": 64, "num_beams": 1, "max_length": 20}

@@ -1,12 +1,11 @@
 import json
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import transformers
+import yaml
 from tests.hf.conftest import VOCABULARY, build_once, edit_json, make
 from tests.hf.tokenizers.spm_helpers import SOURCES, read_lines, train_spm
 from tests.hf.tokenizers.test_spm import before_end
@@ -17,7 +16,12 @@ from tokenizers import BertWordPieceTokenizer, ByteLevelBPETokenizer
 from tokenizers import Tokenizer as Inner
 
 ENGLISH = list(read_lines("guide.md"))
+
+
 NONEMPTY = [line for line in ENGLISH if line.strip()]
+DAMAGES = yaml.safe_load((Path(__file__).parent / "damaged_files.yaml").read_text(encoding="utf-8"))
+
+
 TEXTS = [*read_lines("architecture.md"), *read_lines("guide.zh-CN.md", 60)]
 TEXTS += ["", "  two  blanks ", "Ünïcode, naïve Straße", "x\ty"]
 PAIR = ("a dog barks", "at two red dogs")
@@ -118,9 +122,6 @@ def distilbert(directory):
     bert(directory, "DistilBertConfig", sizes)
 
 
-Save = Callable[[Path], None]
-
-
 SAVES = [gpt2, gpt2_added, gpt_j, opt, roberta, bart, bert, bert_added, distilbert]
 CHECKPOINTS = {save.__name__: save for save in SAVES} | {
     "opt_eos": partial(opt, add_bos_token=True, add_eos_token=True),
@@ -148,8 +149,7 @@ def test_tokenizer_equals_reference(save, tmp_path):
     options = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
     assert tokenizer.decode(ids) == reference.batch_decode(ids, **options)
     single, pair = reference(PAIR[0]), reference(*PAIR)
-    assert inner.encode(PAIR[0]).ids == single.input_ids
-    assert inner.encode(*PAIR).ids == pair.input_ids
+    assert inner.encode(PAIR[0]).ids == single.input_ids and inner.encode(*PAIR).ids == pair.input_ids
     if "token_type_ids" in pair:
         assert inner.encode(*PAIR).type_ids == pair.token_type_ids
     assert tokenizer.role_ids.get("mask_token") == reference.mask_token_id
@@ -231,85 +231,25 @@ def test_xlm_roberta_has_fairseq_ids(tmp_path):
 
 
 def llama(directory):
-    make_without_tokenizer(
-        directory,
-        "LlamaConfig",
-        "AutoModelForCausalLM",
-        VOCABULARY,
-        **{key: ENCODER[key] for key in list(ENCODER)[:4]},
-    )
-
-
-Damage = Callable[[Path], Any]
-
-
-def remove(name):
-    return lambda directory: (directory / name).unlink()
-
-
-def write(name, content):
-    """Text or bytes as they are, anything else as JSON."""
-    text = content if isinstance(content, str | bytes) else json.dumps(content)
-    data = text.encode() if isinstance(text, str) else text
-    return lambda directory: (directory / name).write_bytes(data)
-
-
-def set_class(name):
-    return lambda directory: edit_json(directory / "config.json", tokenizer_class=name)
-
-
-NEITHER = "{0} has neither tokenizer.json nor vocab.json and merges.txt"
-MISMATCH = "{0}: vocab.json and merges.txt do not match: "
-SUPPORTED_CLASSES = "; without a tokenizer.json supported: "
+    sizes = {key: ENCODER[key] for key in list(ENCODER)[:4]}
+    make_without_tokenizer(directory, "LlamaConfig", "AutoModelForCausalLM", VOCABULARY, **sizes)
 
 
 @pytest.mark.whole
 @pytest.mark.acceptance("F6", "F10")
-@pytest.mark.parametrize(
-    ("save", "damage", "message"),
-    [
-        (llama, lambda directory: None, "{0} has no tokenizer.json (there: config.json, generation_config"),
-        (gpt2, remove("merges.txt"), NEITHER),
-        (gpt2, remove("vocab.json"), NEITHER),
-        (gpt2, write("merges.txt", "a b\nqq zz\n"), MISMATCH),
-        (gpt2, write("merges.txt", "a b c\n"), MISMATCH),
-        (gpt2, write("vocab.json", {"a": "b"}), MISMATCH),
-        (gpt2, write("merges.txt", b"\xff"), "{0}/merges.txt is not UTF-8 text (byte 0)"),
-        (
-            gpt_j,
-            write(ADDED_TOKENS, {"new": VOCABULARY + 7}),
-            "{0}/added_tokens.json gives 'new' the id 307, but in the vocabulary it is 300",
-        ),
-        (gpt_j, write(ADDED_TOKENS, {"new": "1"}), "{0}/added_tokens.json must map tokens to ids"),
-        (
-            gpt_j,
-            write(CONFIG, {"added_tokens_decoder": {"300": "new"}}),
-            "{0}/tokenizer_config.json: added_tokens_decoder must map ids to tokens",
-        ),
-        (gpt_j, write(CONFIG, {"add_prefix_space": "no"}), f"{CONFIG}: add_prefix_space is 'no', expected"),
-        (
-            bert,
-            write(CONFIG, {"tokenizer_class": "BertJapaneseTokenizer"}),
-            f"tokenizer_class is 'BertJapaneseTokenizer'{SUPPORTED_CLASSES}BertTokenizer, ",
-        ),
-        (
-            roberta,
-            set_class("CodeGenTokenizer"),
-            f"tokenizer_class is 'CodeGenTokenizer'{SUPPORTED_CLASSES}RobertaTokenizer, ",
-        ),
-        (
-            gpt2,
-            set_class("Qwen2TokenizerFast"),
-            f"tokenizer_class is 'Qwen2Tokenizer'{SUPPORTED_CLASSES}GPT2Tokenizer, ",
-        ),
-        (bert, remove("vocab.txt"), "{0} has neither tokenizer.json nor vocab.txt"),
-        (bert, write("vocab.txt", "[PAD]\nthe\n"), "{0}/vocab.txt has no line with the token [UNK]"),
-        (bert, write(CONFIG, {"strip_accents": "all"}), f"{CONFIG}: strip_accents is 'all', expected true"),
-    ],
-)
-def test_damaged_files_are_refused(save, damage, message, tmp_path):
-    save_checkpoint(tmp_path, save)
-    damage(tmp_path)
+@pytest.mark.parametrize(("save", "changes", "message"), DAMAGES)
+def test_damaged_files_are_refused(save, changes, message, tmp_path):
+    save_checkpoint(tmp_path, (CHECKPOINTS | {"llama": llama})[save])
+    for name, content in changes.items():
+        path = tmp_path / name
+        if content is None:
+            path.unlink()
+        elif name == "config.json":  # as files named the class before there was tokenizer_config.json
+            edit_json(path, **content)
+        elif isinstance(content, dict):
+            write_json(tmp_path, name, content)
+        else:
+            path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(UserError) as error:
         ph.load(tmp_path)
     assert message.format(tmp_path) in str(error.value) and "\n" not in str(error.value)
