@@ -27,10 +27,10 @@ def test_adapter_unties_embedding_and_head(target, tmp_path):
     rows, head_rows = random_matrix(300, 32, seed=5), random_matrix(300, 32, seed=6)
     old, name = model.lm_head.weight.detach().clone(), "model.embed_tokens"
     low_rank = {f"{name}.lora_embedding_A": a, f"{name}.lora_embedding_B": b}
-    low_rank |= {f"{name}.base_layer.weight": rows}
+    low_rank |= {f"{name}.base_layer.weight": old}
     head_lora = {"lm_head.lora_A.weight": b.T.contiguous(), "lm_head.lora_B.weight": a.T.contiguous()}
     tensors, embedding, head = {
-        "low-rank": (low_rank, rows + 2 * (b @ a).T, old),
+        "low-rank": (low_rank, old + 2 * (b @ a).T, old),
         "embedding": ({f"{name}.weight": rows}, rows, old),
         "head": (head_lora, old, old + 2 * a.T @ b.T),
         "both": ({f"{name}.weight": rows, "lm_head.weight": head_rows}, rows, head_rows),

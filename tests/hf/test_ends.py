@@ -4,7 +4,7 @@ import pytest
 import torch
 from tests.hf.conftest import TEXTS, edit_json, export_run, make
 from tests.hf.families.causal_cases import LLAMA
-from tests.hf.families.laws import SCORE_OPTIONS, round_trip
+from tests.hf.families.laws import WITH_SCORES, round_trip
 from tests.hf.families.seq2seq import SOURCES, make_seq2seq
 from tests.hf.families.seq2seq_cases import CASES
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -85,7 +85,7 @@ def test_beams_stop_at_any_end(checkpoint, beams, early_stopping, min_new_tokens
     texts, n_stopped = run.generate(TEXTS, n=beams, **options), 0
     for prompt, best, outputs in zip(TEXTS, hypotheses, texts, strict=True):
         ids = torch.tensor(tokenizer.encode([prompt]))
-        beam_options = {"num_beams": beams, "num_return_sequences": beams, "pad_token_id": 0} | SCORE_OPTIONS
+        beam_options = {"num_beams": beams, "num_return_sequences": beams, "pad_token_id": 0} | WITH_SCORES
         output = reference.generate(ids, **beam_options, **lengths, **(search if beams > 1 else {}))
         expected = [before_end(row[ids.shape[1] :].tolist(), ends) for row in output.sequences]
         assert [h.tokens for h in best] == expected

@@ -57,6 +57,21 @@ def test_transposed_weights_and_biases_of_gpt2(tmp_path):
     assert_logits_equal(adapter, model)
 
 
+def test_embedding_lora_and_saved_modules(tmp_path):
+    """An embedding has a change and is saved with it; the head is new."""
+    model = make(tmp_path / "base", "LlamaConfig", tie_word_embeddings=False, **LLAMA)
+    shapes, generator = ((4, 300), (32, 4), (300, 32), (300, 32)), torch.Generator().manual_seed(3)
+    a, b, rows, head = (torch.randn(*shape, generator=generator) for shape in shapes)
+    name = "model.embed_tokens"
+    tensors = {f"{name}.lora_embedding_A": a * 0.2, f"{name}.lora_embedding_B": b * 0.2}
+    tensors |= {f"{name}.base_layer.weight": rows, "lm_head.weight": head}
+    adapter = write_adapter(tmp_path / "adapter", tmp_path / "base", tensors, modules_to_save=["lm_head"])
+    with torch.no_grad():
+        model.model.embed_tokens.weight.copy_(rows + 2 * (b * 0.2 @ (a * 0.2)).T)
+        model.lm_head.weight.copy_(head)
+    assert_logits_equal(adapter, model)
+
+
 def test_conv1d_is_transposed_linear_is_not(tmp_path):
     """PEFT goes by the type of each module; its config has the value for the last of them."""
     model = make(tmp_path / "base", "GPT2Config", **GPT2, tie_word_embeddings=False)

@@ -133,7 +133,7 @@ class CausalFamily(laws.FamilyLaws):
             continuations = beam_continuations(run.model, prompts, config, eos_id=end, max_len=32)
             for prompt, hypotheses in zip(prompts, restore_order(continuations, len(prompts)), strict=True):
                 search = {"num_beams": beams, "num_return_sequences": beams, "eos_token_id": end}
-                search |= {"pad_token_id": 0} | laws.SCORE_OPTIONS
+                search |= {"pad_token_id": 0} | laws.WITH_SCORES
                 expected = reference.generate(torch.tensor([prompt]), **options, **search)
                 texts = [row[len(prompt) :] for row in expected.sequences.tolist()]
                 texts = [row[: row.index(end)] if end in row else row for row in texts]

@@ -19,7 +19,7 @@ Rows = Callable[[Iterable[str]], list[Any]]
 
 
 # options of the reference's generate: scores as well as tokens, from a search
-SCORE_OPTIONS = {"return_dict_in_generate": True, "output_scores": True, "do_sample": False}
+WITH_SCORES = {"return_dict_in_generate": True, "output_scores": True, "do_sample": False}
 
 
 def over(rows, runs_by_default=lambda row: True):

@@ -148,12 +148,8 @@ class Seq2SeqFamily(laws.FamilyLaws):
         for text in SOURCES:
             inputs = tokenizer(text, return_tensors="pt", return_token_type_ids=False)
             # the cache of the reference has one layer for every encoder layer of T5
-            search = {
-                "num_beams": beams,
-                "num_return_sequences": beams,
-                "use_cache": False,
-            } | laws.SCORE_OPTIONS
-            expected = reference.generate(**inputs, **search, no_repeat_ngram_size=ngram)
+            search = {"num_beams": beams, "num_return_sequences": beams} | laws.WITH_SCORES
+            expected = reference.generate(**inputs, **search, no_repeat_ngram_size=ngram, use_cache=False)
             outputs += [[strip_ends(sequence, start) for sequence in expected.sequences.tolist()]]
             scores += [expected.sequences_scores.tolist() if beams > 1 else []]
         assert beams == 1 or ngram or len({len(tokens) for rows in outputs for tokens in rows}) > 1
