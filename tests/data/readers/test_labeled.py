@@ -132,11 +132,7 @@ def test_limit_stops_reading(write_file, limit):
         (TSV, {"text": ["sentence"], "format": "parallel"}, "format 'parallel' has no labels"),
         ("", {}, "a.tsv is empty"),
         ("a\tx\na\ty\n", {}, "a.tsv: every text has the label 'a'; there is nothing to classify"),
-        (
-            "".join(f"{i}\tx\n" for i in range(30)),
-            {},
-            "30 different labels for 30 texts, such as '0'; is 0 ",
-        ),
+        ("".join(f"{i}\tx\n" for i in range(30)), {}, "30 different labels for 30 texts, such as '0'; is 0 "),
         ("a\t\nb\t\n", {}, "no usable text in a.tsv: 0 of 2 texts; skipped 2 blank"),
         ("a\tx\nb\nc\n", {}, "most lines are invalid: a.tsv: 1 of 3 texts"),
     ],

@@ -140,10 +140,7 @@ def test_dropout_seeds_differ_between_ranks_and_steps(corpus_dir):
 @pytest.mark.acceptance("A11")
 @pytest.mark.parametrize(
     ("task", "option"),
-    [
-        ("classification", "token_dropout"),
-        pytest.param("translation", "token_split", marks=pytest.mark.slow),
-    ],
+    [("classification", "token_dropout"), pytest.param("translation", "token_split", marks=pytest.mark.slow)],
 )
 def test_noise_of_batches_differs_between_ranks_and_epochs(task, option, corpus_dir):
     """What is drawn for a batch is not drawn again by another process or in the next epoch.
