@@ -1,5 +1,3 @@
-"""Shared by the tests of conversations."""
-
 import json
 
 import pytest

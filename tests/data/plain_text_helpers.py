@@ -1,5 +1,3 @@
-"""Shared by the tests of plain text."""
-
 from polyhead.data.readers.plain_text import TextReport, open_text
 from polyhead.data.stores.token_store import TokenStore
 
@@ -8,7 +6,6 @@ PARAGRAPHS = ["ROMEO:\nBut soft!", "JULIET:\nAy me.", "ROMEO:\nShe speaks."]
 
 
 def read_documents(files):
-    """The documents, joined from their chunks, and the report."""
     report, documents, chunks = TextReport(files.source_label), [], ""
     for chunk in files.read_chunks(report):
         chunks += chunk.text

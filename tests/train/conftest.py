@@ -1,7 +1,5 @@
 """A task on which a hundred trainings take a second, and a recipe whose training takes one."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -27,8 +25,6 @@ CLOCK_KEYS = {"tokens_per_s", "texts_per_s", "ms_per_step", "seconds"}
 
 
 class Notes:
-    """A reporter that keeps rows and lines."""
-
     def __init__(self) -> None:
         self.rows: list[dict[str, float]] = []
         self.lines: list[str] = []
@@ -121,7 +117,6 @@ def never_measured() -> float:
 
 
 def state_tensors(training: TrainState) -> dict[str, Tensor]:
-    """Every tensor of a training, by name."""
     tensors = {f"model.{name}": p.detach() for name, p in training.model.named_parameters()}
     for i, optimizer in enumerate(training.optimizers):
         for key, state in optimizer.state_dict()["state"].items():

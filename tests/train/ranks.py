@@ -3,8 +3,6 @@
 A fork of the test process itself would lack its threads but keep the locks that they hold.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import gc
 import importlib
@@ -48,8 +46,6 @@ LAZY_MODULES = (
 
 
 class RankResult(NamedTuple):
-    """Exit code of a process, or minus the signal that ended it, and its return value or error message."""
-
     code: int
     output: Any
 
@@ -93,7 +89,6 @@ def run_ranks(
 
 
 def outputs_of(world_size: int, work: Callable[[ProcessGroup], Any], **options: Any) -> list[Any]:
-    """What ``work`` returns on each rank, all of which must end well."""
     results = run_ranks(world_size, work, **{"timeout": 60, **options})
     assert [result.code for result in results] == [0] * world_size, results
     return [result.output for result in results]
@@ -124,7 +119,6 @@ def start_server() -> Connection:
 
 
 def serve(connection: int) -> None:
-    """Run jobs until the connection is closed."""
     import_lazy_modules()
     threads = Path("/proc/self/task")
     assert not threads.exists() or len(list(threads.iterdir())) == 1, "a fork would lack a thread"
@@ -141,7 +135,6 @@ def serve(connection: int) -> None:
 
 
 def run_job(job: Job) -> tuple[list[RankResult], str]:
-    """The result of each process, and the stacks of those that did not end by themselves."""
     with (
         TemporaryDirectory() as name,
         socket.create_server(("127.0.0.1", 0), backlog=job.world_size) as listener,
@@ -174,7 +167,6 @@ def run_job(job: Job) -> tuple[list[RankResult], str]:
 
 
 def run_rank(rank: int, job: Job, listener: socket.socket, directory: Path) -> None:
-    """Run the job in this process, which exits with its result in a file."""
     faulthandler.dump_traceback_later(LIMIT - TRACE, file=(directory / f"{rank}.trace").open("w"))
     local_size = job.world_size // job.machines
     variables = {

@@ -1,7 +1,3 @@
-"""A recipe of a second for each task, for tests of what all tasks have in common."""
-
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -24,7 +20,6 @@ MODEL = {"d_model": 16, "n_layers": 1, "n_heads": 2, "d_ff": 32, "dropout": 0.1,
 
 
 def write_texts(directory: Path) -> None:
-    """Sentences about colours: as pairs, as text, with labels and as conversations."""
     rng = np.random.default_rng(4)
     for split, count in (("train", 60), ("valid", 30)):
         words = [rng.choice(list(COLOURS), rng.integers(1, 6)).tolist() for _ in range(count)]
@@ -45,7 +40,6 @@ def write_texts(directory: Path) -> None:
 
 
 def task_recipe(directory: Path, task: str, out: Path, *, steps: int = 6, **train: Any) -> Recipe:
-    """A small recipe for the task on the texts of ``write_texts``."""
     data: dict[str, Any] = {"train": "train.txt", "valid": "valid.txt", "document_separator": "line"}
     data |= {"max_len": 16}
     if task == "translation":

@@ -1,5 +1,3 @@
-"""Baselines of metrics: at the end of a training, and in ``polyhead eval`` without the training text."""
-
 import math
 import re
 from collections import Counter
@@ -21,8 +19,6 @@ SPLITS = ("train", "valid", "test")
 
 @pytest.fixture
 def evaluate(capsys):
-    """Runs the command; returns each metric with its baseline, and the text on stderr."""
-
     def run(*args):
         assert main(["eval", *map(str, args)]) == 0
         streams, metrics = capsys.readouterr(), {}
@@ -40,7 +36,6 @@ def read_pairs(directory) -> list[list[str]]:
 
 
 def unigram_nll(counts, tokens, vocab_size) -> float:
-    """Of tokens by their frequencies in training, with one added to each count."""
     total = counts.total() + vocab_size
     return -sum(math.log((counts[token] + 1) / total) for token in tokens)
 
@@ -124,7 +119,6 @@ def read_labels(batches) -> Counter:
 
 @pytest.mark.parametrize("kind", ["masked-lm", "denoising", "chat"])
 def test_token_accuracy_baseline_is_the_most_frequent_token(kind, runs_dir):
-    """By the labels of all batches."""
     run = load(runs_dir / kind)
     task = TASK.get(kind).open(recipe_of(runs_dir, kind), run.tokenizer, Reporters())
     if kind == "chat":

@@ -1,5 +1,3 @@
-"""A disk that is too small for a run's checkpoints is reported before its first step."""
-
 from types import SimpleNamespace
 
 import pytest

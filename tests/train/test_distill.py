@@ -1,5 +1,3 @@
-"""Distillation: the losses by their formulas, a student that approaches its teacher, and the card."""
-
 import re
 from pathlib import Path
 from unittest.mock import Mock
@@ -25,7 +23,6 @@ WEIGHTS = {"logits_weight": 0.0, "labels_weight": 0.0, "hidden_weight": 0.0}
 
 @pytest.fixture(scope="module")
 def workdir(no_report, tmp_path_factory):
-    """Texts, and a trained run ``teacher``."""
     directory = tmp_path_factory.mktemp("distill")
     write_corpus(directory, n=120)
     model = {"d_model": 32, "n_layers": 2, "d_ff": 64, "dropout": 0.0}
@@ -41,7 +38,6 @@ def teacher(workdir):
 
 
 def student_recipe(directory: Path, out: str, train=None, distill=None, **changes) -> Recipe:
-    """A student of half of the teacher's layers, started from them."""
     recipe = small_recipe(directory, out).model_dump(mode="json")
     del recipe["tokenizer"]
     options = {"steps": 60, "max_tokens": 200, "accumulate": 1, "lr": 5e-3, "ema": None}
@@ -53,7 +49,6 @@ def student_recipe(directory: Path, out: str, train=None, distill=None, **change
 
 
 def distill_task(task, recipe, runs=None, **section):
-    """The task, with a changed section and other teachers."""
     recipe = recipe.model_copy(update={"distill": DistillConfig(**section)}) if section else recipe
     return make_distillation_task(task, recipe, runs or load_teachers(recipe.distill), task.tokenizer)
 
@@ -146,7 +141,6 @@ def test_student_approaches_teacher_and_card_compares_them(workdir, teacher):
 
 
 def test_several_teachers_teach_their_mean(workdir, teacher):
-    """By the formula, with sizes that differ; the card compares with each."""
     run_training(student_recipe(workdir, "second", train={"steps": 4}, distill={}), report=Notes())
     names = [str(workdir / name) for name in ("teacher", "second")]
     recipe = student_recipe(workdir, "of-two", teacher=names, train={"eval_bleu": True})

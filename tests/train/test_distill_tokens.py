@@ -1,5 +1,3 @@
-"""A classifier learns from teachers with other tokenizers, which read the texts in their own tokens."""
-
 import re
 
 import pytest
@@ -22,7 +20,6 @@ TASK_CONFIG = {"name": "classification", "token_dropout": 0.5}
 
 @pytest.fixture(scope="module")
 def teachers(corpus_dir, trained_run):
-    """Directories of one with the student's tokens, and one of characters that reads at most 16 of them."""
     options = {"model": {"max_len": 16, "n_segments": 2}, "train": {"steps": 30, "save_every": 30}}
     sections = recipe(corpus_dir, "chars", **options).model_dump(mode="json")
     run_training(Recipe.model_validate(sections | {"tokenizer": {"kind": "char"}}), report=Notes())
@@ -41,7 +38,6 @@ def student_recipe(corpus_dir, names, out="student", **changes) -> Recipe:
 
 
 def open_tasks(recipe, tokenizer):
-    """The task of the labels, and that of labels and teachers."""
     task = TASK.get("classification").open(recipe, tokenizer, Notes())
     return task, make_distillation_task(task, recipe, load_teachers(recipe.distill), tokenizer)
 
@@ -85,7 +81,6 @@ def test_teacher_of_same_tokenizer_reads_dropped_tokens(corpus_dir, teachers, to
 
 
 def test_card_compares_with_each_teacher(corpus_dir, teachers):
-    """Each is measured as its own run was."""
     run, _ = run_training(student_recipe(corpus_dir, teachers), report=Notes())
     assert run.tokenizer.vocab_size == 300
     card = (run.recipe.out / "README.md").read_text()
@@ -96,7 +91,6 @@ def test_card_compares_with_each_teacher(corpus_dir, teachers):
 
 
 def test_teacher_reads_up_to_its_own_max_len(corpus_dir, teachers, tokenizer):
-    """However long the texts and rows of the student are."""
     recipe = with_data(student_recipe(corpus_dir, teachers[1:]), max_len=6)
     _, kd_task = open_tasks(with_train(recipe, max_tokens=12), tokenizer)
     ((run, task),) = kd_task.teachers
@@ -112,7 +106,6 @@ def test_hidden_states_of_other_tokens_are_refused(corpus_dir, teachers):
 
 
 def test_teacher_may_order_classes_differently(corpus_dir, teachers, tokenizer):
-    """It teaches and is measured by their names."""
     reversed_run = ph.load(teachers[1])
     labels = reversed_run.config.labels[::-1]
     with torch.no_grad():

@@ -1,5 +1,3 @@
-"""Averages of weights against sums written out."""
-
 import pytest
 import torch
 from torch import nn

@@ -1,5 +1,3 @@
-"""The time predicted from the first steps, with a clock set by the test."""
-
 import pytest
 from tests.train.conftest import Notes
 
@@ -18,7 +16,6 @@ def train_seconds(notes) -> list[tuple[int, float]]:
 
 
 def run_steps(eta, clock, steps, eval_every=20) -> None:
-    """Two seconds a step, a row every ten steps, evaluations of seven seconds, not always after a row."""
     eta.info("start")
     for step in steps:
         clock.now += 2.0
@@ -59,7 +56,6 @@ def test_resumed_run_continues_to_count():
 
 
 def test_steps_between_last_row_and_checkpoint_count():
-    """At the mean speed of those before."""
     clock, first, second = Clock(), Notes(), Notes()
     run_steps(EtaReporter(first, clock=clock), clock, range(1, 47))
     run_steps(EtaReporter(second, first.rows, 46, clock), clock, range(47, 101))

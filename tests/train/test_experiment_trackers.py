@@ -17,7 +17,6 @@ pytestmark = pytest.mark.usefixtures("no_report")
 
 
 def fake_wandb():
-    """A run named abc123, if it has no name yet."""
     wandb = Mock()
     run = wandb.init.return_value
     wandb.init.side_effect = lambda **options: setattr(run, "id", options["id"] or "abc123") or run

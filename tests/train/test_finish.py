@@ -1,5 +1,3 @@
-"""The end of a training: errors of it are found at the start, and a failure then loses no weights."""
-
 import json
 
 import pytest
@@ -22,7 +20,6 @@ LONG = "a cat and a dog and a cat and a dog and a cat and a dog"
 
 @pytest.fixture(scope="module")
 def texts_dir(tmp_path_factory):
-    """Texts for every task."""
     return write_task_texts(tmp_path_factory.mktemp("texts"))
 
 
@@ -32,7 +29,6 @@ def chat_line(answer) -> str:
 
 
 def assert_refused(recipe, message):
-    """Before the first step."""
     notes = Notes()
     with user_error(message):
         run_training(recipe, report=notes)
@@ -85,7 +81,6 @@ def test_unusable_generation_settings_are_refused_at_start(task, generation, mes
 @pytest.mark.parametrize("split", ["valid", "test"])
 @pytest.mark.parametrize("task", ["classification", "chat", "denoising"])
 def test_row_longer_than_any_batch_is_refused(task, split, tmp_path):
-    """Also one that is only used for evaluation."""
     files = {
         "short.txt": "a cat\na dog\n",
         "long.txt": f"{LONG}\n",

@@ -1,5 +1,3 @@
-"""Training in fp16: small gradients are scaled, steps that overflow are skipped, and resume repeats both."""
-
 import pytest
 import torch
 from tests.train.conftest import Toy, equal_states, loop_config, toy_model, train_toy, user_error
@@ -28,8 +26,6 @@ def catch_gradients(model, task, batch, precision):
 
 
 class RandomTokens:
-    """One batch of random tokens."""
-
     def __init__(self) -> None:
         generator = torch.Generator().manual_seed(2)
         self.source, self.target = torch.randint(4, 20, (2, 6, 9), generator=generator)
@@ -62,8 +58,6 @@ def test_gradients_match_fp32_within_rounding():
 
 
 class TinyLoss(Toy):
-    """A loss so small that its gradients are 0 in fp16."""
-
     def loss(self, model, batch) -> Loss:
         total = 1e-8 * model(self.x[batch]).sum()
         return Loss(total, total.detach(), len(batch))

@@ -1,5 +1,3 @@
-"""Training from the weights of another run: what is loaded, what is new, what is frozen, and its resume."""
-
 import shutil
 from types import SimpleNamespace
 
@@ -36,7 +34,6 @@ STEPS = 4
 
 @pytest.fixture(scope="module")
 def workdir(no_report, tmp_path_factory):
-    """Texts, and a run ``first`` of four layers a side."""
     directory = tmp_path_factory.mktemp("init")
     write_corpus(directory)
     run_training(small_recipe(directory, "first", steps=STEPS, model={"n_layers": 4}), report=Notes())
@@ -44,7 +41,6 @@ def workdir(no_report, tmp_path_factory):
 
 
 def tuning_recipe(directory, out, init_from=None, **changes) -> Recipe:
-    """A recipe that starts from ``first`` and sets of its model only what is passed."""
     recipe = small_recipe(directory, out).model_dump(mode="json")
     del recipe["tokenizer"]
     model = changes.pop("model", {})
@@ -165,7 +161,6 @@ def test_layer_stride_takes_every_second_layer(workdir):
 
 
 def layer_pattern(*windows):
-    """Attention of these widths, each with other rotary angles."""
     return [
         {"attention": {"name": "softmax", "window": window}, "position": {"name": "rope", "theta": 10.0 + i}}
         for i, window in enumerate(windows)
@@ -194,7 +189,6 @@ def student_recipe(stride, **model) -> Recipe:
     ],
 )
 def test_layer_stride_keeps_the_kind_of_each_layer(windows, stride, expected):
-    """The output of each layer is that of the layer it comes from."""
     origin = make_pattern_run(*windows, n_layers=6)
     model = inherit_settings(student_recipe(stride), origin).model
     attentions = [part.attention for part in model.layer_pattern if part.attention]

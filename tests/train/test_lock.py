@@ -1,5 +1,3 @@
-"""One run to a directory: the second is refused, but not after the first has died."""
-
 import json
 import os
 import signal

@@ -1,5 +1,3 @@
-"""metrics.jsonl, lines of text, the progress bar and TensorBoard."""
-
 import json
 import math
 import re

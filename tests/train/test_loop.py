@@ -1,5 +1,3 @@
-"""The training loop on a task of fourteen rows: exact sums, skipped steps, checkpoints, and resume."""
-
 import errno
 import math
 import os
@@ -52,8 +50,6 @@ class GradientCatcher:
 
 
 class PartitionTask:
-    """Sentences of several lengths, in batches as they are partitioned."""
-
     labels = ()
 
     def __init__(self, parts: list[list[int]]) -> None:
@@ -94,7 +90,6 @@ MODEL = build(
 
 
 def catch_gradients(training, task, config, root):
-    """Gradients of one step, and its row of metrics."""
     catcher, notes = GradientCatcher(training.model), Notes()
     training.optimizers = [catcher]
     train_model(training, task, config, root, notes)
@@ -377,7 +372,6 @@ def batch_norm_training(config) -> TrainState:
 
 
 def copy_state(training) -> dict:
-    """Weights and running statistics, as they are now."""
     return {name: w.detach().clone() for name, w in named_state(training.model).items()}
 
 

@@ -1,7 +1,3 @@
-"""A batch in, its loss out: the root module for DistributedDataParallel, fully_shard and compile."""
-
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -26,8 +22,6 @@ TOKENS = torch.randint(0, 23, (5, 8), generator=torch.Generator().manual_seed(3)
 
 
 class NextTokens:
-    """Every token but the last predicts the next one."""
-
     def collate(self, rows: list[int]) -> TokenWindows:
         tokens = TOKENS[rows]
         return TokenWindows(tokens[:, :-1], None, tokens[:, 1:]) if rows else make_dummy_windows()
@@ -58,7 +52,6 @@ def make_module() -> LossModule:
 
 
 def train_two_steps(module: nn.Module, rows: list[int], scale: float = 1.0) -> list[Any]:
-    """Loss and label count of each step on the same rows."""
     optimizer, results = torch.optim.SGD(module.parameters(), 1e-2), []
     for _ in range(2):
         loss = module(NextTokens().collate(rows))
@@ -86,7 +79,6 @@ def test_forward_is_the_loss_of_the_task():
 
 @pytest.mark.parametrize("name", [*TASKS, "distillation"])
 def test_dummy_batch_has_zero_gradients(name, corpus_dir):
-    """For all weights that have a gradient of a real batch."""
     task_name = "masked-lm" if name == "distillation" else name
     run, task = open_task(recipe_of(corpus_dir, task_name, f"dummy-{name}"))
     if name == "distillation":

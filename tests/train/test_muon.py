@@ -1,5 +1,3 @@
-"""Muon against its formulas and torch's own implementation."""
-
 import pytest
 import torch
 from tests.train.test_optim import tiny_model
@@ -21,7 +19,6 @@ def test_adam_lr_is_for_embeddings():
 
 
 def apply_formula(p, grads, lr, decay, dtype):
-    """A matrix after updates of Muon."""
     a, b, c = 3.4445, -4.7750, 2.0315
     p, mean = p.double(), torch.zeros_like(p).double()
     for g in grads:

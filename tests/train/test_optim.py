@@ -1,5 +1,3 @@
-"""Optimizers against their formulas, and the parameters of each."""
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -84,7 +82,6 @@ PATTERN = {"position": "rope", "layer_pattern": [{"position": {"name": name}} fo
 @pytest.mark.parametrize("position", [*POSITION.names(), "pattern"])
 @pytest.mark.parametrize(("kind", "stacks"), KINDS, ids=[str(kind) for kind, _ in KINDS])
 def test_muon_takes_only_matrices_inside_blocks(kind, stacks, position):
-    """Tables and everything above the blocks are AdamW's."""
     positions = PATTERN if position == "pattern" else {"position": position}
     sizes = {"vocab_size": 11, "d_model": 8, "n_heads": 2, "n_layers": 2, "max_len": 8}
     model = build(ModelConfig(**sizes, **kind, **positions), 1)

@@ -1,5 +1,3 @@
-"""Which number format is chosen, and where it applies."""
-
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -94,7 +92,6 @@ def test_auto_compiles_on_a_gpu_with_triton(choice, device, has_triton, expected
 @pytest.mark.usefixtures("no_report")
 @pytest.mark.parametrize("backend", ["eager", "inductor"])
 def test_compiled_run_matches_plain_run(backend, corpus_dir, monkeypatch):
-    """In training, evaluation and resume."""
     torch._dynamo.reset()
     compile_layers = Stack.compile_layers
     monkeypatch.setattr(Stack, "compile_layers", lambda stack: compile_layers(stack, backend=backend))

@@ -1,5 +1,3 @@
-"""Batches collated during the step before: the same numbers and positions, also over a resume."""
-
 from itertools import islice
 
 import pytest
@@ -18,19 +16,16 @@ META = torch.device("meta")
 
 
 def epoch_rows(epoch) -> list[int]:
-    """Epochs of three and of four batches."""
     return [10 * epoch + i for i in range(3 + epoch % 2)]
 
 
 def make_prefetcher(progress, device=META) -> BatchPrefetcher:
-    """Batches with a random number each."""
     return BatchPrefetcher(
         progress, epoch_rows, 2, lambda row: [(row, torch.rand(1))], lambda step: 100 + step, device
     )
 
 
 def record_steps(progress, n, prefetch) -> list:
-    """Of each step its batches, numbers drawn after them, and the position for a checkpoint."""
     prefetcher, steps = make_prefetcher(progress), []
     for step in range(1, n + 1):
         batches = [(row, float(x)) for row, x in prefetcher.take(step)]
@@ -81,8 +76,6 @@ def test_tensors_are_copied_once_and_only_to_devices():
 
 
 class NoisyTask(Toy):
-    """Draws when it collates."""
-
     def collate(self, rows):
         return super().collate(rows), torch.rand(len(rows), 1)
 

@@ -1,5 +1,3 @@
-"""Position in the data, best metric and patience over a resume."""
-
 import math
 
 import numpy as np

@@ -1,5 +1,3 @@
-"""Every training leaves a report of what it learned, and has the same weights with and without it."""
-
 import json
 import math
 import os
@@ -36,7 +34,6 @@ def corpus_dir(tmp_path_factory):
 
 @pytest.fixture(scope="module", params=TASKS)
 def finished(request, no_fsync, corpus_dir):
-    """A run of each task."""
     recipe, notes = task_recipe(corpus_dir, request.param, corpus_dir / request.param), Notes()
     run_training(recipe, report=notes)
     return SimpleNamespace(task=request.param, run_dir=recipe.out, notes=notes)

@@ -1,5 +1,3 @@
-"""Runs killed at any step or in the middle of a save, or stopped by a signal, resume to the same bits."""
-
 import hashlib
 import json
 import os
@@ -89,7 +87,6 @@ def recipe_in(corpus_dir, name, **train) -> Recipe:
 
 @pytest.fixture(scope="module")
 def expected(corpus_dir):
-    """Digests of uninterrupted runs, by precision."""
     digests = {}
     for precision in ("fp32", "bf16"):
         recipe = recipe_in(corpus_dir, f"expected-{precision}", precision=precision)
@@ -148,7 +145,6 @@ def test_run_killed_in_save_resumes_bit_for_bit(point, corpus_dir, expected, mon
 
 @pytest.mark.acceptance("R1")
 def test_run_killed_three_times_resumes_bit_for_bit(corpus_dir, expected):
-    """Recomputation may be changed between one resume and the next."""
     recipe = recipe_in(corpus_dir, "unlucky")
     recomputing = recipe_in(corpus_dir, "unlucky", recompute="blocks")
     for k in (2, 7, 8):
@@ -169,7 +165,6 @@ OPTIONS = {
     "task", [pytest.param(t, marks=[] if t == "classification" else pytest.mark.slow) for t in TASKS]
 )
 def test_every_task_resumes_bit_for_bit(task, corpus_dir, tmp_path):
-    """With the noise that tasks draw."""
     write_texts(tmp_path)
     choice = Choice(task, **OPTIONS.get(task, {}))
     reference, killed_recipe = (

@@ -1,5 +1,3 @@
-"""From a recipe to a finished run directory: what is learned, what is written, what is refused."""
-
 import json
 import math
 import re
@@ -52,7 +50,6 @@ def log_training(recipe) -> list[str]:
 
 @pytest.fixture(scope="module")
 def memorized_run(no_report, tmp_path_factory):
-    """Directory, run and notes of a training that memorizes ten sentences."""
     directory = tmp_path_factory.mktemp("ten")
     for split in ("train", "valid"):
         (directory / f"{split}.de").write_text("".join(f"{line}\n" for line in TEN))
@@ -263,7 +260,6 @@ def test_divergence_exits_with_code_2(corpus_dir, capsys):
 
 @pytest.fixture(scope="module")
 def finished(no_report, tmp_path_factory):
-    """A directory with texts and a run of three steps, which tests do not change."""
     directory = tmp_path_factory.mktemp("finished")
     write_corpus(directory)
     run_training(small_recipe(directory, steps=3), report=Notes())

@@ -1,5 +1,3 @@
-"""Every schedule against its formula."""
-
 import math
 
 import pytest

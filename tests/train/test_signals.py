@@ -1,5 +1,3 @@
-"""Signals that stop a training."""
-
 import signal
 import threading
 

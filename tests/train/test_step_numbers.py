@@ -1,5 +1,3 @@
-"""A training whose numbers are read a step late equals one whose numbers are read at once."""
-
 import pytest
 import torch
 from tests.train.conftest import (
@@ -22,7 +20,6 @@ pytestmark = pytest.mark.usefixtures("no_fsync")
 
 
 def set_late(monkeypatch, is_late=True) -> None:
-    """Read numbers as on a GPU."""
     monkeypatch.setattr(loop, "can_read_late", lambda training, ranks: is_late)
 
 
@@ -55,7 +52,6 @@ def test_logs_weights_and_checkpoints_are_the_same(log_every, train_both):
 
 
 def test_steps_not_finite_are_skipped_with_their_number(train_both):
-    """The message comes during the next step."""
     training, _, notes = train_both(lambda: NaNTask({3, 4, 6, 11}), log_every=4, ema=0.9, save_every=6)
     assert training.progress.skipped == len(notes.lines) == 4
 

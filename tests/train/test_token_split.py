@@ -1,5 +1,3 @@
-"""Translation with tokens that are split at random: what a step reads, row lengths, and refused options."""
-
 import json
 
 import pytest

@@ -1,5 +1,3 @@
-"""Final weights from checkpoints, moving average and mean; checkpoints of another model."""
-
 import math
 
 import pytest

@@ -1,5 +1,3 @@
-"""Fine-tuning with adapters: what is trained, what is frozen, and the resume and the end of a run."""
-
 import shutil
 from types import SimpleNamespace
 

@@ -1,5 +1,3 @@
-"""Shared by the tests of batches that are drawn at random."""
-
 import math
 
 import numpy as np

@@ -1,5 +1,3 @@
-"""Batches of pairs against rows padded one by one."""
-
 import numpy as np
 import pytest
 import torch
@@ -27,7 +25,6 @@ def pad(rows, value):
 
 
 def assert_padded(batch, sources, targets, t):
-    """Source, positions, decoder input and labels of a batch, row by row."""
     assert batch.source.tolist() == pad([[*row, t.eos_id] for row in sources], t.pad_id)
     assert batch.target.tolist() == pad([[t.bos_id, *row] for row in targets], t.pad_id)
     assert batch.labels.tolist() == pad([[*row, t.eos_id] for row in targets], IGNORE_INDEX)

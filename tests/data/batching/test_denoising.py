@@ -1,5 +1,3 @@
-"""Corrupted texts, restored by plain loops and counted against the distributions of the papers."""
-
 import itertools
 import math
 from collections import Counter

@@ -1,5 +1,3 @@
-"""Every row once per epoch, within the token budget, in an order that depends on (seed, epoch) only."""
-
 import json
 from itertools import islice, pairwise
 
@@ -34,7 +32,6 @@ def split_sides(rows):
 
 
 def cost(rows, source, target):
-    """Cells of the larger side of a batch, with padding."""
     return len(rows) * max(max(source[i], target[i]) for i in rows)
 
 

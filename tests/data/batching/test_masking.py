@@ -1,5 +1,3 @@
-"""How many tokens are masked, which, and by what: counted over many draws."""
-
 from collections import Counter
 
 import numpy as np
@@ -13,7 +11,6 @@ from polyhead.tokenizers.word_boundaries import WordBoundaries
 
 
 def make_boundaries(begins, ends=()):
-    """Special tokens, and those ids, begin and end words."""
     is_begin, is_end = IS_SPECIAL.copy(), IS_SPECIAL.copy()
     is_begin[begins], is_end[list(ends)] = True, True
     return WordBoundaries(is_begin, is_end, np.zeros(V, bool), True, np.zeros(V, bool), [b""] * V)
@@ -66,7 +63,6 @@ def test_labels_are_the_masked_tokens(n, fraction, whole_words, seed):
 
 
 def group_words(ids, begins, ends):
-    """The positions of each word."""
     words = []
     for i, token in enumerate(ids):
         if token < 5:

@@ -1,5 +1,3 @@
-"""Rows of equal width from texts of any length."""
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -20,7 +18,6 @@ from polyhead.data.stores.token_store import TokenStore
 
 
 def best_fit(sizes, width):
-    """Best-fit decreasing by comparing every row; the sizes in each."""
     rows = []
     for size in sorted(sizes, reverse=True):
         fitting = [row for row in rows if sum(row) + size <= width]

@@ -1,5 +1,3 @@
-"""Tokens of rows split over ranks: each has a chunk from both ends."""
-
 import pytest
 import torch
 
@@ -17,7 +15,6 @@ def count(n):
 
 
 def test_rank_has_a_chunk_from_each_end():
-    """Rows are padded to chunks of equal length."""
     rows = [shard.select(torch.arange(12)[None]).tolist() for shard in make_shards(3)]
     assert rows == [[[0, 1, 10, 11]], [[2, 3, 8, 9]], [[4, 5, 6, 7]]]
     row = torch.arange(5)[None]
@@ -27,7 +24,6 @@ def test_rank_has_a_chunk_from_each_end():
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4])
 def test_causal_work_is_equal(n):
-    """Pairs of a token and those before it."""
     pairs = [int((shard.select(torch.arange(24)[None]) + 1).sum()) for shard in make_shards(n)]
     assert pairs == [12 * 25 // n] * n
 

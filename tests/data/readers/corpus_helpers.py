@@ -1,5 +1,3 @@
-"""Shared by the tests that read pairs."""
-
 from polyhead.data.readers.parallel_corpus import open_corpus, read_pairs
 
 
@@ -8,7 +6,6 @@ def open_parallel(write_file, source, target):
 
 
 def read_checked(corpus):
-    """Sources, targets and the report, whose counts are consistent."""
     sources, targets, report = read_pairs(corpus)
     assert report.total == report.used + report.empty + report.too_long + report.malformed
     assert report.used == len(sources) == len(targets)

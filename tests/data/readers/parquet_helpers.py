@@ -1,5 +1,3 @@
-"""The same rows in Parquet and in JSONL."""
-
 import json
 
 import pyarrow
@@ -25,7 +23,6 @@ ROWS = [
 
 @pytest.fixture(scope="module")
 def paths(tmp_path_factory):
-    """The rows as Parquet, in row groups and with columns of bytes, and as JSONL."""
     directory = tmp_path_factory.mktemp("parquet")
     table = pyarrow.Table.from_pylist(ROWS)
     table = table.append_column("image", pyarrow.array([{"bytes": b"\xff\xd8", "path": "x"}] * N))

@@ -1,5 +1,3 @@
-"""CSV files are read as the same rows in JSONL, by every reader of tables."""
-
 import csv
 import gzip
 import json
@@ -28,7 +26,6 @@ ROWS = [
 
 
 def write_csv(path, rows=ROWS, encoding="utf-8", **dialect):
-    """As spreadsheets write it."""
     open_file = gzip.open if path.suffix == ".gz" else open
     with open_file(path, "wt", encoding=encoding, newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]), **dialect)
@@ -68,7 +65,6 @@ def test_rows_equal_those_of_jsonl(name, dialect, tmp_path):
 
 
 def read_texts(path, content):
-    """(text, label) of the rows, and the report."""
     path.write_bytes(content)
     report = LabeledReport(path.name)
     examples = open_labeled([path], text=["text"], label="label").iter_examples(report)
@@ -178,7 +174,6 @@ def test_csv_is_not_read_as_another_format(tmp_path):
 
 @pytest.mark.slow
 def test_commands_read_csv(tmp_path, monkeypatch, capsys):
-    """estimate, train, eval and classify."""
     from polyhead.estimate import data_sample
 
     rows = [{"text": f"a {['good', 'bad'][i % 2]}, long day {i}", "label": "+-"[i % 2]} for i in range(300)]

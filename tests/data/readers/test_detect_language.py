@@ -1,5 +1,3 @@
-"""A text in the wrong language is detected by script or by frequent words."""
-
 import pytest
 
 from polyhead.data.readers.detect_language import Language, describe_language, detect_wrong_language

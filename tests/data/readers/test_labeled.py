@@ -1,5 +1,3 @@
-"""Labeled texts: every usable line with its label; everything else is counted with its place."""
-
 import gzip
 import json
 

@@ -1,5 +1,3 @@
-"""Pairs are read or counted as skipped; invalid files are refused in one line."""
-
 import bz2
 import gzip
 import json
@@ -165,7 +163,6 @@ VALID = "".join(f"{n}\n" for n in range(20))
 
 
 def append_line(line):
-    """Twenty valid lines, and one more in the source."""
     line = line if isinstance(line, bytes) else line.encode()
     return {"a.en": VALID.encode() + line + b"\n", "a.de": VALID + "x\n"}
 

@@ -1,5 +1,3 @@
-"""Parquet files are read as the same rows in JSONL, by every reader of tables."""
-
 import json
 import sys
 

@@ -1,5 +1,3 @@
-"""Plain text: documents, splits, byte order marks; each token once."""
-
 import contextlib
 import json
 
@@ -18,7 +16,6 @@ LINES = ["ROMEO:", "But soft!", "JULIET:", "Ay me.", "ROMEO:", "She speaks."]
 
 
 def read_values(paths, columns, **options):
-    """The values of the columns of tables, and the report."""
     report = TextReport("x")
     chunks = open_text(paths, options.pop("kind", "line"), columns=columns, **options).read_chunks(report)
     return [chunk.text for chunk in chunks], report

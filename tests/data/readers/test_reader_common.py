@@ -1,5 +1,3 @@
-"""Validation splits by hash."""
-
 import json
 import re
 import zlib
@@ -12,7 +10,6 @@ from polyhead.data.readers.labeled import open_labeled, read_labeled
 
 
 def read_splits(path, fraction, **columns):
-    """The training and the validation examples."""
     return [
         read_labeled(open_labeled([path], validation_fraction=fraction, is_validation=split, **columns))[0]
         for split in (False, True)

@@ -15,7 +15,6 @@ def test_tsv_columns_by_number(source, target, write_file):
 
 
 def test_tsv_columns_by_name(write_file):
-    """Rows with fewer or more columns are malformed."""
     path = write_file("a.tsv", "id\ten\tde\n1\tone\teins\n2\ttwo\n\n4\tfour\tvier\textra\n5\tfive\tfünf\t\n")
     sources, targets, report = read_checked(open_corpus([path], source="en", target="de"))
     assert (sources, targets) == (["one", "five"], ["eins", "fünf"])

@@ -1,5 +1,3 @@
-"""Shared by the tests of stores of pairs."""
-
 import pytest
 
 from polyhead.data.readers.parallel_corpus import open_corpus
@@ -16,8 +14,6 @@ def corpus(write_file):
 
 @pytest.fixture
 def open_store(tmp_path, tokenizer):
-    """A function that opens or builds the store of a corpus."""
-
     def open_or_build(corpus, max_len=20, tokenizer=tokenizer):
         return PairStore.open_or_build(corpus, tokenizer, tmp_path / "cache", max_len=max_len)
 

@@ -17,7 +17,6 @@ from polyhead.tokenizers.train_tokenizer import train_tokenizer
 
 @pytest.fixture
 def builds(monkeypatch):
-    """The directories built, in order."""
     directories, build = [], build_cache._build
     monkeypatch.setattr(
         build_cache,

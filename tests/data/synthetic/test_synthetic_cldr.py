@@ -44,7 +44,6 @@ def test_everyday_phrases_are_in_the_corpus(monkeypatch):
 
 
 def test_seed_determines_the_pairs(corpus):
-    """A smaller corpus is a part of a larger one."""
     assert make_pairs("en", "zh", n=2000, seed=1) == corpus
     assert set(make_pairs("en", "zh", n=500, seed=1)) <= set(corpus)
     assert not set(make_pairs("en", "zh", n=500, seed=2)) <= set(corpus)

@@ -14,8 +14,6 @@ EN, ZH = Locale("en"), Locale("zh")
 
 
 class FirstChoice(Random):
-    """Always draws the first choice and the smallest number."""
-
     def randrange(self, start, stop=None, step=1):
         return 0 if stop is None else start
 

@@ -1,7 +1,5 @@
 """Trainings of every task on one process and on several, and their comparison."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from functools import wraps
@@ -56,7 +54,6 @@ def write_task_texts(directory: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def corpus_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Texts for every task."""
     return write_task_texts(tmp_path_factory.mktemp("ranks"))
 
 
@@ -84,13 +81,11 @@ def recipe_of(directory: Path, task: str, out: str, **train: Any) -> Recipe:
 
 
 def large_recipe(directory: Path, task: str) -> Recipe:
-    """With a validation and a test text of many batches."""
     recipe = recipe_of(directory, task, f"large-{task}", max_tokens=40, eval_bleu=task == "translation")
     return with_data(recipe, valid=recipe.data.train, test=recipe.data.train)
 
 
 def open_task(recipe: Recipe) -> tuple[Run, Task]:
-    """The task of a recipe, and a run of a new model for it."""
     part, config = TASK.get(recipe.task.name), recipe.tokenizer
     tokenizer = train_tokenizer(part.iter_texts(recipe), config.kind, config.vocab_size)
     task: Task = part.open(recipe, tokenizer, Notes())

@@ -1,7 +1,3 @@
-"""Small trainings that are split over ranks, and their checkpoints."""
-
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +52,6 @@ def make_training(world_size: int, optimizer: Any = ADAM, layout: str = "shard")
 
 
 def train_steps(training: TrainState, rank: int, world_size: int, steps: int = 2) -> list[float]:
-    """Losses of this rank's rows of a few steps."""
     module, losses = training.bind_task(TASK), []
     for _ in range(steps):
         training.progress.step += 1

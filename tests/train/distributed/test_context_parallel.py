@@ -1,7 +1,3 @@
-"""Tokens of rows over ranks: losses of tasks, recomputed and compiled layers, and the memory of a rank."""
-
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +51,6 @@ def sum_losses(module: LossModule, batch: Any) -> Tensor:
 
 
 def compare_tasks(recipes: dict[str, Recipe]) -> dict[str, float]:
-    """For each task the largest difference from the whole batch, in units of its loss."""
     differences = {}
     for name, recipe in recipes.items():
         run, task = open_task(recipe)
@@ -103,7 +98,6 @@ def measure_saved_bytes(model: Any, batch: TokenWindows) -> int:
 
 
 def compare_gradients(*models: Any) -> list[float]:
-    """The largest difference of the gradients of each model to those of the first."""
     grads, *other_models = (
         compute_gradients(model, ContextGather(model, dist.group.WORLD)) for model in models
     )
@@ -111,7 +105,6 @@ def compare_gradients(*models: Any) -> list[float]:
 
 
 def measure_memory() -> list[Any]:
-    """Bytes that this rank and one process keep of three models, and what recomputation changes."""
     alibi, recomputing = (make_model(position="alibi") for _ in range(2))
     rope = make_model(position="rope", n_kv_heads=4)
     recompute_blocks(recomputing)
@@ -148,7 +141,6 @@ def check_bytes_of_pass(n_bytes: float, world_size: int) -> None:
 
 @pytest.fixture(scope="module")
 def results(corpus_dir):
-    """Measured on each of two ranks, in one launch."""
     recipes = {task: recipe_of(corpus_dir, task, f"parts-{task}") for task in TOKEN_TASKS}
     for recipe in recipes.values():
         open_task(recipe)  # writes the token stores that all ranks read
@@ -208,7 +200,6 @@ def test_compiled_layers_gather_keys_and_values():
     ],
 )
 def test_context_parallel_run_matches_one_process(task, corpus_dir):
-    """Evaluations and files too."""
     single = train(recipe_of(corpus_dir, task, f"context-{task}-1"), 1)
     recipe = recipe_of(corpus_dir, task, f"context-{task}-2", parallel={"context": 2})
     assert_same_run(single, train(recipe, 2))

@@ -1,5 +1,3 @@
-"""Evaluations over several processes give the numbers of one to the last bit, and end on all of them."""
-
 import json
 import os
 import re
@@ -25,7 +23,6 @@ pytestmark = [pytest.mark.usefixtures("no_report"), pytest.mark.acceptance("G5",
 
 
 def evaluate(recipe, ranks, chunk_tokens=50):
-    """Metrics, final measures, and how many items were evaluated in this process."""
     n_items = [0]
 
     def map_fn(work, items):
@@ -62,7 +59,6 @@ def compare_world_sizes(recipes, world_size, chunk_tokens):
     ids=["three", "two", "two-others", "three-all"],
 )
 def test_metrics_equal_one_process_bit_for_bit(world_size, tasks, corpus_dir):
-    """Items are the same, and their results are added in one order."""
     recipes = [large_recipe(corpus_dir, task) for task in tasks]
     for facts, n_items, shares in compare_world_sizes(recipes, world_size, 50):
         assert any(name.startswith("test ") for name in facts)
@@ -72,14 +68,12 @@ def test_metrics_equal_one_process_bit_for_bit(world_size, tasks, corpus_dir):
 
 @pytest.mark.acceptance("G2")
 def test_ranks_without_a_batch_have_metrics_of_all(corpus_dir):
-    """One batch on three ranks."""
     recipes = [recipe_of(corpus_dir, task, f"one-batch-{task}", max_tokens=4000) for task in TASKS]
     for _, n_items, shares in compare_world_sizes(recipes, 3, 4000):
         assert shares == [n_items, 0, 0]
 
 
 def test_all_ranks_judge_by_metrics_of_rank_0(corpus_dir):
-    """Though averages and metrics of another rank drift."""
     settings = {"steps": 12, "eval_every": 1, "patience": 2, "lr": 0.5}
     single = train(recipe_of(corpus_dir, "translation", "judges-1", **settings), 1)
     recipe = recipe_of(corpus_dir, "translation", "judges-2", **settings)
@@ -114,7 +108,6 @@ def test_all_ranks_judge_by_metrics_of_rank_0(corpus_dir):
 
 
 def recipe_with_batches(corpus_dir, name, **train):
-    """With a validation text of some batches for each of two ranks."""
     recipe = recipe_of(corpus_dir, "translation", name, **train)
     return with_data(recipe, valid=recipe.data.train)
 
@@ -144,7 +137,6 @@ def test_loss_not_finite_on_one_rank_ends_all(corpus_dir):
 
 @pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_signal_in_evaluation_between_steps(rank, corpus_dir):
-    """The evaluation ends, then training stops."""
     recipe = recipe_with_batches(corpus_dir, f"signal-{rank}")
 
     def work(ranks):
@@ -179,7 +171,6 @@ def numbers_in(text):
     ],
 )
 def test_signal_in_final_evaluation_interrupts_all_ranks(rank, state, corpus_dir):
-    """Whether the rank works or waits; a resume measures what is missing."""
     recipe = recipe_with_batches(corpus_dir, f"final-{rank}-{state}")
     busy = rank if state == "working" else 1 - rank
 

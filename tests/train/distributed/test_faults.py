@@ -1,5 +1,3 @@
-"""One of several processes fails, dies or is stopped: all end soon, and one of them prints the reason."""
-
 import errno
 import os
 import signal
@@ -50,7 +48,6 @@ ACTIONS: dict[str, tuple[Callable[[], None], int]] = {
 
 
 def inject(point: str, ranks, action: Callable[[], None]) -> None:
-    """Let this process do it at that point of a training."""
     if point in ("first step", "late step"):
         loop.train_step = on_call(1 if point == "first step" else 7, loop.train_step, action)
     elif point == "between buckets":
@@ -134,7 +131,6 @@ def test_fault_of_one_process_ends_split_training(parallel, fault, rank, point, 
 
 
 def check_all_end(fault, rank, point, recipe):
-    """All processes end, one of them prints the reason, and the run resumes to the same end."""
     results = run_with_fault(recipe, fault, rank, point)
     code, error = results[1 - rank]
     assert results[rank].code == ACTIONS[fault][1], results

@@ -1,5 +1,3 @@
-"""Values of any size in the key-value store."""
-
 import pytest
 from tests.train.ranks import outputs_of
 

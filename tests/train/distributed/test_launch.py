@@ -1,5 +1,3 @@
-"""``train --processes`` and torchrun: one output, one exit code, no process left over."""
-
 import os
 import signal
 import subprocess
@@ -32,7 +30,6 @@ def workdir(tmp_path, monkeypatch):
 
 @pytest.fixture
 def kill_children():
-    """Kill what a test has started and left."""
     children_at_start = set(psutil.Process().children(recursive=True))
     yield
     for child in set(psutil.Process().children(recursive=True)) - children_at_start:
@@ -46,14 +43,11 @@ def write_recipe(**train) -> str:
 
 
 class Training:
-    """A training in processes of its own."""
-
     def __init__(self, *arguments: str, command: list[str] = COMMAND) -> None:
         self.process = subprocess.Popen([*command, *arguments], stderr=subprocess.PIPE, text=True)
         self.ranks: dict[int, psutil.Process] = {}
 
     def wait_for_rows(self, n_rows: int = 5) -> None:
-        """Wait until metrics are logged, and find the processes of the ranks."""
         metrics, deadline = Path("mine/metrics.jsonl"), time.monotonic() + 400
         while not metrics.is_file() or metrics.read_text().count("\n") < n_rows:
             assert self.process.poll() is None, self.process.communicate()[1]
@@ -63,7 +57,6 @@ class Training:
             self.ranks[int(child.environ()["RANK"])] = child
 
     def finish(self) -> tuple[int, str]:
-        """Exit code and output; no process may be left."""
         output = self.process.communicate(timeout=400)[1]
         assert not psutil.wait_procs(self.ranks.values(), timeout=400)[1]
         return self.process.returncode, output
@@ -127,7 +120,6 @@ def test_error_of_ranks_is_printed_once(options, change, message, workdir):
 @pytest.mark.slow
 @pytest.mark.acceptance("G3", "R11")
 def test_torchrun_restarts_two_machines_from_checkpoint(workdir):
-    """Two agents, one process each; the second process dies once."""
     with launch.socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     options = (
@@ -147,7 +139,6 @@ def test_torchrun_restarts_two_machines_from_checkpoint(workdir):
 
 
 def launch_scripts(tmp_path, monkeypatch, script: str, *arguments: str) -> int:
-    """Let the launcher start a shell script in place of Python."""
     path = tmp_path / "python"
     path.write_text(f"#!/bin/sh\n{script}\n")
     path.chmod(0o755)

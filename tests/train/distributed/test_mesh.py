@@ -1,5 +1,3 @@
-"""Places in a mesh of processes, and meshes and trainings that are refused."""
-
 from math import prod
 
 import pytest

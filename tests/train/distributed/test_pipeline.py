@@ -1,7 +1,5 @@
 """Pipelines compute what one process computes, in fp64, where a difference is not rounding."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -40,8 +38,6 @@ KINDS = ("decoder", "encoder", "encoder-decoder")
 
 
 class RandomTask:
-    """Micro-batches of a kind of model, of other sizes and lengths in every step, and their loss."""
-
     def __init__(self, kind: str) -> None:
         self.kind = kind
 
@@ -83,7 +79,6 @@ class RandomTask:
 
 
 def random_rows(rows: int, length: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Tokens and positions of rows of which all but the first are padded."""
     tokens = torch.randint(3, VOCAB_SIZE, (rows, length), generator=rng)
     pos = torch.arange(length).expand(rows, -1).clone()
     pos[1:, length - 1 :] = -1
@@ -91,8 +86,6 @@ def random_rows(rows: int, length: int, rng: torch.Generator) -> tuple[Tensor, T
 
 
 class Case(NamedTuple):
-    """A model and its schedule."""
-
     schedule: Any
     kind: str
     model: dict[str, Any] | None = None
@@ -112,7 +105,6 @@ def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def train_single(case: Case) -> dict[str, Any]:
-    """Losses, gradients of the first step, weights and evaluation in one process."""
     model, task, losses, grads = case.build(), RandomTask(case.kind), [], {}
     optimizer, module = make_optimizer(model), LossModule(model, task)
     for step in range(STEPS):
@@ -130,7 +122,6 @@ def train_single(case: Case) -> dict[str, Any]:
 
 
 def train_stages(case: Case, mesh: DeviceMesh) -> dict[str, Any]:
-    """As ``train_single``, of one rank of a pipeline."""
     model, task, losses, grads = case.build(), RandomTask(case.kind), [], {}
     pipeline = PipelineModel(model, task, mesh, case.schedule, MICRO_BATCHES)
     optimizer = make_optimizer(model)
@@ -174,8 +165,6 @@ def assert_trains_like_one_process(world_size: int, cases: dict[str, Case]) -> N
 
 
 class CountingLayer(nn.Module):
-    """Counts the micro-batches between its forward and its backward pass."""
-
     def __init__(self) -> None:
         super().__init__()
         self.scale = nn.Parameter(torch.ones(()))
@@ -193,7 +182,6 @@ class CountingLayer(nn.Module):
 
 
 def count_micro_batches_in_flight(mesh: DeviceMesh, n: int) -> dict[str, int]:
-    """The most micro-batches that the first layer of this rank holds, by schedule."""
     counts = {}
     for name in ("gpipe", "1f1b"):
         model, task = Case(name, "decoder").build(), RandomTask("decoder")
@@ -206,7 +194,6 @@ def count_micro_batches_in_flight(mesh: DeviceMesh, n: int) -> dict[str, int]:
 
 
 def freeze_ends(model: nn.Module) -> None:
-    """Freeze the embedding, the first layer and the head."""
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(any(f".layers.{i}." in name for i in (1, 2, 3)))
 
@@ -223,7 +210,6 @@ PARTS: dict[str, dict[str, Any]] = {
 
 
 def test_every_schedule_matches_one_process():
-    """With batches of several lengths."""
     cases = {f"{kind}, {name}": Case(name, kind) for kind in KINDS for name in SCHEDULES}
     assert_trains_like_one_process(2, cases)
 

@@ -1,5 +1,3 @@
-"""Training in a pipeline equals that of one process: losses, weights, files, resumed on any number."""
-
 import pytest
 from tests.train.conftest import Notes, user_error
 from tests.train.distributed.rank_runs import (
@@ -27,7 +25,6 @@ PIPELINE_TASKS = [task for task in TASKS if task != "replaced-token-detection"]
 
 
 def train_pipeline(corpus_dir, task, out, world_size=2, resume=False, **options):
-    """Train in a pipeline of two stages by default; options of train.parallel are among the others."""
     parallel = {key: options.pop(key) for key in ParallelConfig.model_fields if key in options}
     parallel = {"pipeline": 2, "micro_batches": 4, **parallel}
     return train(recipe_of(corpus_dir, task, out, parallel=parallel, **options), world_size, resume)
@@ -59,7 +56,6 @@ def test_resume_with_and_without_pipeline(first, second, corpus_dir):
 @pytest.mark.slow
 @pytest.mark.parametrize("sizes", [{}, {"shard": 2}, {"replicate": 2}], ids=str)
 def test_stages_write_parts_of_a_checkpoint(sizes, corpus_dir):
-    """Together they are the whole state, and any number of processes reads them."""
     world_size, name = 4 if sizes else 2, f"parts-{sizes}"
     options = {"checkpoint": "sharded", "world_size": world_size, **sizes}
     single = train(recipe_of(corpus_dir, "translation", f"{name}-1"), 1)
@@ -159,7 +155,6 @@ FAULTS = [
 
 @pytest.mark.parametrize(("fault", "rank", "point"), mark_slow(FAULTS, [("kill", 1, "stage")]))
 def test_fault_of_one_stage_ends_all(fault, rank, point, corpus_dir):
-    """And the run resumes from its checkpoints."""
     action, code = ACTIONS[fault]
     parallel = {"pipeline": 2, "micro_batches": 4}
     recipe = recipe_of(corpus_dir, "translation", f"fault-{fault}-{rank}-{point}", parallel=parallel)

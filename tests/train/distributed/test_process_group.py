@@ -1,5 +1,3 @@
-"""Any number of processes gives the losses, weights and files of one, also when it changes on resume."""
-
 import json
 import os
 import socket
@@ -65,7 +63,6 @@ OPTIMIZERS = [({"name": "adamw", "eps": 1e-3}, 1e-5), ({"name": "adafactor"}, 1e
 
 
 def test_optimizers_on_two_ranks_match_one_process(corpus_dir):
-    """With frozen parts, learning rate factors and clipped gradients."""
     changes = {"freeze": ["encoder_embedding"], "lr_factors": {"decoder": 2.0}, "clip_norm": 0.1}
     runs = [
         train_all(
@@ -215,7 +212,6 @@ def count_sent_bytes() -> int:
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs Linux")
 @pytest.mark.parametrize("world_size", [3, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 4))])
 def test_bytes_of_a_step_match_estimate(world_size):
-    """Counted at the sockets, within 1 % of the formula of a ring and of the estimate."""
     sizes = {"vocab_size": 3000, "d_model": 64, "n_heads": 2, "n_layers": 3, "d_ff": 256, "max_len": 64}
     config = ModelConfig(kind="decoder", dropout=0.0, **sizes)
 

@@ -1,5 +1,3 @@
-"""Ranks agree before the first step: weights of rank 0, and an error where texts or recipes differ."""
-
 import hashlib
 import os
 import subprocess
@@ -63,7 +61,6 @@ def test_drifting_weights_are_replaced_by_rank_0(moment, corpus_dir):
 
 
 def test_machines_without_shared_files_train_and_resume(corpus_dir, tmp_path):
-    """Each of two machines tokenizes the text; the second has nothing of the first one's directory."""
     recipe = recipe_of(corpus_dir, "translation", "machines-1")
     single = train(recipe, 1)
 

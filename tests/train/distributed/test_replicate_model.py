@@ -1,7 +1,3 @@
-"""Training on ranks that have the whole model: gradients are sums over them, as in one process."""
-
-from __future__ import annotations
-
 from functools import partial, wraps
 from typing import Any
 
@@ -26,8 +22,6 @@ pytestmark = [pytest.mark.usefixtures("no_report"), pytest.mark.acceptance("G5",
 
 
 class Parts(nn.Module):
-    """Linear parts, of which a batch uses the first, the frozen one and those it names."""
-
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
@@ -116,7 +110,6 @@ FAST = ["own head", "experts", "batch norm", "modern", "recomputation"]
     [FAST, pytest.param([name for name in DESIGNS if name not in (*FAST, "muon")], marks=pytest.mark.slow)],
 )
 def test_replicated_designs_match_one_process(names):
-    """Also with a rank that has no rows."""
     compare_shares(names, 3, {"shard": 1})
 
 

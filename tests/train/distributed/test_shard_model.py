@@ -1,7 +1,3 @@
-"""Fully sharded training equals that of one process: losses, weights, files; each rank holds its share."""
-
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -48,7 +44,6 @@ DESIGNS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # of the model, a
 
 
 def train_design(name: str, ranks: ProcessGroup, parallel: dict[str, Any]) -> dict[str, Any]:
-    """Losses and norms of some steps, all weights at the end, and how many numbers this rank has of them."""
     model, train = DESIGNS[name]
     settings = {"steps": 9, "optimizer": ADAM, "lr": 1e-2, "precision": "fp32", "parallel": parallel} | train
     config = TrainConfig.model_validate(settings)
@@ -82,8 +77,6 @@ def train_design(name: str, ranks: ProcessGroup, parallel: dict[str, Any]) -> di
 def assert_trains_like_one_process(
     names: list[str], world_size: int, parallel: dict[str, Any], tolerance: float = 1e-6
 ) -> dict[str, tuple[dict[str, Any], list[dict[str, Any]]]]:
-    """Compare losses, norms, weights and averages; returns the results of one process and of each rank."""
-
     def work(ranks: ProcessGroup) -> list[dict[str, Any]]:
         ranks.form_mesh(ParallelConfig.model_validate(parallel), "cpu")
         return [train_design(name, ranks, parallel) for name in names]
@@ -107,7 +100,6 @@ def assert_trains_like_one_process(
 def compare_shares(
     names: list[str], world_size: int, parallel: dict[str, Any], tolerance: float = 1e-6
 ) -> None:
-    """Compare results with those of one process, and sizes with a rank's share."""
     n_shards = parallel["shard"]
     for name, (single, ranks) in assert_trains_like_one_process(
         names, world_size, parallel, tolerance
@@ -134,7 +126,6 @@ def compare_shares(
     ids=["some", "others"],
 )
 def test_sharded_designs_match_one_process(names):
-    """In fp64, but for the losses; with the states of one process, cut into equal parts."""
     compare_shares(names, 2, {"shard": 2})
 
 

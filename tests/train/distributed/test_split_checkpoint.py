@@ -1,5 +1,3 @@
-"""Checkpoints of a training whose tensors are split: the files of one process, or parts of every rank."""
-
 import ctypes
 import errno
 import os
@@ -51,7 +49,6 @@ MIXED_DTYPES = ("bfloat16", "float64", "int8")
 
 
 def load_with_torch(path: Path, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors that torch.distributed.checkpoint reads from a directory, in one process."""
     tensors = {name: torch.full_like(tensor, -1) for name, tensor in like.items()}
     dcp.load(tensors, storage_reader=HuggingFaceStorageReader(str(path)), no_dist=True)
     return tensors
@@ -80,8 +77,6 @@ class AlternateTensors(Mapping[str, Tensor]):
 
 
 class Saves(NamedTuple):
-    """What two ranks have saved, the errors of each, and the state of one process."""
-
     root: Path
     errors: list[list[str]]
     training: TrainState
@@ -191,7 +186,6 @@ FAILING_WRITES = (("whole", 0), ("sharded", 0), ("sharded", 1))
 
 
 def save_with_errors(root, ranks):
-    """The errors of saves on disks that fail, and in a directory that differs between the ranks."""
     training, errors = make_training(2), []  # without a state of the optimizer yet
     for kind, rank in FAILING_WRITES:
         for code in (errno.EIO, errno.ENOSPC):

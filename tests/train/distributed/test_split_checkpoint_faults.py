@@ -1,5 +1,3 @@
-"""Ranks of a split training are killed: the newest checkpoint is intact, and the run resumes to its end."""
-
 import os
 import signal
 from functools import partial
@@ -21,7 +19,6 @@ pytestmark = pytest.mark.usefixtures("no_report")
 
 
 def run_steps(root, ranks, is_sharded, before_save=lambda: None) -> None:
-    """Train from the newest checkpoint to step 6, saving every second step; before_save runs at step 4."""
     training = make_training(ranks.world_size)
     newest = None if ranks.rank else read_newest_checkpoint(root, read=open_lazy_checkpoint)
     if newest_shared := share_checkpoint(newest, ranks):
@@ -91,7 +88,6 @@ KILLS = {
     ],
 )
 def test_kill_during_save_leaves_newest_checkpoint(kills, tmp_path):
-    """And the run resumes to the same end."""
     roots = {kill: tmp_path / "-".join(map(str, kill)) for kill in kills}
     for (is_sharded, victim, point), root in roots.items():
         *call, is_named = (RANK_0_POINTS | POINTS[is_sharded])[point]

@@ -1,5 +1,3 @@
-"""Batch norm and the balance of experts count the full batch, forward and backward, on all ranks."""
-
 import pytest
 from tests.train.distributed.rank_runs import assert_same_run, recipe_of, train_all
 

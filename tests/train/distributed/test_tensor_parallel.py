@@ -1,7 +1,5 @@
 """What a split model stores, sends and draws; tests/laws compares its training with one process."""
 
-from __future__ import annotations
-
 import copy
 from collections import Counter
 from types import SimpleNamespace
@@ -52,7 +50,6 @@ def loss_of(model: nn.Module) -> Tensor:
 
 
 def count_sums(mesh: DeviceMesh, **changes: Any) -> list[int]:
-    """All-reduces of a forward and a backward pass that one more layer adds."""
     counts = []
     for n_layers in (1, 2):
         model = split(make_model(make_config(DECODER | changes, n_layers=n_layers)), mesh)
@@ -65,8 +62,6 @@ def count_sums(mesh: DeviceMesh, **changes: Any) -> list[int]:
 
 
 class Widths(TorchDispatchMode):
-    """Counts the last dimensions of all tensors that are created."""
-
     def __init__(self) -> None:
         super().__init__()
         self.counts: Counter[int] = Counter()
@@ -138,7 +133,6 @@ def lora_difference(mesh: DeviceMesh) -> float:
 
 
 def recompute_difference(mesh: DeviceMesh) -> float:
-    """Of a split model with and without recomputation, with dropout everywhere."""
     one = split(make_model(make_config(DECODER, dropout=0.3, **DROPOUT)), mesh)
     other = split(make_model(make_config(DECODER, dropout=0.3, **DROPOUT)), mesh)
     recompute_blocks(other)
@@ -162,8 +156,6 @@ def bf16_difference(mesh: DeviceMesh) -> list[float]:
 
 @pytest.fixture(scope="module")
 def results():
-    """Measured on each of two ranks, in one launch."""
-
     def work(ranks):
         mesh = init_device_mesh("cpu", (ranks.world_size,))
         parallel_block = {"feed_forward": {"name": "swiglu"}, "block": {"name": "parallel"}}
@@ -241,8 +233,6 @@ def test_shard_and_tensor_mesh_matches_one_process():
 
 
 class Undeclared(nn.Module):
-    """Attention whose author has not thought of ranks."""
-
     def __init__(self, shape, position):
         super().__init__()
         self.position = position

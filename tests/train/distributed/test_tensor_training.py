@@ -1,5 +1,3 @@
-"""Training split over tensor ranks: losses, checkpoint and final evaluation of one process."""
-
 import pytest
 from tests.train.distributed.rank_runs import TASKS, assert_same_run, recipe_of, train
 from tests.train.distributed.test_shard_model import DESIGNS, assert_trains_like_one_process

@@ -1,5 +1,3 @@
-"""The process group of torch: joining, back ends, collectives, and a model whose passes are collectives."""
-
 import os
 from types import SimpleNamespace
 

@@ -1,7 +1,3 @@
-"""The bytes that every kind of parallel training sends match the estimate: counted at the sockets."""
-
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -67,8 +63,6 @@ class RandomRows:
 
 
 class Case(NamedTuple):
-    """A kind of parallelism, and changes of the default model and training."""
-
     parallel: dict[str, Any]
     model: dict[str, Any] = {}  # noqa: RUF012
     train: dict[str, Any] = {}  # noqa: RUF012
@@ -83,7 +77,6 @@ class Case(NamedTuple):
         return TrainConfig.model_validate(settings | self.train)
 
     def estimate(self, world_size: int) -> float:
-        """Bytes of the rank that sends most."""
         sizes = {name: self.parallel.get(name, 1) for name in ("shard", "context", "tensor", "pipeline")}
         layout = ParallelLayout(
             world_size // int(np.prod(list(sizes.values()))),
@@ -108,7 +101,6 @@ class Case(NamedTuple):
 
 
 def count_step_bytes(case: Case, ranks: ProcessGroup) -> float:
-    """Bytes that this rank sends in a step, the mean over some after the first."""
     config, train = case.config, case.training
     training, task = TrainState(build(config, 1), train, config.d_model, 9), RandomRows(config)
     training.split(task, ranks, train)

@@ -1,5 +1,3 @@
-"""Errors in the samples of a report."""
-
 import pytest
 from tests.train.conftest import Notes
 from tests.train.task_runs import task_recipe

@@ -1,5 +1,3 @@
-"""Samples of a classifier: accuracy by class, confusion and examples."""
-
 from collections import Counter
 
 import pytest

@@ -1,5 +1,3 @@
-"""Samples of a language model: the loss by position in a row."""
-
 import pytest
 import torch
 import torch.nn.functional as F

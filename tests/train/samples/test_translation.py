@@ -1,5 +1,3 @@
-"""Samples of a translation model."""
-
 import pytest
 from tests.train.conftest import Notes
 from tests.train.task_runs import task_recipe

@@ -1,7 +1,3 @@
-"""Texts whose class is told by one word, a recipe for them, and a trained classifier."""
-
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +39,6 @@ def recipe(directory: Path, out: str, *, task: Any = "classification", **changes
 
 
 def random_rows(rng: np.random.Generator, count: int) -> list[tuple[str, str, str]]:
-    """Label and text, whose class one word tells, and a second text."""
     rows = []
     for _ in range(count):
         labels = [str(rng.choice(list(WORDS))) for _ in range(2)]
@@ -75,5 +70,4 @@ def train_classifier(directory: Path) -> tuple[Path, Notes]:
 
 @pytest.fixture(scope="module")
 def trained_run(no_fsync: None, corpus_dir: Path) -> tuple[Path, Notes]:
-    """Directory and notes of a trained classifier."""
     return train_classifier(corpus_dir)

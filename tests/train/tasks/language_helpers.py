@@ -1,7 +1,3 @@
-"""Lines of two different names, a recipe for a language model, and a trained one."""
-
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +21,6 @@ def recipe(directory: Path, out: str, *, task: str = "language-model", **changes
 
 @pytest.fixture(scope="module")
 def corpus_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two different names a line, in all orders equally often."""
     directory = tmp_path_factory.mktemp("names")
     rng = np.random.default_rng(1)
     pairs = [rng.choice(NAMES, 2, replace=False) for _ in range(400)]
@@ -44,7 +39,6 @@ def train_names(directory: Path) -> tuple[Path, Notes]:
 
 @pytest.fixture(scope="module")
 def trained_run(no_fsync: None, corpus_dir: Path) -> tuple[Path, Notes]:
-    """Directory and notes of a trained language model."""
     return train_names(corpus_dir)
 
 

@@ -1,5 +1,3 @@
-"""Pairs of texts that are left out of training."""
-
 import pytest
 from tests.train.conftest import Notes, small_recipe, user_error
 

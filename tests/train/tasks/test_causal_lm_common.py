@@ -1,5 +1,3 @@
-"""Positions that a causal language model gets."""
-
 from types import SimpleNamespace
 
 import pytest

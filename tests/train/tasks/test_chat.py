@@ -1,5 +1,3 @@
-"""Chat training: conversations are memorized, only answers are labels, and padding is not counted."""
-
 import json
 import shutil
 
@@ -62,7 +60,6 @@ def recipe(directory, out, **changes) -> Recipe:
 
 @pytest.fixture(scope="module")
 def trained_run(no_report, corpus_dir):
-    """A run that has memorized the conversations, and its notes."""
     notes = Notes()
     run, _ = run_training(recipe(corpus_dir, "run"), report=notes)
     return run, notes
@@ -80,7 +77,6 @@ def test_conversations_are_memorized(trained_run, corpus_dir):
 
 
 def sum_nll(runs) -> tuple[float, int]:
-    """-log of the mean probability of answers and their ends, one chat at a time, and their token count."""
     run, total, count = runs[0], 0.0, 0
     template = run.chat_session().format
     for chat in CHATS:

@@ -1,5 +1,3 @@
-"""A classifier from labelled texts: what it learns, its batches and loss, its data, and what is refused."""
-
 import json
 import re
 import zlib
@@ -76,8 +74,6 @@ def test_pairs_of_texts_have_segments(corpus_dir):
 
 @pytest.fixture
 def open_task(corpus_dir, tmp_path):
-    """Opens the task with options, and its tokenizer."""
-
     def open_task(train=None, **options):
         task = {"name": "classification", **options}
         config = recipe(corpus_dir, "unused", task=task, data={"cache_dir": tmp_path}, train=train or {})
@@ -88,7 +84,6 @@ def open_task(corpus_dir, tmp_path):
 
 
 def test_every_text_is_once_in_an_epoch(open_task):
-    """In an order of seed and epoch."""
     task, _, _ = open_task()
     epochs = [[batch.tolist() for batch in task.epoch_batches(epoch)] for epoch in (0, 1, 0)]
     assert epochs[0] == epochs[2] != epochs[1]
@@ -213,7 +208,6 @@ def test_unsuitable_recipe_is_refused(changes, message, corpus_dir):
 
 
 def test_eval_truncates_texts_as_training_does(corpus_dir, capsys):
-    """Though the model could read more."""
     config, notes = (
         recipe(corpus_dir, "short", data={"max_len": 5, "cache_dir": None}, train={"steps": 6}),
         Notes(),

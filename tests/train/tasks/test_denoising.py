@@ -1,5 +1,3 @@
-"""Denoising: what the encoder reads and the decoder predicts, what is learned, and what is refused."""
-
 import math
 
 import numpy as np
@@ -27,7 +25,6 @@ def recipe(directory, out, task=INFILLING, **changes):
 
 @pytest.fixture(scope="module")
 def corpus_dir(tmp_path_factory):
-    """A line is a part of the alphabet."""
     directory = tmp_path_factory.mktemp("alphabets")
     rng = np.random.default_rng(1)
     letters = "abcdefghijklmnopqrstuvwxyz"
@@ -47,7 +44,6 @@ def open_task(recipe, with_language=False):
 
 
 def unpad(batch, t) -> list[tuple[list[int], list[int], list[int]]]:
-    """Source, decoder input and labels of each row, without padding."""
     rows = []
     for row in zip(batch.source.tolist(), batch.target.tolist(), batch.labels.tolist(), strict=True):
         source, target, labels = row
@@ -110,7 +106,6 @@ def test_spans_are_predicted_after_their_sentinels(corpus_dir):
 @pytest.mark.parametrize("with_language", [False, True])
 @pytest.mark.parametrize("noise", [INFILLING, SPANS], ids=["infilling", "spans"])
 def test_batches_are_as_large_as_planned(noise, with_language, corpus_dir):
-    """None is larger than planned by its lengths; for spans the lengths are exact."""
     task, t = open_task(recipe(corpus_dir, "x", task=noise, train={"max_tokens": 100}), with_language)
     sources, targets = task._max_lengths(task._cut_segments(0))
     for packed_rows in task.epoch_batches(0):

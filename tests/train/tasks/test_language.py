@@ -1,5 +1,3 @@
-"""A language model from plain text: what it learns, generates and refuses."""
-
 import math
 import shutil
 
@@ -41,7 +39,6 @@ def test_probabilities_of_lines_are_learned(trained_run):
 
 
 def test_older_recipe_with_ineffective_setting_loads_and_resumes(trained_run, tmp_path, capsys):
-    """A new run with it is refused."""
     older = tmp_path / "older"
     shutil.copytree(trained_run[0], older)
     tree = yaml_io.read_yaml(older / "recipe.yaml")

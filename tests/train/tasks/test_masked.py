@@ -1,7 +1,3 @@
-"""Masked language models: what is masked in a batch, what is learned, and what is refused."""
-
-from __future__ import annotations
-
 import math
 import re
 from pathlib import Path
@@ -33,7 +29,6 @@ def recipe(directory: Path, out: str, *, task: Any = "masked-lm", **changes: Any
 
 @pytest.fixture(scope="module")
 def corpus_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same eight letters in a cycle; a line starts with any of them, so two neighbours imply a third."""
     directory = tmp_path_factory.mktemp("letters")
     rng = np.random.default_rng(1)
     starts, sizes = rng.integers(0, 8, 400), rng.integers(5, 14, 400)
@@ -70,7 +65,6 @@ def test_masked_letters_are_learned(corpus_dir):
 
 
 def split_texts(row, t) -> list[list[int]]:
-    """The texts of a row, without special tokens."""
     texts = []
     for token in row:
         if token == t.bos_id:
@@ -83,7 +77,6 @@ def split_texts(row, t) -> list[list[int]]:
 @pytest.mark.parametrize("separator", ["line", "file"])
 @pytest.mark.parametrize("whole_word", [False, True])
 def test_every_token_is_once_in_an_epoch(separator, whole_word, corpus_dir):
-    """Texts have their own special tokens and positions; labels are only where tokens are masked."""
     data = {"document_separator": separator, "max_len": 16}
     task, t = open_task(
         recipe(corpus_dir, "x", data=data, task={"name": "masked-lm", "whole_word": whole_word})

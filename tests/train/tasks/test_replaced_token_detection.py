@@ -1,5 +1,3 @@
-"""Replaced token detection: its loss, what is learned, the use of its encoder, and what is refused."""
-
 import math
 import re
 
@@ -38,7 +36,6 @@ def train(recipe) -> list[str]:
 
 
 def open_task(recipe):
-    """The task, and a new model for it."""
     task, tokenizer = open_masked_task(recipe)
     return task, ph.build(recipe.model.with_vocabulary(tokenizer.vocab_size), 1).eval()
 
@@ -48,7 +45,6 @@ def encode_row(run, text):
 
 
 def start_from(run_recipe, **sections) -> Recipe:
-    """A recipe on the same texts that starts from a run."""
     fields = run_recipe.model_dump(exclude={"tokenizer", "model", "out", "task"}, exclude_unset=True)
     return Recipe.model_validate(fields | {"init_from": {"run": str(run_recipe.out)}, **sections})
 
@@ -70,7 +66,6 @@ def sample_replacements(model, batch):
 @pytest.mark.parametrize("width", [16, 32])
 @torch.no_grad()
 def test_loss_is_that_of_the_paper(width, corpus_dir):
-    """Cross-entropy of masked tokens, and for every token whether it is the text's own."""
     choice = {"name": TASK_NAME, "weight": 20.0, "mask": 0.3}
     task, model = open_task(recipe(corpus_dir, "x", task=choice, data={"max_len": width}))
     batch = task.collate(task.epoch_batches(0)[0])
@@ -137,7 +132,6 @@ def test_training_starts_from_all_weights_of_a_run(corpus_dir):
 
 @pytest.mark.parametrize("width", [None, 8])
 def test_encoder_is_exchanged_with_masked_lm(width, corpus_dir):
-    """In both directions, as wide as its embeddings are; what is above it is new."""
     options = {"steps": 2, "model": {"d_embedding": width}, "train": {"lr": 1e-12, "ema": None}}
     masked = masked_recipe(corpus_dir, f"masked{width}", **options)
     detector = recipe(corpus_dir, f"detector{width}", **options)
@@ -223,7 +217,6 @@ def test_eval_equals_final_evaluation(corpus_dir, capsys):
 
 @pytest.mark.slow
 def test_exports_to_electra_and_onnx(corpus_dir, capsys):
-    """Outputs of transformers and onnxruntime equal those of the encoder."""
     model = {"norm_first": False, "position": "learned", "n_segments": 2, "embedding_norm": True}
     model |= {"feed_forward": "gelu", "scale_embedding": False, "lm_head_bias": True}
     config = recipe(corpus_dir, "exported", steps=3, model=model)

@@ -1,5 +1,3 @@
-"""Files whose source and target are swapped, found by their scripts and frequent words."""
-
 import pytest
 from tests.cli.swapped_sides_helpers import recipe_of
 from tests.cli.swapped_sides_helpers import workdir as workdir

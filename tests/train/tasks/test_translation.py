@@ -1,5 +1,3 @@
-"""Translations of a validation text by several processes."""
-
 import pytest
 import torch
 from tests.train.distributed.rank_runs import corpus_dir as corpus_dir

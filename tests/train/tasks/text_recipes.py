@@ -1,7 +1,3 @@
-"""A recipe for tasks of plain text on texts of single characters."""
-
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
