@@ -22,18 +22,12 @@ def test_longer_text_is_truncated_first(tokenizer, lengths):
     expected = [tokenizer.bos_id, *(id for text in truncated for id in (*text, tokenizer.eos_id))]
     assert (result.ids, result.truncated) == (expected, truncated != texts)
     assert result.ids[result.second_start - 1] == tokenizer.eos_id
+    message = {1: r"at least 3", 2: r"4 tokens are too few for two texts: .* at least 5 are required"}
+    with pytest.raises(UserError, match=message[len(texts)]):
+        build_encoder_input([text[:1] for text in texts], tokenizer, 2 * len(texts))
 
 
-def test_too_small_max_len_is_refused(tokenizer):
-    with pytest.raises(UserError, match=r"4 tokens are too few for two texts: .* at least 5 are required"):
-        build_encoder_input([[7], [8]], tokenizer, 4)
-
-
-def test_rows_of_one_width_have_no_positions():
-    batch = collate_encoder_inputs([[1, 5, 2], [1, 6, 2]], [3, 3], 0)
+def test_rows_of_one_width_and_dummies():
+    batch, dummy = collate_encoder_inputs([[1, 5, 2], [1, 6, 2]], [3, 3], 0), make_dummy_input()
     assert batch.pos is None and batch.segments is None and batch.tokens.tolist() == [[1, 5, 2], [1, 6, 2]]
-
-
-def test_dummy_input_is_one_padding_token():
-    batch = make_dummy_input()
-    assert (batch.tokens.tolist(), batch.pos.tolist(), batch.segments) == ([[0]], [[-1]], None)
+    assert (dummy.tokens.tolist(), dummy.pos.tolist(), dummy.segments) == ([[0]], [[-1]], None)

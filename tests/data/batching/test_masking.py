@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.data.batching.batching_helpers import IS_SPECIAL, MASK, V, is_likely
 
-from polyhead.data.batching.masking import choose_tokens, choose_words, corrupt_tokens, mask_row, row_rng
+from polyhead.data.batching.masking import choose_tokens, corrupt_tokens, mask_row, row_rng
 from polyhead.tokenizers.word_boundaries import WordBoundaries
 
 
@@ -87,12 +87,6 @@ def test_words_are_masked_completely(ids, fraction, seed):
     assert all(len(chosen) + len(word) > budget for word in words if not chosen & set(word))
 
 
-def test_special_tokens_separate_words():
-    is_maskable, begins = np.array([1, 1, 0, 1, 1], bool), np.array([1, 0, 0, 0, 0], bool)
-    choices = {tuple(choose_words(is_maskable, begins, 0.5, row_rng([i])).tolist()) for i in range(50)}
-    assert choices == {(0, 1), (3, 4)}
-
-
 def test_words_of_one_token_are_chosen_uniformly():
     ids, counts = np.arange(5, 45), np.zeros(40, dtype=int)
     boundaries = make_boundaries(list(range(5, V)))
@@ -101,9 +95,3 @@ def test_words_of_one_token_are_chosen_uniformly():
         assert (labels != -100).sum() == 6
         counts += labels != -100
     assert all(is_likely(int(count), 1000, 0.15) for count in counts)
-
-
-def test_masks_depend_on_the_row_key_only():
-    ids = np.arange(5, 45)
-    labels = [mask_row(ids, IS_SPECIAL, MASK, 0.15, None, row_rng([1, 2, row]))[1] for row in (0, 1, 0)]
-    assert (labels[0] == labels[2]).all() and (labels[0] != labels[1]).any()

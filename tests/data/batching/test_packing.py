@@ -69,14 +69,9 @@ def test_packed_rows_hold_documents_with_special_tokens(kind, tmp_path, tokenize
     store = TokenStore.open_or_build(open_text([tmp_path / "a.txt"], kind), tokenizer, tmp_path / "cache")
     documents = split_documents(store, tokenizer.eos_id)
     texts = [tokenizer.decode([store.ids[s : s + n].tolist()])[0] for s, n in zip(*documents, strict=True)]
-    assert (
-        texts
-        == {
-            "line": [line for line in lines if line],
-            "file": ["".join(f"{line}\n" for line in lines)],
-            "blank": ["one\ntwo two", "\n".join(lines[3:])],
-        }[kind]
-    )
+    paragraphs = ["one\ntwo two", "\n".join(lines[3:])]
+    expected = {"line": [*filter(None, lines)], "file": ["\n".join(lines) + "\n"], "blank": paragraphs}
+    assert texts == expected[kind]
     width, packed_ids = 16, []
     segments = cut_segments(documents, width - SPECIAL_PER_SEGMENT, None)
     for packed in plan_packed_rows(segments, width, 2, 0, row_rng([1])):

@@ -1,5 +1,4 @@
 import json
-import zlib
 
 import pytest
 from tests.data.conversations_helpers import (
@@ -54,19 +53,16 @@ def test_invalid_lines_are_counted_with_their_place(tmp_path, tokenizer):
     assert open_store(path, tokenizer, max_len=50).report == report
 
 
-def test_sharegpt_lines_are_parsed():
+def test_sharegpt_lines_are_parsed_and_invalid_ones_classified():
     turns = [("system", "s"), ("human", "a"), ("gpt", "b"), ("human", "c")]
     line = json.dumps({"conversations": [{"from": name, "value": text} for name, text in turns]}).encode()
     roles = [("system", "s"), ("user", "a"), ("assistant", "b")]
     assert parse_chat_line(line) == [Message(*role) for role in roles]
-
-
-def test_unparsable_lines_are_classified():
-    assert parse_chat_line(None) == "too_long"
-    assert parse_chat_line(b'{"messages": [' + b"[" * 100_000) == "malformed"
     answer = b'{"messages": [{"role": "assistant", "content": "yes"%s}]}'
     assert parse_chat_line(answer % b"") == [Message("assistant", "yes")]
     assert parse_chat_line(answer % b', "content": "no"') == "malformed"
+    assert parse_chat_line(b'{"messages": [' + b"[" * 100_000) == "malformed"
+    assert parse_chat_line(None) == "too_long"
 
 
 @pytest.mark.parametrize(
@@ -82,42 +78,19 @@ def test_conversation_with_another_answer_weight_is_skipped(tmp_path, weight, is
     assert (lengths, report.unsupported) == (([2, 5], 0) if is_used else ([2], 1))
 
 
-def test_validation_fraction_is_selected_by_question(tmp_path):
-    questions = [f"How {i}" for i in range(10)]
-    path = write_lines(tmp_path, *[{"messages": [QUESTION | {"content": q}, ANSWER]} for q in questions])
-
-    def read_questions(is_validation):
-        examples = open_conversations([path], 0.3, is_validation).read(ConversationReport("x"))
-        return [example.messages[0].content for example in examples]
-
-    valid = read_questions(True)
-    assert valid == [q for q in questions if zlib.crc32(q.encode()) < 0.3 * 2**32] != []
-    assert sorted(valid + read_questions(False)) == questions
-
-
-def test_empty_validation_split_is_refused(tmp_path):
-    path = write_lines(tmp_path, *[{"messages": [QUESTION, ANSWER]}] * 30)
-    message = r"this selects none of the 30 conversations in talks.jsonl; set data.valid$"
-    with pytest.raises(UserError, match=message):
-        list(open_conversations([path], 1e-9, True).read(ConversationReport("x")))
-
-
 def test_files_without_a_conversation_are_refused(tmp_path, tokenizer):
-    path = write_lines(tmp_path, {"text": "x"}, {"text": "y"})
-    with pytest.raises(UserError, match=r'none of its first 2 lines is .* JSONL such as \{"messages"'):
-        open_conversations([path])
+    def assert_refused(message, *rows, tokenizer=tokenizer, chat="plain"):
+        with pytest.raises(UserError, match=message):
+            open_store(write_lines(tmp_path, *rows), tokenizer, chat)
+
+    usable, two_questions = {"messages": [QUESTION, ANSWER]}, {"messages": [QUESTION, QUESTION, ANSWER]}
+    assert_refused(
+        r'none of its first 2 lines is .* JSONL such as \{"messages"', {"text": "x"}, {"text": "y"}
+    )
+    message = r"no usable conversation in talks.jsonl: 0 of 1 .* must alternate user/assistant, .*message 1"
+    assert_refused(message, two_questions, chat="gemma")
+    assert_refused("most lines are invalid", usable, b"{", b"{")
+    plain = train_tokenizer(["How are you?"], Choice("bpe"), 280)
+    assert_refused("this chat format needs the token", usable, tokenizer=plain, chat="chatml")
     with pytest.raises(UserError, match=r"no file 'talk.jsonl'.*did you mean 'talks.jsonl'"):
         open_conversations([tmp_path / "talk.jsonl"])
-    path = write_lines(tmp_path, {"messages": [QUESTION, QUESTION, ANSWER]}, name="b.jsonl")
-    message = r"no usable conversation in b.jsonl: 0 of 1 .* must alternate user/assistant, .*message 1 has"
-    with pytest.raises(UserError, match=message):
-        open_store(path, tokenizer, "gemma")
-    path = write_lines(tmp_path, {"messages": [QUESTION, ANSWER]}, b"{", b"{", name="c.jsonl")
-    with pytest.raises(UserError, match="most lines are invalid"):
-        open_store(path, tokenizer)
-
-
-def test_vocabulary_without_chat_tokens_is_refused(tmp_path):
-    plain = train_tokenizer(["How are you?"], Choice("bpe"), 280)
-    with pytest.raises(UserError, match="this chat format needs the token"):
-        open_store(write_lines(tmp_path, {"messages": [QUESTION, ANSWER]}), plain, "chatml")

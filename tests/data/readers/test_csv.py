@@ -13,16 +13,9 @@ from polyhead.data.readers.plain_text import TextReport, open_text
 
 N = 400
 TEXTS = ["a dog", 'two\nlines, "quoted"\t;', "犬 \u2028 🐕", " b" * 50, '"', "a\r\nb"]
-ROWS = [
-    # a few texts are longer than the buffer of a file
-    {
-        "label": "ab"[i % 2],
-        "text": f"{TEXTS[i % len(TEXTS)] * (100 if i < 9 else 1)}{i}",
-        "de": f"Hund, {i}",
-        "empty": "",
-    }
-    for i in range(N)
-]
+# a few texts are longer than the buffer of a file
+LONG = [f"{TEXTS[i % len(TEXTS)] * (100 if i < 9 else 1)}{i}" for i in range(N)]
+ROWS = [{"label": "ab"[i % 2], "text": LONG[i], "de": f"Hund, {i}", "empty": ""} for i in range(N)]
 
 
 def write_csv(path, rows=ROWS, encoding="utf-8", **dialect):
@@ -82,14 +75,8 @@ def test_rows_of_another_length_are_malformed(tmp_path):
     ("content", "message"),
     [
         (b'text,label\n"one,a\ntwo,b\n', "is damaged: line 2 .* the quote that opens there is not closed"),
-        (
-            b'sep=;\ntext;label\n"o\nne";"a\ntwo;"b"\nthree;c\n',
-            "line 4 of the file is not CSV: the quote that opens there is closed only in line 5",
-        ),
-        (
-            b'text,label\n"one"x,a\ntwo,b\n',
-            "is damaged: line 2 of the file is not CSV: ',' expected after '\"'",
-        ),
+        (b'sep=;\ntext;label\n"o\nne";"a\ntwo;"b"\nthree;c\n', "line 4 .* is closed only in line 5"),
+        (b'text,label\n"one"x,a\ntwo,b\n', "line 2 of the file is not CSV: ',' expected after '\"'"),
         (b"text,label,text\none,a,b\n", "has 2 columns named 'text': the name is ambiguous; rename one"),
         (b"text,label\n", "is empty"),
         (b"", "is empty"),
@@ -106,15 +93,13 @@ def test_invalid_file_is_refused_in_one_line(content, message, tmp_path):
     assert error.match(message)
 
 
+JOINED = b"\xef\xbb\xbftext,label\none,a\n\xef\xbb\xbftext,label\n\xef\xbb\xbftwo,b\n"
 FILES = {
     "unnamed and duplicate columns": (b",text,x,label,x,,\n0,one,,a,,,\n1,two,3,b,4,,\n", {}),
     "row without unnamed cells": (b"text,label,,\none,a\ntwo,b,,\n", {}),
     "empty cells after the last column": (b"text,label\none,a,,\ntwo,b\n", {}),
     "repeated header": (b"text,label\none,a\ntext,label\ntwo,b\n", {"header": 1}),
-    "joined files": (
-        b"\xef\xbb\xbftext,label\none,a\n\xef\xbb\xbftext,label\n\xef\xbb\xbftwo,b\n",
-        {"header": 1, "bom": 2},
-    ),
+    "joined files": (JOINED, {"header": 1, "bom": 2}),
     "BOM before a quote": (b'text,label\none,a\n\xef\xbb\xbf"two",b\n', {"bom": 1}),
     "spaces before quotes": (b'text, "label"\n "one",  "a"\n"two", b\n', {}),
     "sep": (b"sep=|\r\ntext|label\r\none|a\r\ntwo|b\r\n", {}),
@@ -133,11 +118,9 @@ def test_dialects_of_programs_are_read(name, tmp_path):
 
 
 def test_report_names_skipped_headers_and_removed_marks(tmp_path):
-    report = read_texts(tmp_path / "a.csv", FILES["joined files"][0].removeprefix(b"\xef\xbb\xbf"))[1]
-    assert str(report) == (
-        "a.csv: 2 of 3 texts; skipped 1 equal to the header (first: line 2); removed 2 byte order marks "
-        "inside the file (first: line 2)"
-    )
+    report = read_texts(tmp_path / "a.csv", JOINED.removeprefix(b"\xef\xbb\xbf"))[1]
+    marks = "removed 2 byte order marks inside the file (first: line 2)"
+    assert str(report) == f"a.csv: 2 of 3 texts; skipped 1 equal to the header (first: line 2); {marks}"
     report = TextReport("a.csv")
     chunks = open_text([tmp_path / "a.csv"], "file", columns=["text"]).read_chunks(report)
     assert [chunk.text for chunk in chunks] == ["one", "two"]
@@ -152,11 +135,8 @@ def test_only_spaces_before_quoted_fields_are_removed(tmp_path):
     assert read_texts(path, path.read_bytes())[0] == [(text, "1") for text in texts]
     content = b'text,label\n "two\nlines, ""b"", c", "1"\n'
     assert read_texts(path, content)[0] == [('two\nlines, "b", c', "1")]
-
-
-def test_unused_ambiguous_column_is_ignored(tmp_path):
-    (tmp_path / "a.csv").write_bytes(b"text,text,label\none,two,a\n")
-    assert open_text([tmp_path / "a.csv"], "file", columns=["label"]).columns == ("label",)
+    path.write_bytes(b"text,text,label\none,two,a\n")
+    assert open_text([path], "file", columns=["label"]).columns == ("label",)  # another one is ambiguous
 
 
 def test_csv_is_not_read_as_another_format(tmp_path):
@@ -176,6 +156,10 @@ def test_csv_is_not_read_as_another_format(tmp_path):
 def test_commands_read_csv(tmp_path, monkeypatch, capsys):
     from polyhead.estimate import data_sample
 
+    def run(command, code, message):
+        assert main(command.split()) == code
+        assert message in "".join(capsys.readouterr())
+
     rows = [{"text": f"a {['good', 'bad'][i % 2]}, long day {i}", "label": "+-"[i % 2]} for i in range(300)]
     write_csv(tmp_path / "good.csv", rows)
     monkeypatch.chdir(tmp_path)
@@ -186,11 +170,7 @@ def test_commands_read_csv(tmp_path, monkeypatch, capsys):
     )
     monkeypatch.setattr(data_sample, "_MAX_SPLIT_BYTES", 2000)
     monkeypatch.setattr(data_sample, "_MAX_BLOCK_LINES", 10)
-    assert main(["estimate", "r.yaml", "--no-probe", "--details"]) == 0
-    assert "text: 300 lines" in capsys.readouterr().out
-    assert main(["train", "r.yaml"]) == 0
-    capsys.readouterr()
-    assert main(["eval", "run", "good.csv"]) == 0
-    assert "300 texts" in capsys.readouterr().out
-    assert main(["classify", "run", "good.csv"]) == 2
-    assert "good.csv is a table; expected lines of text" in capsys.readouterr().err
+    run("estimate r.yaml --no-probe --details", 0, "text: 300 lines")
+    run("train r.yaml", 0, "")
+    run("eval run good.csv", 0, "300 texts")
+    run("classify run good.csv", 2, "good.csv is a table; expected lines of text")

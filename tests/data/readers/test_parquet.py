@@ -71,6 +71,8 @@ def test_damaged_or_misnamed_file_is_refused(paths, tmp_path):
     write_table(pyarrow.Table.from_pylist([], schema=pyarrow.schema([("text", "string")])), path)
     with pytest.raises(UserError, match=r"c\.parquet is empty"):
         open_text([path], "file", columns=["text"])
+    with pytest.raises(UserError, match=r"a\.parquet is a table; expected lines of text"):
+        list(read_lines(str(paths[0])))
 
 
 def test_ambiguous_column_is_refused(tmp_path):
@@ -80,11 +82,6 @@ def test_ambiguous_column_is_refused(tmp_path):
         open_text([tmp_path / "c.parquet"], "file", columns=["text"])
     (chunk,) = open_text([tmp_path / "c.parquet"], "file", columns=["other"]).read_chunks(TextReport(""))
     assert chunk.text == "b"
-
-
-def test_table_is_refused_as_lines_of_text(paths):
-    with pytest.raises(UserError, match=r"a\.parquet is a table; expected lines of text"):
-        list(read_lines(str(paths[0])))
 
 
 def test_missing_pyarrow_names_the_install_command(paths, tmp_path, monkeypatch, capsys):

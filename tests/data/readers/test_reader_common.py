@@ -29,7 +29,9 @@ def test_fraction_is_selected_by_hash(write_file):
 
 @pytest.mark.parametrize("name", ["a.tsv", "a.csv", "a.jsonl"])
 def test_repeated_texts_are_in_one_split(write_file, name):
-    rows = [(f"text {i * i % 53}", f"other {i}", f"{i % 2}") for i in range(500)]
+    """Also where they differ in white space."""
+    texts = [f"text {i * i % 53}" for i in range(500)]
+    rows = [(f"  {t} " if i % 3 else t, f"other {i}", f"{i % 2}") for i, t in enumerate(texts)]
     if name == "a.jsonl":
         lines = [json.dumps(dict(zip("stl", row, strict=True))) for row in rows]
     else:
@@ -38,48 +40,35 @@ def test_repeated_texts_are_in_one_split(write_file, name):
     for columns in (["s"], ["s", "t"]):
         train, valid = read_splits(path, 0.3, text=columns, label="l")
         assert train and valid and len(train) + len(valid) == 500
-        assert not {e.texts[0] for e in train} & {e.texts[0] for e in valid}
-
-
-def test_split_ignores_whitespace(write_file):
-    path = write_file("a.tsv", "".join(f"0\ttext {i}\n1\t  text  {i} \n" for i in range(50)))
-    train, valid = read_splits(path, 0.3, text=[1], label=0)
-    assert valid and not {e.texts[0].split()[1] for e in train} & {e.texts[0].split()[1] for e in valid}
+        assert not {e.texts[0].split()[1] for e in train} & {e.texts[0].split()[1] for e in valid}
 
 
 def test_repeated_questions_are_in_one_split(write_file):
-    rows = [[("user", f"question {i * i % 53}"), ("assistant", f"answer {i}")] for i in range(500)]
-    lines = [json.dumps({"messages": [{"role": r, "content": c} for r, c in row]}) for row in rows]
-    path, reports = write_file("talks.jsonl", "\n".join([*lines, "{"]) + "\n"), []
-    splits = []
+    questions = [f"question {i * i % 53}" for i in range(500)]
+    turns = [[("user", q), ("assistant", f"answer {i}")] for i, q in enumerate(questions)]
+    lines = [json.dumps({"messages": [{"role": r, "content": c} for r, c in row]}) for row in turns]
+    path, splits = write_file("talks.jsonl", "\n".join([*lines, "{"]) + "\n"), []
     for is_validation in (False, True):
-        reports.append(ConversationReport("x"))
-        examples = open_conversations([path], 0.3, is_validation).read(reports[-1])
+        report = ConversationReport("x")
+        examples = open_conversations([path], 0.3, is_validation).read(report)
         splits.append([example.messages[0].content for example in examples])
+        assert report.malformed == (not is_validation)  # counted once
     train, valid = splits
-    assert train and valid and len(train) + len(valid) == 500
-    assert not set(train) & set(valid)
-    assert [report.malformed for report in reports] == [1, 0]
+    assert valid == [q for q in questions if zlib.crc32(q.encode()) < 0.3 * 2**32] != []
+    assert train == [q for q in questions if q not in set(valid)] != []
+    with pytest.raises(UserError, match=r"selects none of the 500 conversations in talks.jsonl; set at "):
+        list(open_conversations([path], 1e-9, True).read(ConversationReport("x")))
 
 
 @pytest.mark.parametrize("n", [2, 7, 125, 999])
-@pytest.mark.parametrize("is_validation", [True, False])
-def test_empty_split_names_a_possible_fraction(write_file, n, is_validation):
-    path = write_file("a.tsv", "".join(f"x\ttext {i}\n" for i in range(n)))
-    fraction = 1e-9 if is_validation else 1 - 1e-9
+@pytest.mark.parametrize(("fraction", "part", "bound"), [(1e-9, "none", "least"), (1 - 1e-9, "all", "most")])
+def test_empty_split_names_a_possible_fraction(write_file, n, fraction, part, bound):
+    path, same_text = write_file("a.tsv", "".join(f"x\ttext {i}\n" for i in range(n))), "x\ttext\n" * 30
     with pytest.raises(UserError) as error:
         read_splits(path, fraction, text=[1], label=0)
-    message = (
-        rf"data\.valid_fraction is {fraction:g}: this selects {'none' if is_validation else 'all'} of the "
-        rf"{n:,} texts in a\.tsv; "
-        rf"set at {'least' if is_validation else 'most'} ([\d.e-]+), or set data\.valid"
-    )
-    match = re.fullmatch(message, str(error.value))
+    message = rf"data\.valid_fraction is {fraction:g}: this selects {part} of the {n} texts in a\.tsv; "
+    match = re.fullmatch(message + rf"set at {bound} ([\d.e-]+), or set data\.valid", str(error.value))
     assert match
-    assert read_splits(path, float(match[1]), text=[1], label=0)[is_validation]
-
-
-def test_single_text_cannot_be_split(write_file):
-    path = write_file("a.tsv", "x\ttext\n" * 30)
-    with pytest.raises(UserError, match=r"selects none of the 30 texts in a\.tsv; set data\.valid$"):
-        read_splits(path, 1e-9, text=[1], label=0)
+    assert read_splits(path, float(match[1]), text=[1], label=0)[part == "none"]
+    with pytest.raises(UserError, match=r"selects none of the 30 texts in b\.tsv; set data\.valid$"):
+        read_splits(write_file("b.tsv", same_text), 1e-9, text=[1], label=0)

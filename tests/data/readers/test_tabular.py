@@ -37,21 +37,9 @@ def test_jsonl_columns_by_key_path_or_number(row, source, target, write_file):
 
 def test_jsonl_lines_without_a_pair_are_malformed(write_file):
     valid = '{"s": "one\\nline", "t": "eins\\u2028"}\n'
-    invalid = [
-        '{"s": "x"}',
-        '{"s": 1, "t": "y"}',
-        '{"s": null, "t": "y"}',
-        "nonsense",
-        '"text"',
-        '{"s": "\\ud800", "t": "y"}',
-        '{"s": "a\\u0000b", "t": "y"}',
-        '{"s": ["x"], "t": "y"}',
-        "NaN",
-        '{"s": ' + "9" * 5000 + "}",
-        "[" * 100_000,
-        '{"s": "x", "t": "y", "s": "z"}',
-        '{"s": "x", "t": "y", "of": {"id": 1, "id": 2}}',
-    ]
+    values = ["1", "null", '"\\ud800"', '"a\\u0000b"', '["x"]', "9" * 5000, '"x", "s": "z"']
+    invalid = [f'{{"s": {value}, "t": "y"}}' for value in [*values, '"x", "of": {"id": 1, "id": 2}']]
+    invalid += ['{"s": "x"}', "nonsense", '"text"', "NaN", "[" * 100_000]
     path = write_file("a.jsonl", valid * 20 + "\n".join(invalid))
     sources, targets, report = read_checked(open_corpus([path], source="s", target="t"))
     assert (sources, targets) == (["one\nline"] * 20, ["eins\u2028"] * 20)

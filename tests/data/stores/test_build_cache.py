@@ -18,11 +18,12 @@ from polyhead.tokenizers.train_tokenizer import train_tokenizer
 @pytest.fixture
 def builds(monkeypatch):
     directories, build = [], build_cache._build
-    monkeypatch.setattr(
-        build_cache,
-        "_build",
-        lambda directory, *rest: directories.append(directory) or build(directory, *rest),
-    )
+
+    def note_directory(directory, *rest):
+        directories.append(directory)
+        return build(directory, *rest)
+
+    monkeypatch.setattr(build_cache, "_build", note_directory)
     return directories
 
 
@@ -85,11 +86,9 @@ def test_leftovers_of_dead_processes_are_removed(corpus, open_store, builds):
     (builds[0] / "store.json").unlink()
     process = subprocess.Popen(["true"])
     process.wait()
-    dead, running = (
-        builds[0].with_name(f".{builds[0].name}.tmp-{pid}") for pid in (process.pid, os.getppid())
-    )
-    dead.mkdir()
-    running.mkdir()
+    prefix = f".{builds[0].name}.tmp-"
+    leftovers = [builds[0].with_name(f"{prefix}{pid}") for pid in (process.pid, os.getppid())]
+    for directory in leftovers:
+        directory.mkdir()
     open_store(corpus)
-    assert not dead.exists()
-    assert running.exists()
+    assert [directory.exists() for directory in leftovers] == [False, True]  # the parent is alive

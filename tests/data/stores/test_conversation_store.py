@@ -46,6 +46,10 @@ def test_labels_are_the_answers_and_their_ends(tmp_path, tokenizer, name):
         texts = [text.strip() for text in tokenizer.decode(answers)]
         assert texts == [message["content"] for message in messages[1::2]]
     assert store.lengths.tolist() == lengths
+    assert open_store(path, tokenizer, name).directory == store.directory
+    other_format = "zephyr" if name == "plain" else "plain"
+    others = [open_store(path, tokenizer, other_format), open_store(path, tokenizer, name, max_len=190)]
+    assert store.directory not in {other.directory for other in others}
 
 
 @pytest.mark.acceptance("E12")
@@ -70,10 +74,3 @@ def test_truncation_does_not_render_every_prefix(tokenizer, n_answers):
     assert sum(sizes) <= 2 * len(messages) * 10
     assert truncate(2) == (None, [])
     assert truncate(len(encoded.ids)) == (encoded, messages)
-
-
-def test_format_and_max_len_determine_the_store(tmp_path, tokenizer):
-    path = write_lines(tmp_path, {"messages": SHORT})
-    stores = [open_store(path, tokenizer, name) for name in ("plain", "zephyr", "chatml", "plain")]
-    stores.append(open_store(path, tokenizer, max_len=90))
-    assert len({store.directory for store in stores}) == 4

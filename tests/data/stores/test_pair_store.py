@@ -29,20 +29,21 @@ def test_rows_are_the_ids_of_pairs_that_fit(corpus, open_store, tokenizer):
 
 
 @pytest.mark.acceptance("A8")
-def test_max_len_includes_the_end_of_either_side(write_file, open_store):
-    corpus = open_corpus([write_file("a.en", "aaaa\naaaaa\na\n"), write_file("a.de", "b\nb\nbbbbb\n")])
-    store = open_store(corpus, max_len=5)
-    assert (len(store), store.report.too_long) == (1, 2)
-    assert store.source_lengths.max() == 5
-
-
-@pytest.mark.acceptance("A8")
-def test_overlong_line_is_reported_and_skipped(write_file, open_store):
-    sources = ["short"] * 30 + ["word " * 10_000] + ["short"] * 30
-    corpus = open_corpus([write_file("a.en", "\n".join(sources)), write_file("a.de", "kurz\n" * 61)])
-    store = open_store(corpus, max_len=256)
-    assert str(store.report) == "a.en + a.de: 60 of 61 pairs; skipped 1 overlong (first: line 31)"
-    assert int(store.source_lengths.max()) == 6
+def test_overlong_pairs_are_reported_and_skipped(write_file, open_store, monkeypatch):
+    monkeypatch.setattr(pair_store, "_CHUNK", 4)  # rows are written in chunks
+    sources = ["short"] * 29 + ["123456", "word " * 10_000] + ["short"] * 30
+    targets = ["kurz"] * 60 + ["123456"]
+    corpus = open_corpus([write_file("a.en", "\n".join(sources)), write_file("a.de", "\n".join(targets))])
+    store = open_store(corpus, max_len=6)  # with the end of a sentence
+    assert str(store.report) == "a.en + a.de: 58 of 61 pairs; skipped 3 overlong (first: line 30)"
+    assert store.source_lengths.tolist() == [6] * 58
+    assert store.target_offsets.tolist() == list(range(0, 4 * 58 + 1, 4))
+    tables = [write_file("a.tsv", "one\teins\n"), write_file("b.tsv", "two\tzwei\n" + "x" * 80 + "\tdrei\n")]
+    assert open_store(open_corpus(tables), max_len=40).report.examples == {"too_long": ["b.tsv line 2"]}
+    with pytest.raises(UserError, match=r"no usable pair in .* 61 overlong .*\(max_len is 2 tokens\)"):
+        open_store(corpus, max_len=2)
+    with pytest.raises(UserError, match="max_len is 1"):
+        open_store(corpus, max_len=1)
 
 
 @pytest.mark.slow
@@ -80,20 +81,11 @@ def test_swapped_columns_are_another_store(write_file, open_store, tokenizer):
     assert tokenizer.decode([forward.source_tokens(0), backward.source_tokens(0)]) == ["one", "eins"]
 
 
-def test_corpus_without_fitting_pairs_is_refused(corpus, open_store):
-    with pytest.raises(UserError, match=r"no usable pair in .* 4 overlong .*\(max_len is 2 tokens\)"):
-        open_store(corpus, max_len=2)
-    with pytest.raises(UserError, match="max_len is 1"):
-        open_store(corpus, max_len=1)
-
-
-def test_unwritable_cache_is_a_user_error(corpus, open_store, tmp_path):
+def test_unwritable_cache_or_full_disk_is_refused(corpus, open_store, tmp_path):
     (tmp_path / "cache").write_text("")
     with pytest.raises(UserError, match=r"cannot be written to .*cache: .* with data.cache_dir="):
         open_store(corpus)
-
-
-def test_full_disk_is_a_user_error(corpus, open_store, tmp_path):
+    (tmp_path / "cache").unlink()
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (130, hard))
     try:
@@ -102,15 +94,3 @@ def test_full_disk_is_a_user_error(corpus, open_store, tmp_path):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert list((tmp_path / "cache").iterdir()) == []
-
-
-def test_chunks_are_joined(write_file, open_store, monkeypatch):
-    monkeypatch.setattr(pair_store, "_CHUNK", 4)
-    store = open_store(open_corpus([write_file("a.en", "x\n" * 10), write_file("a.de", "yy\n" * 10)]))
-    assert store.target_offsets.tolist() == list(range(0, 22, 2))
-
-
-def test_report_names_the_file_of_a_skipped_pair(write_file, open_store):
-    other = write_file("b.tsv", "two\tzwei\n" + "x" * 80 + "\tdrei\n")
-    report = open_store(open_corpus([write_file("a.tsv", "one\teins\n"), other]), max_len=40).report
-    assert report.examples == {"too_long": ["b.tsv line 2"]}

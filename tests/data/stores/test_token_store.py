@@ -18,12 +18,9 @@ def test_documents_are_separated_by_the_end_token(write_file, tokenizer, tmp_pat
     reopened = build_store(tmp_path, tokenizer, [path], "blank")
     assert reopened.directory == store.directory and reopened.report == store.report
     assert build_store(tmp_path, tokenizer, [path], "line").directory != store.directory
-
-
-def test_single_document_has_no_end_token(write_file, tokenizer, tmp_path):
-    store = build_store(tmp_path, tokenizer, [write_file("play", PLAY)], "file")
-    assert store.ids.tolist() == tokenizer.encode([PLAY])[0]
-    assert store.document_starts.tolist() == [0]
+    single = build_store(tmp_path, tokenizer, [path], "file")
+    assert single.ids.tolist() == tokenizer.encode([PLAY])[0]
+    assert single.document_starts.tolist() == [0]
 
 
 def test_format_of_a_file_determines_the_store(write_file, tokenizer, tmp_path):

@@ -23,7 +23,8 @@ def corpus():
     return make_pairs("en", "zh", n=2000, seed=1)
 
 
-def test_everyday_phrases_are_in_the_corpus(monkeypatch):
+@pytest.fixture
+def few_countries(monkeypatch):
     """With few families and countries all phrases are drawn."""
     families = {
         "relative": (synthetic_phrases.sample_relative_times, 1),
@@ -31,16 +32,23 @@ def test_everyday_phrases_are_in_the_corpus(monkeypatch):
     }
     monkeypatch.setattr(synthetic_phrases, "FAMILIES", families)
     monkeypatch.setattr(synthetic_phrases, "TERRITORIES", ["CA", "FJ", "KE"])
+    return families
+
+
+def test_everyday_phrases_are_in_the_corpus(few_countries):
     pairs = dict(make_pairs("en", "zh", n=1386 + 3 + 12 + 12))
-    for source, target in (
-        ("in 3 days", "3天后"),
-        ("5 months ago", "5个月前"),
-        ("48 hours ago", "48小时前"),
-        ("in 1 week", "1周后"),
-        ("Canada and Fiji", "加拿大和斐济"),
-        ("Fiji or Canada", "斐济或加拿大"),
-    ):
-        assert pairs[source] == target
+    expected = {
+        "in 3 days": "3天后",
+        "5 months ago": "5个月前",
+        "48 hours ago": "48小时前",
+        "in 1 week": "1周后",
+        "Canada and Fiji": "加拿大和斐济",
+        "Fiji or Canada": "斐济或加拿大",
+    }
+    assert expected.items() <= pairs.items()
+    del few_countries["relative"]  # three countries, and pairs of them with two conjunctions in any order
+    with pytest.raises(UserError, match="found only 27 different pairs"):
+        make_pairs("en", "zh", n=40)
 
 
 def test_seed_determines_the_pairs(corpus):
@@ -62,10 +70,8 @@ def test_every_source_has_one_clean_target(source, target):
 
 
 def test_target_of_a_source_is_the_longest_wording():
-    targets = {
-        p.target for p in make_pairs("zh", "en", n=4000) if p.source.endswith("日") and "至" not in p.source
-    }
-    months = {target.split()[0] for target in targets if target[0].isalpha()}
+    pairs = [p for p in make_pairs("zh", "en", n=4000) if p.source.endswith("日") and "至" not in p.source]
+    months = {pair.target.split()[0] for pair in pairs if pair.target[0].isalpha()}
     assert {"March", "August"} <= months
     assert not months & {"Mar", "Aug"}
 
@@ -84,12 +90,11 @@ def test_splits_share_no_source_and_no_target(corpus):
     for side in (0, 1):
         train, valid, test = ({pair[side] for pair in part} for part in splits)
         assert not train & valid and not train & test and not valid & test
-
-
-def test_pairs_with_common_target_are_in_one_split():
     pairs = [PhrasePair(f"{form} {i}", f"target {i}") for i in range(50) for form in ("March", "Mar")]
     for part in split_pairs(pairs, 10, 10):
-        assert all(count == 2 for count in Counter(pair.target for pair in part).values())
+        assert set(Counter(pair.target for pair in part).values()) == {2}
+    with pytest.raises(UserError, match="leave no training pairs"):
+        split_pairs(corpus[:100], 60, 40)
 
 
 def test_files_hold_the_pairs_line_by_line(tmp_path):
@@ -115,24 +120,7 @@ def test_files_hold_the_pairs_line_by_line(tmp_path):
 def test_invalid_arguments_are_refused(arguments, message):
     with pytest.raises(UserError, match=message):
         make_pairs(*arguments)
-
-
-def test_locales_are_spelled_with_hyphen_or_underscore():
     assert find_locale("zh-Hant") == find_locale("zh_Hant")
-
-
-def test_too_large_corpus_is_refused_with_possible_size(monkeypatch):
-    """The three countries, and pairs of them with two conjunctions in any order."""
-    families = {"countries": (synthetic_phrases.sample_countries, 1)}
-    monkeypatch.setattr(synthetic_phrases, "FAMILIES", families)
-    monkeypatch.setattr(synthetic_phrases, "TERRITORIES", ["CA", "FJ", "KE"])
-    with pytest.raises(UserError, match="found only 27 different pairs"):
-        make_pairs("en", "zh", n=40)
-
-
-def test_splits_without_training_pairs_are_refused(corpus):
-    with pytest.raises(UserError, match="leave no training pairs"):
-        split_pairs(corpus[:100], 60, 40)
 
 
 def test_missing_babel_names_the_install_command(monkeypatch):
