@@ -1,21 +1,8 @@
 import pytest
 import torch
-from tests.train.test_optim import tiny_model
 from torch import nn
 
-from polyhead import Choice
-from polyhead.core.registry import OPTIMIZER
 from polyhead.train import muon
-
-
-def test_adam_lr_is_for_embeddings():
-    model = tiny_model()
-    matrices, other_ids = OPTIMIZER.build(Choice("muon", adam_lr=0.5), model, 0.02)
-    inside = {id(p) for group in matrices.param_groups for p in group["params"]}
-    names = {name for name, p in model.named_parameters() if id(p) in inside}
-    assert names and not any("embedding" in name or name.startswith("head.") for name in names)
-    assert {group["lr"] for group in matrices.param_groups} == {0.02}
-    assert {group["lr"] for group in other_ids.param_groups} == {0.5}
 
 
 def apply_formula(p, grads, lr, decay, dtype):

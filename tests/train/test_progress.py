@@ -1,29 +1,10 @@
 import math
 
-import numpy as np
 import pytest
 from tests.train.conftest import Toy, loop_config, never_measured, train_toy
 
 from polyhead.checkpoint import checkpoint
-from polyhead.data.batching.length_bucketing import plan_epoch
-from polyhead.train.progress import Progress
 from polyhead.train.train_state import load_final_weights
-
-
-@pytest.mark.acceptance("B9")
-def test_position_after_last_batch_is_next_epoch():
-    rng = np.random.default_rng(0)
-    source = rng.poisson(12, 100) + 2
-    lengths = source, np.maximum(2, source + rng.integers(-4, 5, 100))
-
-    def plan(epoch):
-        return plan_epoch(*lengths, max_tokens=300, seed=5, epoch=epoch)
-
-    progress = Progress(index=len(plan(0)))
-    batch = next(progress.iter_batches(plan))
-    assert (progress.epoch, progress.index) == (1, 1)
-    assert batch.tolist() == plan(1)[0].tolist()
-
 
 LOSSES = [5.0, 4.0, math.nan, 4.5, 3.0, 3.0, 3.5, 3.1, 2.0]
 

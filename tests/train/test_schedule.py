@@ -7,47 +7,30 @@ from polyhead.core.registry import SCHEDULE
 from polyhead.train.schedule import warn_factor, warn_long_warmup
 
 STEPS = [1, 2, 7, 10, 11, 40, 79, 80, 81, 99, 100]
+WARMUP = [s / 10 for s in STEPS if s <= 10]
+AFTER = [s for s in STEPS if s > 10]
+NOAM = [min(s**-0.5, s * 10**-1.5) for s in STEPS]
+COSINE = [0.5 * (1 + math.cos(math.pi * (s - 10) / 90)) for s in AFTER]
+COOLDOWN = [1 if s <= 80 else 1 - (s - 81) / 20 for s in STEPS]
+WSD = [1 if s <= 80 else 1 - math.sqrt((s - 80) / 20) for s in AFTER]
 
 
-def rates(name, **options) -> list[float]:
-    factor = SCHEDULE.build(Choice(name, **options), 64, 100)
-    return [factor(step) for step in STEPS]
-
-
-def test_noam_is_equation_3_of_the_paper():
-    expected = [64**-0.5 * min(s**-0.5, s * 10**-1.5) for s in STEPS]
-    assert rates("noam", warmup=10) == pytest.approx(expected, rel=1e-12)
-
-
-def test_inverse_sqrt_is_noam_relative_to_its_peak():
-    noam = rates("noam", warmup=10)
-    assert rates("inverse_sqrt", warmup=10) == pytest.approx([r / max(noam) for r in noam], rel=1e-12)
-
-
-def test_inverse_sqrt_falls_to_zero_in_cooldown():
-    factor = SCHEDULE.build(Choice("inverse_sqrt", warmup=10, cooldown=0.2), 64, 100)
-    plain = SCHEDULE.build(Choice("inverse_sqrt", warmup=10), 64, 100)
-    ratios = [factor(step) / plain(step) for step in (1, 50, 80, 81, 82, 91, 100)]
-    assert ratios == pytest.approx([1, 1, 1, 1, 0.95, 0.5, 0.05], rel=1e-12)
-
-
-def test_constant_stays_at_the_peak_after_warmup():
-    assert rates("constant") == [1.0] * len(STEPS)
-    assert rates("constant", warmup=10) == [0.1, 0.2, 0.7] + [1.0] * 8
-
-
-def test_cosine_is_half_a_wave():
-    expected = [
-        s / 10 if s <= 10 else 0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * (s - 10) / 90)) for s in STEPS
-    ]
-    assert rates("cosine", warmup=10, floor=0.1) == pytest.approx(expected, rel=1e-12)
-    assert expected[-1] == pytest.approx(0.1)
-
-
-def test_wsd_is_constant_until_the_last_fifth():
-    expected = [s / 10 if s <= 10 else 1.0 if s <= 80 else 1 - math.sqrt((s - 80) / 20) for s in STEPS]
-    assert rates("wsd", warmup=10) == pytest.approx(expected, rel=1e-12, abs=1e-12)
-    assert rates("wsd", warmup=10, floor=0.2)[-1] == pytest.approx(0.2)
+@pytest.mark.parametrize(
+    ("name", "options", "expected"),
+    [
+        ("noam", {}, [64**-0.5 * rate for rate in NOAM]),  # equation 3 of the paper
+        ("inverse_sqrt", {}, [rate / max(NOAM) for rate in NOAM]),
+        ("inverse_sqrt", {"cooldown": 0.2}, [a / max(NOAM) * b for a, b in zip(NOAM, COOLDOWN, strict=True)]),
+        ("constant", {"warmup": 0}, [1] * len(STEPS)),
+        ("constant", {}, WARMUP + [1] * len(AFTER)),
+        ("cosine", {"floor": 0.1}, WARMUP + [0.1 + 0.9 * rate for rate in COSINE]),
+        ("wsd", {}, WARMUP + WSD),
+        ("wsd", {"floor": 0.2}, WARMUP + [0.2 + 0.8 * rate for rate in WSD]),
+    ],
+)
+def test_schedule_follows_its_formula(name, options, expected):
+    factor = SCHEDULE.build(Choice(name, **{"warmup": 10} | options), 64, 100)
+    assert [factor(step) for step in STEPS] == pytest.approx(expected, rel=1e-12, abs=1e-12)
 
 
 @pytest.mark.parametrize("name", SCHEDULE.names())

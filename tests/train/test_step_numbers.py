@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import pytest
 import torch
 from tests.train.conftest import (
@@ -14,7 +16,7 @@ from tests.train.test_loop import NaNTask
 from polyhead.checkpoint import checkpoint
 from polyhead.train import loop
 from polyhead.train.distributed.process_group import SINGLE_PROCESS
-from polyhead.train.step_numbers import NumbersInFlight, UnreadStep, sum_losses
+from polyhead.train.step_numbers import UnreadStep
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
 
@@ -34,14 +36,12 @@ def train_both(tmp_path, monkeypatch):
             root = tmp_path / str(is_late)
             training, outcome, notes = train_toy(root, make_task(), loop_config(**changes))
             assert training.unread is None
-            results.append((training, outcome, notes, checkpoint.list_steps(root)))
-        (a, outcome_a, notes_a, steps_a), (b, outcome_b, notes_b, steps_b) = results
+            numbers = training.progress, outcome.status, outcome.step, without_clock(notes.rows), notes.lines
+            results.append((training, (*numbers, checkpoint.list_steps(root))))
+        (a, expected), (b, actual) = results
         assert equal_states(a, b)
-        assert a.progress == b.progress
-        assert (outcome_a.status, outcome_a.step, steps_a) == (outcome_b.status, outcome_b.step, steps_b)
-        assert without_clock(notes_a.rows) == without_clock(notes_b.rows)
-        assert notes_a.lines == notes_b.lines
-        return b, outcome_b, notes_b
+        assert expected == actual
+        return b, outcome, notes
 
     return train
 
@@ -49,19 +49,11 @@ def train_both(tmp_path, monkeypatch):
 @pytest.mark.parametrize("log_every", [1, 3, 5])
 def test_logs_weights_and_checkpoints_are_the_same(log_every, train_both):
     train_both(Toy, log_every=log_every, eval_every=4, save_every=5, ema=0.9, accumulate=2, keep=9)
-
-
-def test_steps_not_finite_are_skipped_with_their_number(train_both):
+    # the message of a step comes during the next one
     training, _, notes = train_both(lambda: NaNTask({3, 4, 6, 11}), log_every=4, ema=0.9, save_every=6)
     assert training.progress.skipped == len(notes.lines) == 4
-
-
-def test_patience_ends_at_the_same_step(train_both):
-    def make_task():
-        losses = iter([3.0, 2.0, 2.5, 2.6, 2.7, 2.8])
-        return Toy(lambda model: next(losses))
-
-    _, outcome, _ = train_both(make_task, eval_every=2, patience=2, log_every=5)
+    losses = [3.0, 2.0, 2.5, 2.6, 2.7, 2.8]
+    _, outcome, _ = train_both(lambda: Toy(lambda _, left=iter(losses): next(left)), eval_every=2, patience=2)
     assert outcome.status == "stopped early"
 
 
@@ -110,24 +102,13 @@ def test_step_is_read_after_the_next_is_queued(tmp_path, monkeypatch):
 
 
 def test_late_reading_needs_gpu_and_skipping_optimizer():
-    def make_training(**changes):
+    def can_read_late(ranks=SINGLE_PROCESS, device="meta", loss_scale=None, **changes):
         training = toy_training(loop_config(**changes))
-        training.device = torch.device("meta")
-        return training
+        training.device, training.loss_scale = torch.device(device), loss_scale
+        return loop.can_read_late(training, ranks)
 
-    class TwoRanks:
-        world_size = 2
-
-    assert loop.can_read_late(make_training(), SINGLE_PROCESS)
-    assert not loop.can_read_late(toy_training(loop_config()), SINGLE_PROCESS)
-    assert not loop.can_read_late(make_training(optimizer={"name": "adafactor"}), SINGLE_PROCESS)
-    assert not loop.can_read_late(make_training(), TwoRanks())
-    scaled_training = make_training()
-    scaled_training.loss_scale = object()
-    assert not loop.can_read_late(scaled_training, SINGLE_PROCESS)
-
-
-def test_numbers_keep_their_order_and_sums_are_sequential():
-    assert NumbersInFlight([torch.tensor(1.5), torch.tensor(2, dtype=torch.int64)]).read() == [1.5, 2.0]
-    assert sum_losses([0.1, 1.0, 0.2, 2.0, 0.3, 3.0]) == (0.1 + 0.2 + 0.3, 6.0)
-    assert sum_losses([]) == (0.0, 0.0)
+    assert can_read_late()
+    assert not can_read_late(device="cpu")
+    assert not can_read_late(optimizer={"name": "adafactor"})
+    assert not can_read_late(SimpleNamespace(world_size=2))
+    assert not can_read_late(loss_scale=object())

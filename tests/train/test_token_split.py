@@ -1,16 +1,15 @@
-import json
-
 import pytest
 import torch
-from tests.train.conftest import Notes, small_recipe, with_data
+from tests.train.conftest import Notes, small_recipe, user_error, with_data
 
 import polyhead as ph
-from polyhead.cli import main
+from polyhead.config.recipe import Recipe
 from polyhead.core.choice import Choice
 from polyhead.data.batching.collate import collate
 from polyhead.nn.loss import IGNORE_INDEX
 from polyhead.tokenizers.tokenizer import Tokenizer
 from polyhead.tokenizers.train_tokenizer import train_tokenizer
+from polyhead.train.run_training import run_training
 from polyhead.train.tasks.translation import TranslationTask
 
 
@@ -61,22 +60,14 @@ def test_splits_follow_from_seed_and_only_in_training(recipe):
     assert task.evaluate(model) == plain.evaluate(model)
 
 
-@pytest.mark.parametrize(
-    ("token_split", "tokenizer", "message"),
-    [
-        (1.5, "bpe", "token_split of task 'translation'"),
-        (0.1, "byte", "no token of this vocabulary consists of two others; remove token_split, or train a "),
-    ],
-)
-def test_unsuitable_token_split_is_refused(token_split, tokenizer, message, corpus_dir, capsys):
-    sections = {
-        "task": {"name": "translation", "token_split": token_split},
-        "data": {split: [f"{split}.de", f"{split}.en"] for split in ("train", "valid")},
-        "tokenizer": {"kind": tokenizer},
-        "train": {"steps": 1},
-    }
-    (corpus_dir / "mine.yaml").write_text(json.dumps(sections))
-    options = [f"data.root={corpus_dir}", f"out={corpus_dir / 'refused'}"]
-    assert main(["train", str(corpus_dir / "mine.yaml"), *options]) == 2
-    assert message in capsys.readouterr().err
-    assert not (corpus_dir / "refused" / "model.safetensors").exists()
+def test_unsuitable_token_split_is_refused(corpus_dir):
+    task = {"name": "translation", "token_split": 1.5}
+    with pytest.raises(ValueError, match="token_split of task 'translation'"):
+        Recipe.model_validate(small_recipe(corpus_dir).model_dump() | {"task": task})
+    recipe = small_recipe(corpus_dir, tokenizer={"kind": "byte", "vocab_size": 261})
+    message = "no token of this vocabulary consists of two others; remove token_split, or train a "
+    with user_error(message):
+        run_training(
+            recipe.model_copy(update={"task": Choice("translation", token_split=0.1)}), report=Notes()
+        )
+    assert not (recipe.out / "model.safetensors").exists()

@@ -40,23 +40,16 @@ def test_mean_of_periodic_checkpoints_is_used_if_better(tmp_path):
     assert periodic_checkpoints(checkpoint.list_steps(tmp_path), config) == [10, 15, 20]
     mean, single = average_checkpoints(tmp_path, [10, 15, 20]), average_checkpoints(tmp_path, [23])
 
-    def distance(expected):
-        return lambda: sum(
-            float((w - expected[name]).abs().sum()) for name, w in copy_weights(training).items()
-        )
+    def distance(a, b):
+        return sum(float((w - b[name]).abs().sum()) for name, w in a.items())
 
-    description = load_final_weights(training, config, tmp_path, distance(mean)).description
-    far_distance = distance(single)()
-    assert (
-        description == f"mean of the checkpoints 10, 15, 20 (loss 0.0000; checkpoint 23: {far_distance:.4f})"
-    )
-    assert far_distance > 0
-    assert_close(copy_weights(training), mean)
-    description = load_final_weights(training, config, tmp_path, distance(single)).description
-    assert (
-        description == f"checkpoint 23 (loss 0.0000; mean of the checkpoints 10, 15, 20: {far_distance:.4f})"
-    )
-    assert equal_tensors(copy_weights(training), single)
+    names, gap = ("mean of the checkpoints 10, 15, 20", "checkpoint 23"), distance(mean, single)
+    assert gap > 0
+    for (best, other), weights in ((names, mean), (names[::-1], single)):
+        measure = lambda weights=weights: distance(copy_weights(training), weights)  # noqa: E731
+        description = load_final_weights(training, config, tmp_path, measure).description
+        assert description == f"{best} (loss 0.0000; {other}: {gap:.4f})"
+        assert_close(copy_weights(training), weights)
 
 
 NAMES = ["checkpoint 8", "checkpoint 12", "EMA at step 8", "mean of the checkpoints 4, 8, 12"]
@@ -87,10 +80,8 @@ def test_best_of_single_ema_and_mean_is_used(values, metric, best, tmp_path):
     config = config.model_copy(update={"best_metric": metric})
     description = load_final_weights(training, config, tmp_path, measure).description
     assert description.startswith(f"{NAMES[best]} ({metric} {values[best]:.4f}; ")
-    other_candidates = [
-        (name, value) for i, (name, value) in enumerate(zip(NAMES, values, strict=True)) if i != best
-    ]
-    assert all(f"{name}: {value:.4f}" in description for name, value in other_candidates)
+    numbers = [f"{name}: {value:.4f}" for name, value in zip(NAMES, values, strict=True)]
+    assert [number in description for number in numbers] == [i != best for i in range(4)]
     ema = checkpoint.read_checkpoint(tmp_path / "step-8").tensors["ema"]
     single, last, mean = (average_checkpoints(tmp_path, steps) for steps in ([8], [12], [4, 8, 12]))
     for actual, expected in zip(candidates, [single, last, ema, mean], strict=True):
