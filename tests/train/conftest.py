@@ -126,6 +126,11 @@ def state_tensors(training: TrainState) -> dict[str, Tensor]:
     return tensors | ({f"ema.{name}": w for name, w in training.ema.weights.items()} if training.ema else {})
 
 
+def copy_tensors(tensors) -> dict[str, Tensor]:
+    """As they are now, of (name, tensor) pairs or a dict."""
+    return {name: tensor.detach().clone() for name, tensor in dict(tensors).items()}
+
+
 def equal_tensors(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
     """Bit for bit."""
     return a.keys() == b.keys() and all(torch.equal(tensor, b[name]) for name, tensor in a.items())

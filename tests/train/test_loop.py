@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tests.train.conftest import (
     Notes,
     Toy,
+    copy_tensors,
     equal_states,
     equal_tensors,
     loop_config,
@@ -202,11 +203,7 @@ def test_loss_never_finite_leaves_no_checkpoint(steps, message, tmp_path):
     with user_error(message):
         train_toy(tmp_path, NaNTask(range(99)), loop_config(steps=steps, save_every=2, eval_every=2))
     assert checkpoint.list_steps(tmp_path) == []
-
-
-@pytest.mark.acceptance("A7")
-def test_run_with_one_finite_update_is_done(tmp_path):
-    _, outcome, _ = train_toy(tmp_path, NaNTask({2, 3, 4}), loop_config(steps=4))
+    _, outcome, _ = train_toy(tmp_path, NaNTask({2, 3, 4}), loop_config(steps=4))  # one update is finite
     assert (outcome.status, outcome.step) == ("done", 4)
 
 
@@ -301,7 +298,7 @@ def test_evaluation_uses_ema_and_restores_weights(tmp_path):
 
     def note_weights(model):
         assert not model.training
-        weights.append({name: p.detach().clone() for name, p in model.named_parameters()})
+        weights.append(copy_tensors(model.named_parameters()))
         return 1.0
 
     training, _, _ = train_toy(tmp_path, Toy(note_weights), loop_config(ema=0.7))
@@ -323,36 +320,35 @@ def test_memory_check_does_not_change_training(tmp_path):
 
 
 @pytest.mark.acceptance("A8")
-@pytest.mark.parametrize(
-    "error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried")]
-)
-def test_batch_too_large_for_memory_is_an_error(error, tmp_path):
-    class LargeTask(Toy):
+def test_batch_too_large_for_memory_is_an_error(tmp_path):
+    class FailingTask(Toy):
         def loss(self, model, batch):
-            raise error
+            raise self.error
 
-    message = "the largest batch does not fit into memory; decrease train.max_tokens "
+    task, message = FailingTask(), "the largest batch does not fit into memory; decrease train.max_tokens "
     message += r"\(4096\), data.max_len or the size of the model"
-    with user_error(message + r", or set train.recompute=blocks$"):
-        train_toy(tmp_path, LargeTask(), loop_config())
-    with user_error(message + "$"):
-        train_toy(tmp_path / "recomputed", LargeTask(), loop_config(recompute="blocks"))
-
-
-def test_other_runtime_error_in_memory_check_is_raised(tmp_path):
-    class BrokenTask(Toy):
-        def loss(self, model, batch):
-            raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
-
+    for error in (MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried")):
+        task.error = error
+        with user_error(message + r", or set train.recompute=blocks$"):
+            train_toy(tmp_path, task, loop_config())
+        with user_error(message + "$"):
+            train_toy(tmp_path, task, loop_config(recompute="blocks"))
+    task.error = RuntimeError("mat1 and mat2 shapes cannot be multiplied")
     with pytest.raises(RuntimeError, match="mat1"):
-        train_toy(tmp_path, BrokenTask(), loop_config())
+        train_toy(tmp_path, task, loop_config())
 
 
-def test_total_steps_is_the_smaller_limit():
-    assert total_steps(Toy(), loop_config(steps=7, epochs=2)) == 7
-    assert total_steps(Toy(), loop_config(steps=70, epochs=2)) == 10
-    assert total_steps(Toy(), loop_config(steps=None, epochs=2, accumulate=3)) == 4
-    assert total_steps(Toy(), loop_config(steps=None, epochs=0.01)) == 1
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [
+        ({"steps": 7, "epochs": 2}, 7),
+        ({"steps": 70, "epochs": 2}, 10),
+        ({"steps": None, "epochs": 2, "accumulate": 3}, 4),
+        ({"steps": None, "epochs": 0.01}, 1),
+    ],
+)
+def test_total_steps_is_the_smaller_limit(limits, expected):
+    assert total_steps(Toy(), loop_config(**limits)) == expected
 
 
 def test_tokens_per_second_count_labels_since_last_row(tmp_path):
@@ -371,44 +367,32 @@ def batch_norm_training(config) -> TrainState:
     return TrainState(model, config, 8, config.steps or 0)
 
 
-def copy_state(training) -> dict:
-    return {name: w.detach().clone() for name, w in named_state(training.model).items()}
-
-
 def test_memory_check_restores_running_statistics():
     training = batch_norm_training(loop_config())
-    initial_state = copy_state(training)
+    initial_state = copy_tensors(named_state(training.model))
     check_memory(training, Toy(), loop_config())
     assert initial_state.keys() >= {"1.running_mean", "1.running_var"}
-    assert equal_tensors(initial_state, copy_state(training))
+    assert equal_tensors(initial_state, named_state(training.model))
+    assert training.is_finite()
+    training.model[1].running_var[3] = math.nan
+    assert not training.is_finite()
 
 
 def test_running_statistics_are_saved_resumed_and_averaged(tmp_path):
     config = loop_config(ema=0.9, save_every=4, keep=3, average_checkpoints=3)
-    expected, stopped_state, resumed_state = (batch_norm_training(config) for _ in range(3))
-    initial = copy_state(expected)
+    expected, stopped, resumed = (batch_norm_training(config) for _ in range(3))
+    initial_mean = expected.model[1].running_mean.clone()
     train_model(expected, Toy(), config, tmp_path / "all", Notes())
-    assert not torch.equal(expected.model[1].running_mean, initial["1.running_mean"])
-    train_model(
-        stopped_state, Toy(), config, tmp_path / "cut", Notes(), lambda: stopped_state.progress.step == 5
-    )
-    resumed_state.restore(checkpoint.read_newest_checkpoint(tmp_path / "cut"))
-    train_model(resumed_state, Toy(), config, tmp_path / "cut", Notes())
-    assert equal_tensors(copy_state(resumed_state), copy_state(expected))
-    assert equal_tensors(resumed_state.ema.weights, expected.ema.weights)
+    assert not torch.equal(expected.model[1].running_mean, initial_mean)
+    train_model(stopped, Toy(), config, tmp_path / "cut", Notes(), lambda: stopped.progress.step == 5)
+    resumed.restore(checkpoint.read_newest_checkpoint(tmp_path / "cut"))
+    train_model(resumed, Toy(), config, tmp_path / "cut", Notes())
+    assert equal_tensors(named_state(resumed.model), named_state(expected.model))
+    assert equal_tensors(resumed.ema.weights, expected.ema.weights)
     assert not torch.equal(expected.ema.weights["1.running_var"], expected.model[1].running_var)
     losses = iter([2.0, 3.0, 1.0])  # a checkpoint, its moving average, the mean
     final = load_final_weights(expected, config, tmp_path / "all", lambda: next(losses))
     assert len(final.selection.steps) > 1
-    saved_weights = [
-        checkpoint.read_checkpoint(tmp_path / f"all/step-{step}").tensors["model"] for step in (4, 8, 12)
-    ]
-    mean = sum(tensors["1.running_var"].double() for tensors in saved_weights) / 3
+    states = [checkpoint.read_checkpoint(tmp_path / f"all/step-{step}").tensors for step in (4, 8, 12)]
+    mean = sum(tensors["model"]["1.running_var"].double() for tensors in states) / 3
     assert torch.allclose(expected.model[1].running_var.double(), mean, rtol=1e-6)
-
-
-def test_running_statistics_not_finite_are_detected():
-    training = batch_norm_training(loop_config())
-    assert training.is_finite()
-    training.model[1].running_var[3] = math.nan
-    assert not training.is_finite()

@@ -94,9 +94,8 @@ def test_run_directory_is_complete_and_loads(memorized_run):
     loaded_run = ph.load(run_dir)
     assert loaded_run.translate(list(TEN)) == run.translate(list(TEN))
     assert equal_tensors(dict(run.model.named_parameters()), dict(loaded_run.model.named_parameters()))
-    assert (
-        loaded_run.model.head.weight.data_ptr() == loaded_run.model.encoder_embedding.token.weight.data_ptr()
-    )
+    model = loaded_run.model
+    assert model.head.weight.data_ptr() == model.encoder_embedding.token.weight.data_ptr()
     assert (loaded_run.generation, loaded_run.recipe) == (run.generation, run.recipe)
     assert not loaded_run.model.training
     assert load_recipe(run_dir / "recipe.yaml") == run.recipe
@@ -267,31 +266,29 @@ def finished(no_report, tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "resume", "message"),
     [
-        ({"lr": 1e-4}, "--resume: train.lr differs from the run's own recipe; use "),
-        (
-            {"seed": 2, "accumulate": 1},
-            "--resume: train.accumulate, train.seed differ from the run's own rec",
-        ),
-        ({"model": {"d_ff": 64}}, "--resume: model.d_ff differs from"),
-        ({"steps": 2}, "--resume: the run has finished 3 steps, more than 2; set at least 3"),
+        ({"lr": 1e-4}, True, "--resume: train.lr differs from the run's own recipe; use "),
+        ({"seed": 2, "accumulate": 1}, True, "--resume: train.accumulate, train.seed differ from the run's"),
+        ({"model": {"d_ff": 64}}, True, "--resume: model.d_ff differs from"),
+        ({"steps": 2}, True, "--resume: the run has finished 3 steps, more than 2; set at least 3"),
+        ({}, False, "{out} already has a run; continue with --resume, or choose"),
     ],
 )
-def test_resume_with_changed_recipe_is_refused(changes, message, finished):
+def test_changed_or_second_run_in_directory_is_refused(changes, resume, message, finished):
     expected_recipe = (finished / "run/recipe.yaml").read_text()
-    with user_error(f"^{re.escape(message)}"):
-        run_training(small_recipe(finished, **{"steps": 3, **changes}), resume=True, report=Notes())
+    with user_error(f"^{re.escape(message.format(out=finished / 'run'))}"):
+        run_training(small_recipe(finished, **{"steps": 3, **changes}), resume=resume, report=Notes())
     assert (finished / "run/recipe.yaml").read_text() == expected_recipe
 
 
 @pytest.mark.parametrize(
     ("change", "key"),
     [
-        ("data.max_len=20", "data.max_len differs"),
-        ("task.mask=0.5", "task differs"),
-        ("distill.temperature=3", "distill differs"),
-        ("distill.teacher=[other]", "distill differs"),
+        ("data.max_len=20", "data.max_len"),
+        ("task.mask=0.5", "task"),
+        ("distill.temperature=3", "distill"),
+        ("distill.teacher=[other]", "distill"),
         ("data.root=elsewhere", ""),
         ("generation.normalize=true", ""),
     ],
@@ -304,7 +301,7 @@ def test_resume_keeps_rows_and_losses(change, key, tmp_path):
     if not key:
         assert check_directory(recipe, resume=True) is not None
         return
-    with user_error(f"^--resume: {re.escape(key)} from the run's own recipe"):
+    with user_error(f"^--resume: {key} differs from the run's own recipe"):
         check_directory(recipe, resume=True)
 
 
@@ -340,48 +337,32 @@ def test_resume_with_other_text_or_tokenizer_is_refused(corpus_dir):
         run_training(recipe, resume=True, report=Notes())
 
 
-def test_finished_run_prints_the_next_command(corpus_dir):
-    recipe = small_recipe(corpus_dir, "my run", steps=1)
-    assert log_training(recipe)[-2:] == [
-        f"finished at step 1; next: polyhead translate '{recipe.out}' input.txt",
-        f"report: {recipe.out}/report.html",
-    ]
-
-
-def test_directory_with_a_run_is_not_overwritten(finished):
-    message = f"{finished}/run already has a run; continue with --resume, or choose"
-    with user_error(re.escape(message)):
-        run_training(small_recipe(finished, steps=3), report=Notes())
-
-
 @pytest.mark.parametrize("name", ["README.md", "target_tokenizer.json"])
 def test_files_of_no_run_are_not_overwritten(name, corpus_dir):
-    recipe = small_recipe(corpus_dir, steps=1)
+    recipe = small_recipe(corpus_dir, "my run", steps=1)
     recipe.out.mkdir(parents=True)
-    (recipe.out / "notes.txt").write_text("mine")  # no run writes this file
-    (recipe.out / name).write_text("mine")
+    for file in (name, "notes.txt"):  # no run writes the second one
+        (recipe.out / file).write_text("mine")
     message = f"{recipe.out} holds {name}, which does not belong to a run and would be overwritten"
     with user_error(re.escape(message)):
         run_training(recipe, report=Notes())
     assert sorted(p.name for p in recipe.out.iterdir()) == sorted([name, "notes.txt"])
     (recipe.out / name).unlink()
-    run_training(recipe, report=Notes())
+    command = f"finished at step 1; next: polyhead translate '{recipe.out}' input.txt"
+    assert log_training(recipe)[-2:] == [command, f"report: {recipe.out}/report.html"]
     with user_error(r"notes\.txt is a file; expected a directory"):
         run_training(recipe.model_copy(update={"out": recipe.out / "notes.txt"}), report=Notes())
 
 
-def test_failed_start_leaves_no_tokenizer(corpus_dir):
-    with user_error("max_tokens is 3"):
-        run_training(small_recipe(corpus_dir, steps=2, max_tokens=3), report=Notes())
-    run, _ = run_training(small_recipe(corpus_dir, steps=2, tokenizer={"vocab_size": 266}), report=Notes())
-    assert run.tokenizer.vocab_size == 266
-
-
-def test_missing_files_leave_no_directory(corpus_dir):
+def test_failed_start_leaves_no_files(corpus_dir):
     recipe = with_data(small_recipe(corpus_dir), test=["test.de", "train.en"])
     with user_error(r"data.test: no file 'test.de'"):
         run_training(recipe, report=Notes())
     assert not recipe.out.exists()
+    with user_error("max_tokens is 3"):
+        run_training(small_recipe(corpus_dir, steps=2, max_tokens=3), report=Notes())
+    run, _ = run_training(small_recipe(corpus_dir, steps=2, tokenizer={"vocab_size": 266}), report=Notes())
+    assert run.tokenizer.vocab_size == 266
 
 
 @pytest.mark.parametrize("columns", [{"source": "de"}, {"target": "en"}, {"source": 1, "target": 0}])
@@ -406,24 +387,19 @@ def test_validation_pairs_longer_than_a_batch_are_refused(corpus_dir):
 
 def test_final_weights_are_described_in_the_card(corpus_dir):
     recipe = small_recipe(corpus_dir, steps=2, average_checkpoints=2, keep=2, save_every=1)
-    run_training(recipe, report=Notes())
-    saved_tensors = [
-        checkpoint.read_checkpoint(recipe.out / "checkpoints" / f"step-{step}").tensors for step in (1, 2)
-    ]
-    first, last = (tensors["model"] for tensors in saved_tensors)
-    mean = {name: ((tensor.double() + last[name]) / 2).float() for name, tensor in first.items()}
-    run = ph.load(recipe.out)
-    weights = {name: p.detach().clone() for name, p in run.model.named_parameters()}
+    run, _ = run_training(recipe, report=Notes())
+    first, last = (checkpoint.read_checkpoint(recipe.out / f"checkpoints/step-{n}").tensors for n in (1, 2))
+    mean = {name: ((w.double() + last["model"][name]) / 2).float() for name, w in first["model"].items()}
+    assert all(torch.equal(p, last["model"][name]) for name, p in run.model.named_parameters())
+    sides = [(corpus_dir / f"valid.{side}").read_text().splitlines() for side in ("de", "en")]
     losses = []
-    for tensors in (last, saved_tensors[1]["ema"], mean):
+    for tensors in (last["model"], last["ema"], mean):
         copy_into(run.model, tensors)
-        sides = ((corpus_dir / f"valid.{side}").read_text().splitlines() for side in ("de", "en"))
         losses.append(math.log(run.perplexity(*sides)))
     single, ema, average = losses
     assert single < min(ema, average)  # the first steps only improve
     candidates = f"EMA at step 2: {ema:.4f}; mean of the checkpoints 1, 2: {average:.4f}"
     card = (recipe.out / "README.md").read_text()
     assert f"| weights | checkpoint 2 (loss {single:.4f}; {candidates}) |" in card
-    assert all(torch.equal(p, last[name]) for name, p in weights.items())
     config = json.loads((recipe.out / "config.json").read_text())
     assert (config["model_type"], config["vocab_size"]) == ("polyhead", run.tokenizer.vocab_size)

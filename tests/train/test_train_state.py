@@ -4,6 +4,7 @@ import pytest
 import torch
 from tests.train.conftest import (
     Toy,
+    copy_tensors,
     equal_tensors,
     loop_config,
     never_measured,
@@ -24,10 +25,6 @@ def average_checkpoints(root, steps) -> dict:
     return {name: torch.stack([w[name].double() for w in weights]).mean(0).float() for name in weights[0]}
 
 
-def copy_weights(training) -> dict:
-    return {name: p.detach().clone() for name, p in training.model.named_parameters()}
-
-
 def assert_close(weights, expected):
     assert all(torch.allclose(w, expected[name], rtol=1e-6, atol=1e-9) for name, w in weights.items())
 
@@ -46,10 +43,10 @@ def test_mean_of_periodic_checkpoints_is_used_if_better(tmp_path):
     names, gap = ("mean of the checkpoints 10, 15, 20", "checkpoint 23"), distance(mean, single)
     assert gap > 0
     for (best, other), weights in ((names, mean), (names[::-1], single)):
-        measure = lambda weights=weights: distance(copy_weights(training), weights)  # noqa: E731
+        measure = lambda weights=weights: distance(copy_tensors(training.model.named_parameters()), weights)  # noqa: E731
         description = load_final_weights(training, config, tmp_path, measure).description
         assert description == f"{best} (loss 0.0000; {other}: {gap:.4f})"
-        assert_close(copy_weights(training), weights)
+        assert_close(copy_tensors(training.model.named_parameters()), weights)
 
 
 NAMES = ["checkpoint 8", "checkpoint 12", "EMA at step 8", "mean of the checkpoints 4, 8, 12"]
@@ -74,7 +71,7 @@ def test_best_of_single_ema_and_mean_is_used(values, metric, best, tmp_path):
     candidates, numbers = [], iter(values)
 
     def measure():
-        candidates.append(copy_weights(training))
+        candidates.append(copy_tensors(training.model.named_parameters()))
         return next(numbers)
 
     config = config.model_copy(update={"best_metric": metric})
@@ -86,12 +83,12 @@ def test_best_of_single_ema_and_mean_is_used(values, metric, best, tmp_path):
     single, last, mean = (average_checkpoints(tmp_path, steps) for steps in ([8], [12], [4, 8, 12]))
     for actual, expected in zip(candidates, [single, last, ema, mean], strict=True):
         assert_close(actual, expected)
-    assert equal_tensors(copy_weights(training), candidates[best])
+    assert equal_tensors(copy_tensors(training.model.named_parameters()), candidates[best])
 
 
 def test_last_weights_are_used_without_finite_evaluation(tmp_path):
     training, _, _ = train_toy(tmp_path, Toy(lambda model: math.nan), loop_config())
-    initial_tensors = {name: tensor.clone() for name, tensor in state_tensors(training).items()}
+    initial_tensors = copy_tensors(state_tensors(training))
     description = load_final_weights(training, loop_config(), tmp_path, never_measured).description
     assert description == "checkpoint 12"
     assert equal_tensors(initial_tensors, state_tensors(training))

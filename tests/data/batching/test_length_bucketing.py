@@ -111,6 +111,7 @@ def test_order_is_stable_across_versions():
     assert to_lists(plan) == [[6, 5, 4, 7], [0, 11], [8, 3, 2], [9, 10, 1]]
 
 
+@pytest.mark.acceptance("A8")
 def test_pair_longer_than_the_budget_is_refused():
     message = "max_tokens is 64, but row 1 alone has 90 tokens; set train.max_tokens to 90 or more, or "
     with pytest.raises(UserError, match=message):
