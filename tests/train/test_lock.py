@@ -1,8 +1,10 @@
 import json
+import multiprocessing
 import os
 import signal
 import socket
-import time
+from contextlib import suppress
+from threading import BrokenBarrierError
 
 import pytest
 from tests.train.conftest import user_error
@@ -131,13 +133,14 @@ def test_directory_that_cannot_be_made_is_an_error(tmp_path):
 
 @pytest.mark.acceptance("B13")
 def test_one_of_many_processes_takes_a_stale_lock(tmp_path, monkeypatch):
-    check = lock._refuse_if_held
+    check, barrier = lock._refuse_if_held, multiprocessing.get_context("fork").Barrier(12)
 
-    def check_slowly(path):
+    def check_together(path):
         check(path)
-        time.sleep(0.05)  # time for the others to see the same stale lock
+        with suppress(BrokenBarrierError):  # all of them see the same stale lock, if they can
+            barrier.wait(0.2)
 
-    monkeypatch.setattr(lock, "_refuse_if_held", check_slowly)
+    monkeypatch.setattr(lock, "_refuse_if_held", check_together)
     write_lock(tmp_path, pid=4194303)
     (ready, go), (answers, answer), (end, release) = os.pipe(), os.pipe(), os.pipe()
     children = []

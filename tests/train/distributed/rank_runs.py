@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from functools import wraps
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -150,14 +151,13 @@ def assert_close(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
 
 
 def on_call(n: int, function: Callable[..., Any], action: Callable[[], Any]) -> Callable[..., Any]:
-    """The function; its nth call does something else first."""
-    calls = [0]
+    """The function; its nth call, or each if n is 0, does something else first."""
+    numbers = count(1)
 
     @wraps(function)
-    def count(*args: Any, **options: Any) -> Any:
-        calls[0] += 1
-        if calls[0] == n:
+    def call(*args: Any, **options: Any) -> Any:
+        if n in (0, next(numbers)):
             action()
         return function(*args, **options)
 
-    return count
+    return call

@@ -1,9 +1,10 @@
+from math import prod
 from typing import Any
 
 import pytest
 import torch
 from tests.train.distributed.rank_runs import TASKS, assert_same_run, recipe_of, train
-from tests.train.ranks import outputs_of
+from tests.train.ranks import outputs_of, run_ranks
 from tests.train.test_loss_module import NextTokens
 
 from polyhead.config.config_sections import ParallelConfig
@@ -11,9 +12,11 @@ from polyhead.config.model import ModelConfig
 from polyhead.config.recipe import TrainConfig
 from polyhead.models import build
 from polyhead.nn.state import named_state
+from polyhead.train.distributed.launch import RANK_LOST
 from polyhead.train.distributed.local_tensor import get_local, get_whole
 from polyhead.train.distributed.process_group import SINGLE_PROCESS, ProcessGroup
 from polyhead.train.loop import train_step
+from polyhead.train.run_training import run_training
 from polyhead.train.train_state import TrainState
 
 pytestmark = [pytest.mark.usefixtures("no_report"), pytest.mark.acceptance("G5")]
@@ -21,12 +24,7 @@ SIZES = {"vocab_size": 24, "d_model": 16, "n_heads": 2, "n_layers": 2, "d_ff": 3
 SIZES |= {"kind": "decoder", "dropout": 0.0}
 STEPS = 3
 ADAM = {"name": "adamw", "eps": 1e-3}
-MODERN = {
-    "position": {"name": "rope"},
-    "n_kv_heads": 1,
-    "norm": {"name": "rmsnorm"},
-    "feed_forward": "swiglu",
-}
+MODERN = {"position": "rope", "n_kv_heads": 1, "norm": "rmsnorm", "feed_forward": "swiglu"}
 DESIGNS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # of the model, and of the training
     "tied": ({}, {}),
     "own head": ({"tie_embeddings": "none"}, {"ema": 0.9}),
@@ -114,32 +112,23 @@ def compare_shares(
                 assert max(states) == pytest.approx(single["state"] / n_shards, rel=0.01), name
 
 
-@pytest.mark.parametrize(
-    "names",
-    [
-        ["tied", "experts", "adafactor", "muon", "frozen", "lora"],
-        pytest.param(
-            ["own head", "shared layers", "batch norm", "modern", "accumulation", "recomputation"],
-            marks=pytest.mark.slow,
-        ),
-    ],
-    ids=["some", "others"],
-)
-def test_sharded_designs_match_one_process(names):
-    compare_shares(names, 2, {"shard": 2})
+SOME = ["tied", "experts", "adafactor", "muon", "frozen", "lora"]
+OTHERS = ["own head", "shared layers", "batch norm", "modern", "accumulation", "recomputation"]
 
 
 @pytest.mark.parametrize(
-    ("world_size", "parallel"),
+    ("world_size", "parallel", "names"),
     [
-        pytest.param(4, {"shard": 4}, marks=pytest.mark.slow),
-        (4, {"shard": 2, "replicate": 2}),
-        (3, {"shard": 3}),
+        (2, {"shard": 2}, SOME),
+        pytest.param(2, {"shard": 2}, OTHERS, marks=pytest.mark.slow),
+        pytest.param(4, {"shard": 4}, ["own head"], marks=pytest.mark.slow),
+        (4, {"shard": 2, "replicate": 2}, ["own head"]),
+        (3, {"shard": 3}, ["lora"]),
     ],
-    ids=["four", "hybrid", "three"],
+    ids=["some", "others", "four", "hybrid", "three"],
 )
-def test_other_meshes_match_one_process(world_size, parallel):
-    compare_shares(["own head"] if world_size == 4 else ["lora"], world_size, parallel)
+def test_sharded_designs_match_one_process(world_size, parallel, names):
+    compare_shares(names, world_size, parallel)
 
 
 def test_reduce_dtype_bf16_is_approximate():
@@ -149,13 +138,57 @@ def test_reduce_dtype_bf16_is_approximate():
     compare_shares(["tied"], 2, parallel, tolerance=1e-2)
 
 
+FAST_RUNS = {"shard": "translation", "tensor": "language-model", "context": "language-model"}
+RUNS = [
+    pytest.param(task, {name: 2}, {}, marks=[] if task == fast else pytest.mark.slow)
+    for name, fast in FAST_RUNS.items()
+    for task in TASKS
+    if name != "context" or task != "classification"
+]
+FEW_ROWS = {"max_tokens": 26, "accumulate": 2}  # two rows at most: some ranks have none
+
+
 @pytest.mark.parametrize(
-    "task", [TASKS[0], *(pytest.param(task, marks=pytest.mark.slow) for task in TASKS[1:])]
+    ("task", "parallel", "options"),
+    [
+        *RUNS,
+        ("translation", {"shard": 3}, FEW_ROWS),
+        pytest.param("translation", {"tensor": 2, "shard": 2}, {}, marks=pytest.mark.slow),
+    ],
+    ids=str,
 )
-def test_sharded_run_matches_one_process(task, corpus_dir):
-    single = train(recipe_of(corpus_dir, task, f"sharded-{task}-1"), 1)
-    recipe = recipe_of(corpus_dir, task, f"sharded-{task}-2", parallel={"shard": 2})
-    assert_same_run(single, train(recipe, 2))
+def test_split_run_matches_one_process(task, parallel, options, corpus_dir):
+    """A rank that made more passes than another, or had no validation batch, would wait in vain."""
+    name = f"{task}-{parallel}"
+    single = train(recipe_of(corpus_dir, task, f"{name}-1", **options), 1)
+    recipe = recipe_of(corpus_dir, task, f"{name}-2", parallel=parallel, **options)
+    assert_same_run(single, train(recipe, prod(parallel.values())))
+
+
+def test_model_that_cannot_be_split_is_refused(corpus_dir):
+    options = {"model": {"n_kv_heads": 1}, "parallel": {"tensor": 2}}
+    recipe = recipe_of(corpus_dir, "language-model", "tensor-refused", **options)
+    first, second = run_ranks(2, lambda ranks: run_training(recipe, ranks=ranks), timeout=60)
+    reason = "1 key/value heads cannot be divided by 2: tensor must divide their number"
+    assert (first.code, first.output) == (2, f"train.parallel (tensor 2): {reason}")
+    assert second.code in (2, RANK_LOST)
+
+
+SPLITTABLE = [name for name in DESIGNS if name != "modern"]  # that has one key/value head
+
+
+@pytest.mark.parametrize(
+    ("world_size", "parallel", "names"),
+    [
+        (2, {}, ["own head", "shared layers", "accumulation", "adafactor", "muon"]),
+        pytest.param(2, {}, SPLITTABLE, marks=pytest.mark.slow),
+        pytest.param(4, {"shard": 2}, SPLITTABLE, marks=pytest.mark.slow),
+        pytest.param(4, {"replicate": 2}, SPLITTABLE, marks=pytest.mark.slow),
+    ],
+    ids=["fast", "all", "shard", "replicate"],
+)
+def test_tensor_parallel_designs_match_one_process(world_size, parallel, names):
+    assert_trains_like_one_process(names, world_size, parallel | {"tensor": 2}, tolerance=1e-7)
 
 
 @pytest.mark.slow  # test_split_checkpoint.py resumes one with parts of checkpoints

@@ -1,10 +1,12 @@
+import os
+import socket
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
-from tests.train.distributed.test_process_group import count_sent_bytes
 from tests.train.ranks import outputs_of
 from torch import Tensor, nn
 
@@ -118,6 +120,19 @@ def count_step_bytes(case: Case, ranks: ProcessGroup) -> float:
     return float(np.diff(counts).mean())
 
 
+def count_sent_bytes() -> int:
+    """Bytes this process has sent over TCP, each once, from struct tcp_info of linux/tcp.h."""
+    total = 0
+    for path in Path("/proc/self/fd").iterdir():
+        if not path.is_socket():
+            continue
+        with suppress(OSError), socket.socket(fileno=os.dup(int(path.name))) as copy:
+            info = copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+            n_sent, n_again = np.frombuffer(info[200:216], np.uint64)  # tcpi_bytes_sent, tcpi_bytes_retrans
+            total += int(n_sent - n_again)
+    return total
+
+
 PAIR = {"kind": "encoder-decoder"}
 SPLIT_CASES = [Case({name: 2}) for name in ("shard", "tensor", "context")]
 SPLIT_CASES.append(Case({"pipeline": 2, "micro_batches": 4}))
@@ -142,6 +157,7 @@ VARIANTS = [
 ]
 FOUR_STAGES, TWO_STAGES = ({"pipeline": n, "micro_batches": 4} for n in (4, 2))
 MESHES = [
+    Case({"replicate": 4}),
     Case({"shard": 4}),
     *(Case({"shard": 2, name: 2}) for name in ("replicate", "context", "tensor")),
     Case({"tensor": 4}),
