@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from polyhead.core.choice import Choice
+from polyhead import Choice
 from polyhead.tokenizers.train_tokenizer import train_tokenizer
 
 WriteFile = Callable[[str, bytes | str], Path]

@@ -7,10 +7,9 @@ import torch
 from tests.train.conftest import Notes, small_recipe, user_error, with_train, write_corpus
 
 import polyhead as ph
+from polyhead import Choice, build
 from polyhead.config.config_sections import DistillConfig
 from polyhead.config.recipe import Recipe
-from polyhead.core.choice import Choice
-from polyhead.models import build
 from polyhead.run.run import Run
 from polyhead.train.distill import kd_loss, load_teachers, make_distillation_task
 from polyhead.train.init_from import load_init_weights

@@ -8,9 +8,9 @@ from tests.train.tasks.classification_helpers import recipe
 from tests.train.tasks.classification_helpers import trained_run as trained_run
 
 import polyhead as ph
+from polyhead import build
 from polyhead.config.recipe import Recipe
 from polyhead.core.registry import TASK
-from polyhead.models import build
 from polyhead.train.distill import load_teachers, make_distillation_task
 from polyhead.train.run_training import run_training
 

@@ -7,9 +7,9 @@ from tests.train.distributed.rank_runs import recipe_of, write_task_texts
 from tests.train.task_runs import task_recipe, write_texts
 
 import polyhead as ph
+from polyhead import Choice
 from polyhead.checkpoint import checkpoint
 from polyhead.config.generation_config import GenerationConfig
-from polyhead.core.choice import Choice
 from polyhead.train import run_training as run_training_module
 from polyhead.train.run_training import run_training
 from polyhead.train.tasks.translation import TranslationTask

@@ -15,9 +15,9 @@ from tests.train.conftest import (
 )
 
 import polyhead as ph
+from polyhead import build
 from polyhead.config.generation_config import GenerationConfig
 from polyhead.config.recipe import Recipe, TrainConfig
-from polyhead.models import build
 from polyhead.nn.state import named_state
 from polyhead.run.recipe import load_recipe
 from polyhead.run.run import Run

@@ -9,10 +9,9 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
+from polyhead import ModelConfig, build
 from polyhead.config.config_sections import DistillConfig
-from polyhead.config.model import ModelConfig
 from polyhead.data.batching.token_windows import TokenWindows, make_dummy_windows
-from polyhead.models import build
 from polyhead.nn.loss import Loss
 from polyhead.train.distill import DistillationTask, Teacher
 from polyhead.train.loss_module import LossModule

@@ -15,8 +15,8 @@ from tests.train.ranks import outputs_of
 from tests.train.task_runs import TASKS, task_recipe, write_texts
 from tests.viz.html_pages import Page
 
+from polyhead import build
 from polyhead.core.registry import TASK
-from polyhead.models import build
 from polyhead.tokenizers.tokenizer import Tokenizer
 from polyhead.train.report import RunReport
 from polyhead.train.run_training import run_training

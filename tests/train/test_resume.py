@@ -10,9 +10,9 @@ from tests.train.conftest import CLOCK_KEYS, Notes, small_recipe, user_error, wr
 from tests.train.ranks import import_lazy_modules
 from tests.train.task_runs import TASKS, task_recipe, write_texts
 
+from polyhead import Choice
 from polyhead.checkpoint import checkpoint
 from polyhead.config.recipe import Recipe
-from polyhead.core.choice import Choice
 from polyhead.train.lock import RunLock
 from polyhead.train.run_training import run_training
 from polyhead.viz.run_record import read_metrics

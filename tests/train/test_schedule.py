@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from polyhead.core.choice import Choice
+from polyhead import Choice
 from polyhead.core.registry import SCHEDULE
 from polyhead.train.schedule import warn_factor, warn_long_warmup
 

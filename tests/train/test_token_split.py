@@ -3,8 +3,8 @@ import torch
 from tests.train.conftest import Notes, small_recipe, user_error, with_data
 
 import polyhead as ph
+from polyhead import Choice
 from polyhead.config.recipe import Recipe
-from polyhead.core.choice import Choice
 from polyhead.data.batching.collate import collate
 from polyhead.nn.loss import IGNORE_INDEX
 from polyhead.tokenizers.tokenizer import Tokenizer

@@ -8,12 +8,11 @@ from tests.train.test_init_from import STEPS, tune, tuning_recipe
 from tests.train.test_init_from import workdir as workdir
 
 import polyhead as ph
+from polyhead import Choice, build
 from polyhead.config.config_sections import LoraConfig
 from polyhead.config.recipe import Recipe, TrainConfig
-from polyhead.core.choice import Choice
 from polyhead.cost.memory import estimate_training_memory
 from polyhead.cost.workload import BatchShape
-from polyhead.models import build
 from polyhead.nn.lora import LoraLinear, merge_lora
 from polyhead.nn.state import named_state
 from polyhead.run.recipe import load_recipe

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polyhead.core.choice import Choice
+from polyhead import Choice
 from polyhead.data.batching.collate import collate, collate_pairs, collate_token_split
 from polyhead.data.batching.length_bucketing import plan_epoch
 from polyhead.data.readers.parallel_corpus import open_corpus

@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.data.plain_text_helpers import PARAGRAPHS, PLAY, read_documents
 
-from polyhead.core.choice import Choice
+from polyhead import Choice
 from polyhead.core.errors import UserError
 from polyhead.data.readers.plain_text import TextFiles, TextReport, open_text, read_text_lines
 from polyhead.data.stores.token_store import TokenStore

@@ -8,7 +8,7 @@ from tests.data.stores.pair_helpers import SOURCES
 from tests.data.stores.pair_helpers import corpus as corpus
 from tests.data.stores.pair_helpers import open_store as open_store
 
-from polyhead.core.choice import Choice
+from polyhead import Choice
 from polyhead.core.errors import UserError
 from polyhead.data.readers.parallel_corpus import open_corpus
 from polyhead.data.stores import build_cache

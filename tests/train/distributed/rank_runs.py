@@ -14,10 +14,10 @@ from tests.train.conftest import CLOCK_KEYS, Notes, small_recipe, with_data, wri
 from tests.train.ranks import outputs_of
 from torch import Tensor
 
+from polyhead import build
 from polyhead.checkpoint import checkpoint
 from polyhead.config.recipe import Recipe
 from polyhead.core.registry import TASK
-from polyhead.models import build
 from polyhead.run.run import Run
 from polyhead.tokenizers.train_tokenizer import train_tokenizer
 from polyhead.train.distributed.process_group import SINGLE_PROCESS, ProcessGroup

@@ -7,10 +7,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
+from polyhead import ModelConfig, build
 from polyhead.checkpoint.checkpoint import open_lazy_checkpoint, read_checkpoint
-from polyhead.config.model import ModelConfig
 from polyhead.config.recipe import TrainConfig
-from polyhead.models import build
 from polyhead.train.distributed.process_group import ProcessGroup
 from polyhead.train.distributed.rank_sync import share_checkpoint
 from polyhead.train.distributed.split_checkpoint import save_split

@@ -7,13 +7,11 @@ from tests.train.distributed.rank_runs import TASKS, assert_same_run, open_task,
 from tests.train.ranks import outputs_of
 from torch import Tensor
 
+from polyhead import Choice, ModelConfig, build
 from polyhead.config.config_sections import DistillConfig
-from polyhead.config.model import ModelConfig
 from polyhead.config.recipe import Recipe
-from polyhead.core.choice import Choice
 from polyhead.core.registry import TASK
 from polyhead.data.batching.token_windows import TokenWindows, split_windows
-from polyhead.models import build
 from polyhead.nn.stack import recompute_blocks
 from polyhead.train.distributed.context_parallel import ContextGather, SplitsSequence
 from polyhead.train.distributed.mesh import MeshShape

@@ -11,10 +11,9 @@ from tests.train.ranks import outputs_of
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from polyhead.config.model import ModelConfig
+from polyhead import ModelConfig, build
 from polyhead.data.batching.collate import PairBatch
 from polyhead.data.batching.token_windows import TokenWindows
-from polyhead.models import build
 from polyhead.nn.loss import Loss, cross_entropy, select_labels
 from polyhead.nn.stack import recompute_blocks
 from polyhead.train.distributed.pipeline import (

@@ -8,7 +8,7 @@ from tests.train.conftest import Notes, equal_tensors
 from tests.train.distributed.rank_runs import TASKS, assert_same_run, on_call, recipe_of, train, train_all
 from tests.train.ranks import outputs_of
 
-from polyhead.core.choice import Choice
+from polyhead import Choice
 from polyhead.data.batching.length_bucketing import shard_rows
 from polyhead.data.batching.packing import PackedRows, Segments
 from polyhead.train import loop

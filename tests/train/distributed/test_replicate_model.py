@@ -8,10 +8,9 @@ from tests.train.ranks import outputs_of
 from tests.train.test_loss_module import TOKENS, NextTokens
 from torch import Tensor, nn
 
-from polyhead.config.model import ModelConfig
+from polyhead import ModelConfig, build
 from polyhead.config.recipe import TrainConfig
 from polyhead.data.batching.token_windows import TokenWindows
-from polyhead.models import build
 from polyhead.nn.loss import Loss
 from polyhead.train.distributed import replicate_model
 from polyhead.train.distributed.process_group import SINGLE_PROCESS, ProcessGroup

@@ -7,10 +7,9 @@ from tests.train.distributed.rank_runs import TASKS, assert_same_run, recipe_of,
 from tests.train.ranks import outputs_of, run_ranks
 from tests.train.test_loss_module import NextTokens
 
+from polyhead import ModelConfig, build
 from polyhead.config.config_sections import ParallelConfig
-from polyhead.config.model import ModelConfig
 from polyhead.config.recipe import TrainConfig
-from polyhead.models import build
 from polyhead.nn.state import named_state
 from polyhead.train.distributed.launch import RANK_LOST
 from polyhead.train.distributed.local_tensor import get_local, get_whole

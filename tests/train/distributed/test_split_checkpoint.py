@@ -29,13 +29,13 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.distributed.fsdp import fully_shard
 
+from polyhead import load
 from polyhead.checkpoint.checkpoint import open_lazy_checkpoint, read_checkpoint
 from polyhead.checkpoint.safetensors_io import describe_tensors
 from polyhead.config.recipe import TrainConfig
 from polyhead.core.atomic_io import HashingWriter
 from polyhead.core.errors import UserError
 from polyhead.nn.state import named_state
-from polyhead.run.load import load
 from polyhead.run.verify_run import verify_run
 from polyhead.train.distributed import split_checkpoint
 from polyhead.train.distributed.process_group import SINGLE_PROCESS

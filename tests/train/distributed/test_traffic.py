@@ -10,7 +10,7 @@ import torch
 from tests.train.ranks import outputs_of
 from torch import Tensor, nn
 
-from polyhead.config.model import ModelConfig
+from polyhead import ModelConfig, build
 from polyhead.config.recipe import TrainConfig
 from polyhead.cost.communication import ParallelLayout, estimate_traffic
 from polyhead.cost.parameter_count import count_model_parameters
@@ -18,7 +18,6 @@ from polyhead.cost.workload import BatchShape
 from polyhead.data.batching.collate import PairBatch, split_pair_tokens
 from polyhead.data.batching.sequence_shards import SequenceShard
 from polyhead.data.batching.token_windows import TokenWindows, split_windows
-from polyhead.models import build
 from polyhead.nn.loss import Loss
 from polyhead.train.distributed.process_group import ProcessGroup
 from polyhead.train.loop import collate_shard, train_step

@@ -7,14 +7,13 @@ import torch
 from tests.train.conftest import Notes, user_error, with_train
 
 import polyhead as ph
+from polyhead import Choice, build
 from polyhead.chat.apply_template import encode_chat
 from polyhead.chat.base import Message
 from polyhead.cli import main
 from polyhead.config import yaml_io
 from polyhead.config.recipe import Recipe
-from polyhead.core.choice import Choice
 from polyhead.core.registry import TASK
-from polyhead.models import build
 from polyhead.nn.feed_forward.moe import BALANCE_GRAD_SCALE
 from polyhead.nn.norm import BatchNorm
 from polyhead.train.run_training import run_training

@@ -8,10 +8,10 @@ from tests.train.tasks.language_helpers import corpus_dir as corpus_dir
 from tests.train.tasks.language_helpers import trained_run as trained_run
 
 import polyhead as ph
+from polyhead import Choice
 from polyhead.cli import main
 from polyhead.config import yaml_io
 from polyhead.config.recipe import Recipe
-from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError
 from polyhead.core.registry import TASK
 from polyhead.generation.text_generation import TextDelta
