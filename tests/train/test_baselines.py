@@ -19,14 +19,14 @@ SPLITS = ("train", "valid", "test")
 
 @pytest.fixture
 def evaluate(capsys):
+    """Runs the command; returns each metric with its baseline, and the text on stderr."""
+
     def run(*args):
         assert main(["eval", *map(str, args)]) == 0
-        streams, metrics = capsys.readouterr(), {}
-        for line in streams.out.splitlines():
-            name, value, *_ = line.split()
-            baseline = re.search(r"\(baseline ([\d.]+): .+\)$", line)
-            metrics[name] = float(value), float(baseline[1]) if baseline else None
-        return metrics, streams.err
+        streams = capsys.readouterr()
+        pattern = r"^(\S+) +([\d.]+)(?:.*\(baseline ([\d.]+): .+\)$)?"
+        rows = re.findall(pattern, streams.out, re.MULTILINE)
+        return {name: (float(value), float(x) if x else None) for name, value, x in rows}, streams.err
 
     return run
 

@@ -124,18 +124,13 @@ def test_student_approaches_teacher_and_card_compares_them(workdir, teacher):
     batch = task.collate(task.epoch_batches(0)[0])
     initial = build(run.config, seed=1)
     load_init_weights(initial, teacher, 2)
+    models = [model.eval() for model in (teacher.model, initial, run.model)]
     with torch.no_grad():
-        expected, initial_value, final_value = (
-            task.compute_logits(m.eval(), batch) for m in (teacher.model, initial, run.model)
-        )
-    initial_loss, final_loss = (
-        float(kd_loss(scores.logits, expected.logits, 1.0)) for scores in (initial_value, final_value)
-    )
-    assert final_loss < initial_loss / 4
-    cosines = [
-        torch.cosine_similarity(scores.hidden_states, expected.hidden_states, dim=-1).mean()
-        for scores in (initial_value, final_value)
-    ]
+        expected, *scores = (task.compute_logits(model, batch) for model in models)
+    losses = [float(kd_loss(x.logits, expected.logits, 1.0)) for x in scores]
+    assert losses[1] < losses[0] / 4
+    states = [x.hidden_states for x in scores]
+    cosines = [torch.cosine_similarity(x, expected.hidden_states, dim=-1).mean() for x in states]
     assert cosines[1] > cosines[0] + 0.2
 
 
@@ -181,10 +176,7 @@ CLASSES = {"labels": ("a", "b"), "pooling": Choice("mean"), "lm_head": False}
     [
         ({"kind": "decoder"}, "teach is of kind 'decoder', but task 'translation' trains 'encoder-decoder'"),
         ({"kind": "encoder"}, "teach is of kind 'encoder', but task 'translation' trains 'encoder-decoder'"),
-        (
-            {"kind": "encoder", "lm_head": False},
-            "teach outputs only embeddings, no probabilities to learn from",
-        ),
+        ({"kind": "encoder", "lm_head": False}, "teach outputs only embeddings, no probabilities to learn"),
         ({"kind": "encoder", **CLASSES}, "the classes of teach are a, b, not none"),
     ],
 )
@@ -196,25 +188,23 @@ def test_unsuitable_teacher_is_refused(changes, message, workdir, teacher):
         data, train = {"train": "a", "valid": "b"}, {"steps": 1}
         sections = {"task": "masked-lm", "data": data, "train": train, "distill": {"teacher": "teach"}}
         recipe = Recipe.model_validate(sections)
-    with user_error(f"^distill.teacher: {message}$"):
+    with user_error(f"^distill.teacher: {message}"):
         make_distillation_task(Mock(labels=()), recipe, runs, teacher.tokenizer)
 
 
-def test_teacher_with_short_max_len_is_refused(workdir, teacher, tmp_path):
-    config = teacher.config.model_copy(update={"position": Choice("learned"), "max_len": 4})
-    Run(build(config, 1), teacher.tokenizer, teacher.generation).save(tmp_path / "short")
-    recipe = student_recipe(workdir, "far", teacher=[str(workdir / "teacher"), str(tmp_path / "short")])
-    name = re.escape(str(tmp_path / "short"))
-    with user_error(rf"^distill\.teacher {name}: \d+ positions, but this model has only max_len=4$"):
-        run_training(recipe, report=Notes())
-
-
-def test_other_tokenizer_or_width_is_refused(workdir, tmp_path):
+def test_other_tokenizer_width_or_length_is_refused(workdir, teacher, tmp_path):
     write_corpus(tmp_path)
     run_training(small_recipe(tmp_path, "other", steps=1, tokenizer={"vocab_size": 270}), report=Notes())
-    with user_error(r"another tokenizer than the student; initialize from it \(init_from: ...\), or gen"):
-        run_training(student_recipe(workdir, "no", teacher=[str(tmp_path / "other")]), report=Notes())
-    narrow = small_recipe(workdir, "narrow")
-    section = DistillConfig(teacher=[str(workdir / "teacher")], hidden_weight=1.0)
-    with user_error("student has 16, the teacher 32"):
-        run_training(narrow.model_copy(update={"distill": section}), report=Notes())
+    config = teacher.config.model_copy(update={"position": Choice("learned"), "max_len": 4})
+    Run(build(config, 1), teacher.tokenizer, teacher.generation).save(tmp_path / "short")
+    other, short, wide = ([str(x)] for x in (tmp_path / "other", tmp_path / "short", workdir / "teacher"))
+    section = DistillConfig(teacher=wide, hidden_weight=1.0)
+    narrow_recipe = small_recipe(workdir, "narrow").model_copy(update={"distill": section})
+    message = rf"^distill\.teacher {re.escape(short[0])}: \d+ positions, but this model has only max_len=4$"
+    for recipe, error in (
+        (student_recipe(workdir, "no", teacher=other), "another tokenizer than the student; initialize"),
+        (narrow_recipe, "student has 16, the teacher 32"),
+        (student_recipe(workdir, "far", teacher=wide + short), message),
+    ):
+        with user_error(error):
+            run_training(recipe, report=Notes())

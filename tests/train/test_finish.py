@@ -1,4 +1,5 @@
 import json
+from unittest.mock import Mock
 
 import pytest
 from safetensors.torch import load_file
@@ -63,11 +64,7 @@ def test_unusable_test_text_is_refused_at_start(task, files, message, texts_dir,
         ("language-model", {"stop_tokens": ["<nuk>"]}, "stop_tokens: no token '<nuk>' in the vocabulary"),
         ("translation", {"bad_words": ["<nuk>"]}, "generation.bad_words: no token '<nuk>' in the vocabulary"),
         ("translation", {"stop_tokens": ["<nuk>"]}, "stop_tokens: no token '<nuk>' in the vocabulary"),
-        (
-            "translation",
-            {"cache": Choice("state")},
-            "generation.cache: cache 'state' stores a recurrent state",
-        ),
+        ("translation", {"cache": Choice("state")}, "generation.cache: cache 'state' stores a recurrent"),
         ("translation", {"cache": Choice("h2o", budget=1)}, "cache 'h2o': a budget of 1 tokens"),
         ("translation", {"cache": Choice("paged", block_size=0)}, "cache 'paged': block_size is 0"),
     ],
@@ -103,11 +100,8 @@ def test_error_in_final_evaluation_loses_no_weights(corpus_dir, monkeypatch):
     expected, cut = (small_recipe(corpus_dir, name, steps=4) for name in ("all", "cut"))
     run_training(expected, report=Notes())
 
-    def fail(*_):
-        raise RuntimeError("out of luck")
-
     with monkeypatch.context() as patch:
-        patch.setattr(TranslationTask, "collect_facts", fail)
+        patch.setattr(TranslationTask, "collect_facts", Mock(side_effect=RuntimeError("out of luck")))
         with pytest.raises(RuntimeError, match="out of luck"):
             run_training(cut, report=Notes())
     weights = [load_file(recipe.out / "model.safetensors") for recipe in (cut, expected)]

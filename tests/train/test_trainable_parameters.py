@@ -1,4 +1,6 @@
+import re
 import shutil
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -84,7 +86,7 @@ def test_adapters_and_classification_head_are_trainable():
     assert modules == {"classifier", f"{layers}.1.ffn.up_proj", f"{layers}.1.ffn.down_proj"}
 
 
-def test_adapters_are_drawn_from_seed_only():
+def test_adapters_are_drawn_from_seed_only(workdir):
     def draw_adapters(seed):
         model = make_model("decoder")
         torch.manual_seed(9)
@@ -96,40 +98,25 @@ def test_adapters_are_drawn_from_seed_only():
     expected = torch.rand(3)
     adapters = draw_adapters(3)
     assert torch.equal(adapters, draw_adapters(3)) and not torch.equal(adapters, draw_adapters(4))
+    recipe = tuning_recipe(workdir, "x", lora={"r": 2}).model_dump()
+    with user_error(r"train\.lora requires trained weights: set init_from\.run"):
+        Recipe(**recipe | {"init_from": None})
 
 
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (
-            {"target_modules": ["q_prj"]},
-            r"train.lora.target_modules: no linear layer .* is named 'q_prj'; did you mean 'q_proj'\?",
-        ),
+        ({"target_modules": ["q_prj"]}, r"target_modules: no linear .* named 'q_prj'; did you mean 'q_proj'"),
         ({"target_modules": ["embedding"]}, "no linear layer of the model is named 'embedding'"),
         # it is trained fully
         ({"target_modules": ["classifier"]}, "no linear layer of the model is named 'classifier'"),
         ({"r": 17}, r"train.lora.r: 17 is more than encoder.*q_proj has, a matrix of 16 x 16; at most 16"),
-        (
-            {"modules_to_save": ["poler"]},
-            r"modules_to_save: no part of the model is named 'poler'; did you mean 'pooler'",
-        ),
+        ({"modules_to_save": ["poler"]}, r"modules_to_save: no part .* named 'poler'; did you mean 'pooler'"),
     ],
 )
 def test_unknown_modules_and_large_ranks_are_refused(config, message):
     with user_error(message):
         add_lora(make_model("classifier"), LoraConfig(**config), seed=3)
-
-
-def test_lora_requires_trained_weights(workdir):
-    def make_recipe(lora, **changes):
-        recipe = tuning_recipe(workdir, "x").model_dump()
-        return Recipe(**recipe | {"train": recipe["train"] | {"lora": lora}} | changes)
-
-    make_recipe({"r": 2})
-    with user_error(r"train\.lora requires trained weights: set init_from\.run"):
-        make_recipe({"r": 2}, init_from=None)
-    with user_error(r"train\.lora\.alfa: unknown key; did you mean 'alpha'"):
-        make_recipe({"alfa": 2})
 
 
 def test_new_weights_must_be_trainable():
@@ -157,15 +144,11 @@ def test_run_with_adapters_ends_as_a_plain_run(workdir):
     options = {"lr": 3e-2, "ema": None, "average_checkpoints": 0, "schedule": {"name": "constant"}}
     run, lines = tune(workdir, "lora", lora=lora, steps=8, **options)
     assert any("trainable" in line for line in lines)
-    initial_weights, final_weights = named_state(origin.model), named_state(run.model)
-    assert initial_weights.keys() == final_weights.keys()
-    changed_names = {
-        name for name in initial_weights if not torch.equal(initial_weights[name], final_weights[name])
-    }
-    targets = [
-        name for name in initial_weights if any(part in name for part in (".attn.", ".cross.", ".ffn."))
-    ]
-    assert changed_names == {name for name in targets if name.endswith("proj.weight")}
+    initial, final_weights = named_state(origin.model), named_state(run.model)
+    assert initial.keys() == final_weights.keys()
+    changed_names = {name for name, w in final_weights.items() if not torch.equal(initial[name], w)}
+    pattern = re.compile(r"\.(attn|cross|ffn)\..*proj\.weight$")
+    assert changed_names == {name for name in initial if pattern.search(name)}
     loaded_run = ph.load(workdir / "lora").model
     assert not any(isinstance(part, LoraLinear) for part in loaded_run.modules())
     assert equal_tensors(named_state(loaded_run), final_weights)
@@ -188,12 +171,13 @@ def test_run_with_adapters_resumes_bit_for_bit(ema, workdir):
 
 def test_memory_estimate_counts_trainable_parameters():
     config = ph.ModelConfig(**{**SIZES, "kind": "decoder", "d_model": 32, "vocab_size": 500})
-    full, lora = (
-        estimate_training_memory(
-            config, BatchShape(2, 8), Choice("adamw"), prepare=lambda model, t=t: prepare_trainable(model, t)
-        )
-        for t in (TrainConfig(steps=1), TrainConfig(steps=1, lora=LoraConfig(r=2)))
-    )
+
+    def estimate(lora):
+        train, shape = TrainConfig(steps=1, lora=lora), BatchShape(2, 8)
+        prepare = partial(prepare_trainable, config=train)
+        return estimate_training_memory(config, shape, Choice("adamw"), prepare=prepare)
+
+    full, lora = estimate(None), estimate(LoraConfig(r=2))
     n_trainable = 2 * 2 * 2 * (32 + 32)  # 2 layers with 2 adapters of rank 2
     assert lora.gradients == 4 * n_trainable
     assert lora.optimizer == pytest.approx(8 * n_trainable, abs=200)  # and a count of the steps for each

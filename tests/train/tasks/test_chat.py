@@ -113,7 +113,12 @@ def test_eval_command_and_ensemble(trained_run, corpus_dir, capsys):
     metrics = evaluate(capsys, corpus_dir / "run")
     assert metrics["loss"] == pytest.approx(trained_run[1].series("loss", "valid")[-1], abs=1e-3)
     assert metrics["perplexity"] < 1.2
-    assert evaluate(capsys, corpus_dir / "run", corpus_dir / "chats.jsonl")["loss"] == metrics["loss"]
+    shutil.copytree(corpus_dir / "run", corpus_dir / "fraction")
+    tree = yaml_io.parse_yaml((corpus_dir / "run" / "recipe.yaml").read_text())
+    tree["data"] |= {"valid": None, "valid_fraction": 0.4}
+    (corpus_dir / "fraction" / "recipe.yaml").write_text(json.dumps(tree))
+    for name in ("run", "fraction"):  # a fraction of the training text, not of a file that is passed
+        assert evaluate(capsys, corpus_dir / name, corpus_dir / "chats.jsonl") == metrics
     assert main(["eval", str(corpus_dir / "run"), "--beam-size", "2"]) == 2
     capsys.readouterr()
     second = ph.load(corpus_dir / "run")
@@ -124,17 +129,6 @@ def test_eval_command_and_ensemble(trained_run, corpus_dir, capsys):
     metrics = evaluate(capsys, corpus_dir / "run", "--ensemble", corpus_dir / "second")
     total, count = sum_nll([trained_run[0], second])
     assert metrics["loss"] == pytest.approx(total / count, abs=1e-3) and metrics["loss"] > 0.02
-
-
-def test_eval_of_a_file_ignores_valid_fraction(trained_run, corpus_dir, capsys):
-    other = corpus_dir / "other.jsonl"
-    other.write_text(json.dumps({"messages": messages([("user", "hello"), ("assistant", "bonjour")])}))
-    shutil.copytree(corpus_dir / "run", corpus_dir / "fraction")
-    tree = yaml_io.parse_yaml((corpus_dir / "run" / "recipe.yaml").read_text())
-    tree["data"] |= {"valid": None, "valid_fraction": 0.4}
-    (corpus_dir / "fraction" / "recipe.yaml").write_text(json.dumps(tree))
-    expected, actual = (evaluate(capsys, corpus_dir / name, other) for name in ("run", "fraction"))
-    assert actual == expected and expected["loss"] > 1
 
 
 def test_chat_format_is_inherited_by_later_runs(trained_run, corpus_dir):
@@ -165,10 +159,8 @@ def test_unsuitable_recipe_is_refused(corpus_dir):
         run_training(recipe(corpus_dir, "small", train={"max_tokens": 8}))
 
 
-PARTS = {
-    "moe": {"feed_forward": {"name": "moe", "n_experts": 4, "top_k": 2}},
-    "batchnorm": {"norm": "batchnorm"},
-}
+MOE = {"feed_forward": {"name": "moe", "n_experts": 4, "top_k": 2}}
+PARTS = {"moe": MOE, "batchnorm": {"norm": "batchnorm"}}
 
 
 @pytest.mark.parametrize("part", PARTS)
