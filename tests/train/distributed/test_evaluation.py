@@ -99,10 +99,8 @@ def test_all_ranks_judge_by_metrics_of_rank_0(corpus_dir):
 
     first, second = outputs_of(2, work)
     assert first == second
-    expected, actual = (
-        [row["loss"] for row in rows if row["split"] == "valid"]
-        for rows in (single["metrics"], read_metrics(recipe.out / "metrics.jsonl"))
-    )
+    rows = (single["metrics"], read_metrics(recipe.out / "metrics.jsonl"))
+    expected, actual = ([row["loss"] for row in part if row["split"] == "valid"] for part in rows)
     assert first[:2] == ["stopped early", len(expected)]
     assert actual == pytest.approx(expected, rel=1e-4)
 
@@ -160,15 +158,12 @@ def numbers_in(text):
     return [float(number) for number in re.findall(r"\d+\.\d+", text)]
 
 
+SLOW_SIGNALS = ((0, "working"), (0, "waiting"), (1, "working"))
+
+
 @pytest.mark.parametrize(
     ("rank", "state"),
-    [
-        (1, "waiting"),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in ((0, "working"), (0, "waiting"), (1, "working"))
-        ),
-    ],
+    [(1, "waiting"), *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW_SIGNALS)],
 )
 def test_signal_in_final_evaluation_interrupts_all_ranks(rank, state, corpus_dir):
     recipe = recipe_with_batches(corpus_dir, f"final-{rank}-{state}")

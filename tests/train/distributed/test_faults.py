@@ -4,6 +4,7 @@ import signal
 import time
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 
 import pytest
 from tests.train.conftest import Notes, small_recipe
@@ -37,10 +38,8 @@ def refuse() -> None:
 
 ACTIONS: dict[str, tuple[Callable[[], None], int]] = {
     "kill": (lambda: os.kill(os.getpid(), signal.SIGKILL), KILLED_CODE),
-    "stop": (
-        lambda: os.kill(os.getpid(), signal.SIGSTOP),
-        KILLED_CODE,
-    ),  # and killed when the others have ended
+    # and killed when the others have ended
+    "stop": (lambda: os.kill(os.getpid(), signal.SIGSTOP), KILLED_CODE),
     "raise": (fail, RAISED_CODE),
     "refuse": (refuse, 2),
     "exit": (lambda: os._exit(0), 0),
@@ -63,10 +62,8 @@ def inject(point: str, ranks, action: Callable[[], None]) -> None:
     elif ranks.rank:  # in a save
         ranks.on_rank0 = on_call(FIRST_SAVE, ranks.on_rank0, action)
     else:
-        for module, name in (
-            (checkpoint.safetensors, "write_safetensors"),
-            (split_checkpoint, "write_stream"),
-        ):
+        writers = ((checkpoint.safetensors, "write_safetensors"), (split_checkpoint, "write_stream"))
+        for module, name in writers:
             setattr(module, name, on_call(1, getattr(module, name), action))
 
 
@@ -92,7 +89,7 @@ FAST = {
     ("exit", 1, "late step"),
     ("refuse", 0, "first step"),
 }
-FAULTS = [(fault, rank, point) for fault in ACTIONS for rank in (0, 1) for point in POINTS]
+FAULTS = list(product(ACTIONS, (0, 1), POINTS))
 
 
 def mark_slow(cases, fast):
@@ -107,19 +104,11 @@ def test_fault_of_one_process_ends_all(fault, rank, point, corpus_dir):
 
 
 PARALLEL = {"shard": {"shard": 2}, "tensor": {"tensor": 2}, "context": {"context": 2}}
-FAST_SPLIT = {
-    ("shard", "kill", 1, "first step"),
-    ("shard", "stop", 1, "in the model"),
-    ("shard", "raise", 1, "in the model"),
-}
-SPLIT_FAULTS = [
-    (parallel, fault, rank, point)
-    for parallel in PARALLEL
-    for fault in ACTIONS
-    for rank in (0, 1)
-    for point in (*POINTS, "in the model", "lockstep")
-    if point not in ("between buckets", "evaluation")  # of the whole model, as without a split
-]
+FAST_SPLIT = {("shard", "kill", 1, "first step")}
+FAST_SPLIT |= {("shard", fault, 1, "in the model") for fault in ("stop", "raise")}
+# those of the whole model are as without a split
+SPLIT_POINTS = ["first step", "save", "late step", "in the model", "lockstep"]
+SPLIT_FAULTS = list(product(PARALLEL, ACTIONS, (0, 1), SPLIT_POINTS))
 
 
 @pytest.mark.acceptance("G1", "R11")

@@ -1,3 +1,4 @@
+from itertools import product
 from math import prod
 
 import pytest
@@ -8,15 +9,9 @@ from polyhead.train.distributed.mesh import MeshShape, RankPlace, resolve_mesh_s
 from polyhead.train.distributed.parallel_check import find_obstacle
 from polyhead.train.distributed.process_group import SINGLE_PROCESS
 
-SHAPES = [
-    MeshShape(),
-    MeshShape(replicate=3),
-    MeshShape(shard=4),
-    MeshShape(replicate=2, shard=2, tensor=2),
-    MeshShape(shard=2, context=2),
-    MeshShape(pipeline=2, replicate=2, shard=3),
-    MeshShape(2, 2, 2, 2, 2),
-]
+SIZES = [{}, {"replicate": 3}, {"shard": 4}, {"replicate": 2, "shard": 2, "tensor": 2}]
+SIZES += [{"shard": 2, "context": 2}, {"pipeline": 2, "replicate": 2, "shard": 3}]
+SHAPES = [*(MeshShape(**sizes) for sizes in SIZES), MeshShape(2, 2, 2, 2, 2)]
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -35,10 +30,9 @@ def test_ranks_share_rows_labels_and_gradients_once(shape):
     assert len(set(parts)) == len(parts) == n_shards * shape.context
     assert sorted(place.reduce_rank for place in places if place.counts) == list(range(len(parts)))
     # dropout: seeds differ but in a tensor group, whose ranks hold the same hidden states
-    for a in places:
-        for b in places:
-            is_same_group = a.coordinates._replace(tensor=0) == b.coordinates._replace(tensor=0)
-            assert (a.seed_rank == b.seed_rank) == is_same_group
+    for a, b in product(places, places):
+        is_same_group = a.coordinates._replace(tensor=0) == b.coordinates._replace(tensor=0)
+        assert (a.seed_rank == b.seed_rank) == is_same_group
 
 
 @pytest.mark.parametrize(
@@ -65,10 +59,7 @@ def test_replicate_is_derived_from_world_size(parallel, world_size, shape):
 def test_mesh_of_another_world_size_is_refused(parallel, world_size, message):
     config = ParallelConfig.model_validate(parallel)
     with user_error(message):
-        resolve_mesh_shape(config, world_size)
-    if world_size == 1:
-        with user_error(message):
-            SINGLE_PROCESS.form_mesh(config, "cpu")
+        resolve_mesh_shape(config, world_size) if world_size > 1 else SINGLE_PROCESS.form_mesh(config, "cpu")
 
 
 @pytest.mark.parametrize(

@@ -37,51 +37,46 @@ KINDS = ("decoder", "encoder", "encoder-decoder")
 
 
 class RandomTask:
+    """Micro-batches of a kind of model, of other sizes and lengths in every step, and their loss."""
+
     def __init__(self, kind: str) -> None:
         self.kind = kind
 
     def batches(self, step: int, n: int = MICRO_BATCHES) -> list[Any]:
         rng = torch.Generator().manual_seed(step)
         sizes = [(1 + (i + step) % 3, 4 + (3 * i + 2 * step) % 7) for i in range(n)]
-        batches = [getattr(self, self.kind.replace("-", "_"))(*size, rng) for size in sizes]
+        batches = [self.make_batch(*size, rng) for size in sizes]
         if step == 1:
-            batches[-1] = self.without_labels(batches[-1])
+            batches[-1] = batches[-1]._replace(labels=torch.full_like(batches[-1].labels, -100))
         return batches
 
-    def decoder(self, rows: int, length: int, rng: torch.Generator) -> TokenWindows:
-        tokens = torch.randint(3, VOCAB_SIZE, (rows, length + 1), generator=rng)
-        return TokenWindows(tokens[:, :-1], None, tokens[:, 1:])
-
-    def encoder(self, rows: int, length: int, rng: torch.Generator) -> MaskedBatch:
-        tokens, pos = random_rows(rows, length, rng)
-        is_masked = (torch.arange(length) % 3 == 1) & (pos >= 0)
-        return MaskedBatch(tokens.masked_fill(is_masked, 1), pos, tokens.masked_fill(~is_masked, -100))
-
-    def encoder_decoder(self, rows: int, length: int, rng: torch.Generator) -> PairBatch:
-        source, source_pos = random_rows(rows, length, rng)
-        target, target_pos = random_rows(rows, length // 2 + 1, rng)
+    def make_batch(self, rows: int, length: int, rng: torch.Generator) -> Any:
+        if self.kind == "decoder":
+            tokens = torch.randint(3, VOCAB_SIZE, (rows, length + 1), generator=rng)
+            return TokenWindows(tokens[:, :-1], None, tokens[:, 1:])
+        source, source_pos = self.make_rows(rows, length, rng)
+        if self.kind == "encoder":
+            is_masked = (torch.arange(length) % 3 == 1) & (source_pos >= 0)
+            labels = source.masked_fill(~is_masked, -100)
+            return MaskedBatch(source.masked_fill(is_masked, 1), source_pos, labels)
+        target, target_pos = self.make_rows(rows, length // 2 + 1, rng)
         labels = target.roll(-1, 1).masked_fill(target_pos < 0, -100)
         return PairBatch(source, source_pos, target, labels, int((labels >= 0).sum()))
 
-    def without_labels(self, batch: Any) -> Any:
-        return batch._replace(labels=torch.full_like(batch.labels, -100))
+    def make_rows(self, rows: int, length: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Tokens and positions of rows of which all but the first are padded."""
+        tokens = torch.randint(3, VOCAB_SIZE, (rows, length), generator=rng)
+        pos = torch.arange(length).expand(rows, -1).clone()
+        pos[1:, length - 1 :] = -1
+        return tokens.masked_fill(pos < 0, 0), pos
 
     def count_labels(self, batch: Any) -> int:
         return int((batch.labels >= 0).sum())
 
     def loss(self, model: nn.Module, batch: Any) -> Loss:
-        if self.kind == "decoder":
-            return causal_lm_loss(model, batch, 0.1)
         if self.kind == "encoder":
             return cross_entropy(masked_lm_features(model, batch), model.head, select_labels(batch.labels))
-        return seq2seq_loss(model, batch, 0.1)
-
-
-def random_rows(rows: int, length: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-    tokens = torch.randint(3, VOCAB_SIZE, (rows, length), generator=rng)
-    pos = torch.arange(length).expand(rows, -1).clone()
-    pos[1:, length - 1 :] = -1
-    return tokens.masked_fill(pos < 0, 0), pos
+        return (causal_lm_loss if self.kind == "decoder" else seq2seq_loss)(model, batch, 0.1)
 
 
 class Case(NamedTuple):
@@ -136,13 +131,9 @@ def train_stages(case: Case, mesh: DeviceMesh) -> dict[str, Any]:
     return {"losses": losses, "grads": grads, "weights": weights, "valid": valid, "names": names}
 
 
-def make_mesh(ranks: ProcessGroup) -> DeviceMesh:
-    return init_device_mesh("cpu", (ranks.world_size,), mesh_dim_names=("pipeline",))
-
-
 def assert_trains_like_one_process(world_size: int, cases: dict[str, Case]) -> None:
     def work(ranks: ProcessGroup) -> list[Any]:
-        mesh = make_mesh(ranks)
+        mesh = init_device_mesh("cpu", (ranks.world_size,), mesh_dim_names=("pipeline",))
         return [[train_stages(case, mesh) for case in cases.values()], count_micro_batches_in_flight(mesh, 8)]
 
     outputs = outputs_of(world_size, work)
@@ -208,16 +199,15 @@ PARTS: dict[str, dict[str, Any]] = {
 }
 
 
-def test_every_schedule_matches_one_process():
-    cases = {f"{kind}, {name}": Case(name, kind) for kind in KINDS for name in SCHEDULES}
-    assert_trains_like_one_process(2, cases)
+MORE_LAYERS = {"n_layers": 8, "n_decoder_layers": 5}
 
 
-@pytest.mark.slow
-def test_four_processes_match_one():
-    layers = {"n_layers": 8, "n_decoder_layers": 5}
-    cases = {f"{kind}, {name}": Case(name, kind, layers) for kind in KINDS for name in SCHEDULES}
-    assert_trains_like_one_process(4, cases)
+@pytest.mark.parametrize(
+    ("world_size", "model"), [(2, {}), pytest.param(4, MORE_LAYERS, marks=pytest.mark.slow)]
+)
+def test_every_schedule_matches_one_process(world_size, model):
+    cases = {f"{kind}, {name}": Case(name, kind, model) for kind in KINDS for name in SCHEDULES}
+    assert_trains_like_one_process(world_size, cases)
 
 
 @pytest.mark.slow
@@ -230,27 +220,28 @@ def test_every_part_matches_one_process(kind):
     assert_trains_like_one_process(2, cases)
 
 
-def test_first_stages_have_the_remaining_layers():
+def test_layers_and_batches_are_cut_into_stages():
     assert split_layers(7, 3) == [range(3), range(3, 5), range(5, 7)]
-    assert assign_stages("1f1b", 3) == [0, 1, 2]
-    assert assign_stages("interleaved", 3) == [0, 1, 2, 0, 1, 2]
-    assert assign_stages("zbv", 3) == [0, 1, 2, 2, 1, 0]
-
-
-def test_number_of_micro_batches_suits_schedule():
-    assert count_micro_batches(None, 1, 4, "1f1b") == 16
-    assert count_micro_batches(6, 4, 2, "1f1b") == 8  # each of the four batches is cut in two
-    assert count_micro_batches(1, 1, 4, "gpipe") == 4  # none is idle throughout
-    assert count_micro_batches(6, 1, 4, "interleaved") == 8  # in groups of four
-    assert count_micro_batches(6, 3, 4, "interleaved") == 12
-    assert count_micro_batches(2, 1, 3, "zbv") == 6
-
-
-def test_small_batch_is_filled_up_with_dummies():
-    task = SimpleNamespace(
-        shard=lambda rows, n: [rows[:2], rows[2:]], collate=lambda rows: rows, dummy_batch=lambda: "dummy"
-    )
+    expected = {"1f1b": [0, 1, 2], "interleaved": [0, 1, 2, 0, 1, 2], "zbv": [0, 1, 2, 2, 1, 0]}
+    assert {schedule: assign_stages(schedule, 3) for schedule in expected} == expected
+    shard, collate = (lambda rows, n: [rows[:2], rows[2:]]), (lambda rows: rows)
+    task = SimpleNamespace(shard=shard, collate=collate, dummy_batch=lambda: "dummy")
     assert cut_micro_batches(task, [1, 2, 3], 4) == [[1, 2], [3], "dummy", "dummy"]
+
+
+@pytest.mark.parametrize(
+    ("n", "accumulate", "stages", "schedule", "expected"),
+    [
+        (None, 1, 4, "1f1b", 16),
+        (6, 4, 2, "1f1b", 8),  # each of the four batches is cut in two
+        (1, 1, 4, "gpipe", 4),  # none is idle throughout
+        (6, 1, 4, "interleaved", 8),  # in groups of four
+        (6, 3, 4, "interleaved", 12),
+        (2, 1, 3, "zbv", 6),
+    ],
+)
+def test_number_of_micro_batches_suits_schedule(n, accumulate, stages, schedule, expected):
+    assert count_micro_batches(n, accumulate, stages, schedule) == expected
 
 
 @pytest.mark.parametrize(
@@ -271,14 +262,6 @@ def test_obstacles_name_the_reason(kind, model, size, schedule, reason):
     assert obstacle is None if reason is None else reason in str(obstacle)
 
 
-def test_stage_without_trainable_weights_is_refused():
-    model = Case("1f1b", "decoder").build()
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_(".layers.3." in name)
-    with user_error("all weights of process 1 of 2 are frozen"):
-        CutModel(model, [0, 1], 1)
-
-
 def test_cut_model_keeps_names_of_its_weights():
     """The head of the last stage is the embedding, whose name it keeps."""
     uncut, model = (Case("1f1b", "decoder", {"position": "learned"}).build() for _ in range(2))
@@ -287,15 +270,20 @@ def test_cut_model_keeps_names_of_its_weights():
     expected = [name for name, _ in uncut.named_parameters() if name.startswith(parts)]
     assert [name for name, _ in model.named_parameters()] == expected
     assert model.embedding.token.weight is model.head.weight
+    for name, parameter in uncut.named_parameters():
+        parameter.requires_grad_(".layers.3." in name)
+    with user_error("all weights of process 1 of 2 are frozen"):
+        CutModel(uncut, [0, 1], 1)
 
 
 def test_gradients_have_strides_of_their_weights():
     """Fused optimizers rely on it, and a backward pass of weights alone may transpose gradients."""
 
     def work(ranks):
+        mesh = init_device_mesh("cpu", (ranks.world_size,), mesh_dim_names=("pipeline",))
         case = Case("zero_bubble", "decoder")
         model, task, grads = case.build(), RandomTask(case.kind), []
-        pipeline = PipelineModel(model, task, make_mesh(ranks), case.schedule, MICRO_BATCHES)
+        pipeline = PipelineModel(model, task, mesh, case.schedule, MICRO_BATCHES)
         make_schedule = pipeline._make_schedule
 
         def make_transposing_schedule(batches):

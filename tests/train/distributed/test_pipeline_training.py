@@ -1,3 +1,5 @@
+from itertools import product
+
 import pytest
 from tests.train.conftest import Notes, user_error
 from tests.train.distributed.rank_runs import (
@@ -30,14 +32,6 @@ def train_pipeline(corpus_dir, task, out, world_size=2, resume=False, **options)
     return train(recipe_of(corpus_dir, task, out, parallel=parallel, **options), world_size, resume)
 
 
-def test_pipeline_run_matches_one_process(corpus_dir):
-    single = train(recipe_of(corpus_dir, "translation", "pipeline-1"), 1)
-    assert_same_run(single, train_pipeline(corpus_dir, "translation", "pipeline-2"))
-    cards = [(corpus_dir / f"pipeline-{n}" / "README.md").read_text() for n in (1, 2)]
-    weights = [line for card in cards for line in card.splitlines() if "EMA at step" in line]
-    assert len(weights) == 2 and len(set(weights)) == 1, "the same candidates for the final weights"
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("first", "second"), [(2, 1), (1, 2), (2, 2)])
 def test_resume_with_and_without_pipeline(first, second, corpus_dir):
@@ -68,33 +62,30 @@ def test_stages_write_parts_of_a_checkpoint(sizes, corpus_dir):
     assert_close(single["final"], resumed_run["final"])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("task", PIPELINE_TASKS)
-def test_pipeline_of_every_task_matches_one_process(task, corpus_dir):
-    options = {"model": {"n_layers": 2}}
-    single = train(recipe_of(corpus_dir, task, f"pipeline-{task}-1", **options), 1)
-    assert_same_run(single, train_pipeline(corpus_dir, task, f"pipeline-{task}-2", **options))
+MESHES = [
+    {"replicate": 2},
+    {"shard": 2},
+    {"shard": 2, "schedule": "gpipe"},
+    {"replicate": 2, "schedule": "zbv"},
+    {"replicate": 2, "schedule": "interleaved"},
+    {"pipeline": 4},
+]
+LAYERS = {"model": {"n_layers": 4, "n_decoder_layers": 4}}
+SLOW_CASES = [(task, 2, {}, {"model": {"n_layers": 2}}) for task in PIPELINE_TASKS]
+SLOW_CASES += [(task, 4, mesh, LAYERS) for task in ("translation", "language-model") for mesh in MESHES]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("task", ["translation", "language-model"])
 @pytest.mark.parametrize(
-    "parallel",
-    [
-        {"replicate": 2},
-        {"shard": 2},
-        {"shard": 2, "schedule": "gpipe"},
-        {"replicate": 2, "schedule": "zbv"},
-        {"replicate": 2, "schedule": "interleaved"},
-        {"pipeline": 4},
-    ],
-    ids=str,
+    ("task", "world_size", "parallel", "options"),
+    [("translation", 2, {}, {}), *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW_CASES)],
 )
-def test_pipeline_in_other_meshes_matches_one_process(parallel, task, corpus_dir):
-    options = {"model": {"n_layers": 4, "n_decoder_layers": 4}}
-    single = train(recipe_of(corpus_dir, task, f"mesh-{task}-{parallel}-1", **options), 1)
-    name = f"mesh-{task}-{parallel}"
-    assert_same_run(single, train_pipeline(corpus_dir, task, name, 4, **options, **parallel))
+def test_pipeline_run_matches_one_process(task, world_size, parallel, options, corpus_dir):
+    names = [f"pipeline-{task}-{parallel}-{n}-{bool(options)}" for n in (1, world_size)]
+    single = train(recipe_of(corpus_dir, task, names[0], **options), 1)
+    assert_same_run(single, train_pipeline(corpus_dir, task, names[1], world_size, **options, **parallel))
+    cards = [(corpus_dir / name / "README.md").read_text() for name in names]
+    weights = [line for card in cards for line in card.splitlines() if "EMA at step" in line]
+    assert len(weights) == 2 and len(set(weights)) == 1, "the same candidates for the final weights"
 
 
 @pytest.mark.slow
@@ -113,10 +104,8 @@ def test_training_options_in_pipeline_match_one_process(options, tolerance, corp
     single = train(recipe_of(corpus_dir, "translation", f"options-{options}-1", **options), 1)
     pipeline = train_pipeline(corpus_dir, "translation", f"options-{options}-2", **options)
     for measure in ("loss", "grad_norm"):
-        expected, actual = (
-            [row[measure] for row in run["metrics"] if measure in row] for run in (single, pipeline)
-        )
-        assert actual == pytest.approx(expected, rel=tolerance), measure
+        rows = ([row[measure] for row in run["metrics"] if measure in row] for run in (single, pipeline))
+        assert next(rows) == pytest.approx(next(rows), rel=tolerance), measure
     assert single["last"].state["optimizers"] == pipeline["last"].state["optimizers"]
 
 
@@ -145,12 +134,7 @@ POINTS = {
     "evaluation": (PipelineModel, "map", 1),
     "save": (StageTensors, "__getitem__", 5),
 }
-FAULTS = [
-    (fault, rank, point)
-    for fault in ("kill", "stop", "raise", "refuse")
-    for rank in (0, 1)
-    for point in POINTS
-]
+FAULTS = list(product(("kill", "stop", "raise", "refuse"), (0, 1), POINTS))
 
 
 @pytest.mark.parametrize(("fault", "rank", "point"), mark_slow(FAULTS, [("kill", 1, "stage")]))
