@@ -1,13 +1,8 @@
-from typing import Any
-
 import pytest
 import torch
 from tests.train.distributed.rank_runs import TASKS, open_task, recipe_of
 from tests.train.distributed.rank_runs import corpus_dir as corpus_dir
-from tests.train.ranks import outputs_of
 from torch import nn
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
 
 from polyhead import ModelConfig, build
 from polyhead.config.config_sections import DistillConfig
@@ -50,22 +45,6 @@ def make_module() -> LossModule:
     return LossModule(build(config, 1).double(), NextTokens())
 
 
-def train_two_steps(module: nn.Module, rows: list[int], scale: float = 1.0) -> list[Any]:
-    optimizer, results = torch.optim.SGD(module.parameters(), 1e-2), []
-    for _ in range(2):
-        loss = module(NextTokens().collate(rows))
-        (loss.total * scale).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        results += [float(loss.total.detach()), loss.count]
-    return results
-
-
-def read_weights(module: nn.Module) -> list[list[float]]:
-    weights = (p.detach() for p in module.parameters())
-    return [(w.full_tensor() if isinstance(w, DTensor) else w).flatten().tolist() for w in weights]
-
-
 def test_forward_is_the_loss_of_the_task():
     module = make_module()
     batch = NextTokens().collate([0, 1, 2])
@@ -93,37 +72,3 @@ def test_dummy_batch_has_zero_gradients(name, corpus_dir):
     for (weight, _), real, dummy in zip(run.model.named_parameters(), *grads, strict=True):
         assert (real is None) == (dummy is None), weight
         assert dummy is None or not dummy.count_nonzero(), weight
-
-
-def test_torch_wrappers_match_one_process():
-    """Three processes, the last without rows: their sums are those of one that has all rows."""
-
-    def train_on_rank(ranks, wrapper):
-        module = make_module()
-        if wrapper == "sharded":
-            for layer in module.model.stack.layers:
-                fully_shard(layer)
-            fully_shard(module)
-            disable_gradient_mean(module)
-        root = module if wrapper == "sharded" else nn.parallel.DistributedDataParallel(module)
-        rows = [[0, 2], [1, 3, 4], []][ranks.rank]
-        results = train_two_steps(root, rows, scale=1.0 if wrapper == "sharded" else 3.0)  # DDP takes means
-        size = sum((p.to_local() if isinstance(p, DTensor) else p).numel() for p in module.parameters())
-        return [results, read_weights(module), size]
-
-    single = make_module()
-    expected = train_two_steps(single, [0, 1, 2, 3, 4])
-    n_weights = sum(p.numel() for p in single.parameters())
-    wrappers = ("replicated", "sharded")
-    outputs = outputs_of(3, lambda ranks: [train_on_rank(ranks, wrapper) for wrapper in wrappers])
-    for wrapper, *ranks in zip(wrappers, *outputs, strict=True):
-        for i in (0, 2):
-            assert sum(results[i] for results, _, _ in ranks) == pytest.approx(expected[i], rel=1e-6)
-        for _, weights, _ in ranks:
-            for a, b in zip(weights, read_weights(single), strict=True):
-                assert a == pytest.approx(b, abs=1e-6)
-        sizes = [size for _, _, size in ranks]
-        if wrapper == "replicated":
-            assert sizes == [n_weights] * 3
-        else:
-            assert sum(sizes) == n_weights and max(sizes) < 0.5 * n_weights

@@ -33,13 +33,6 @@ def test_documents_are_files_lines_or_paragraphs(write_file, kind, expected, n_l
     assert (report.words, report.characters) == (n_words, n_characters)
 
 
-def test_files_are_separate_documents_with_unix_line_ends(write_file):
-    paths = [write_file("a", b"\xef\xbb\xbfone\r\ntwo\r\n"), write_file("b", "three\n\n")]
-    assert read_documents(open_text(paths, "file"))[0] == ["one\ntwo\n", "three\n\n"]
-    assert read_documents(open_text(paths, "line"))[0] == ["one", "two", "three"]
-    assert read_documents(open_text(paths, "blank"))[0] == ["one\ntwo", "three"]
-
-
 def test_invalid_lines_are_skipped_and_counted(write_file):
     path = write_file("a", b"good\n\xff\xfe bad\nfine\nnu\x00l\nlast")
     documents, report = read_documents(open_text([path], "line"))
@@ -156,9 +149,13 @@ def test_malformed_line_is_counted_in_one_split(write_file, kind, fraction):
     assert sum(counts) == 4 and all(counts)
 
 
-def test_byte_order_marks_of_joined_files_are_removed(write_file):
+def test_marks_and_line_ends_of_joined_files_are_removed(write_file):
     content = b"\xef\xbb\xbfone\n\xef\xbb\xbftwo\nth\xef\xbb\xbfree\n\xef\xbb\xbf"
     path = write_file("a.txt", content)
+    paths = [write_file("a", b"\xef\xbb\xbfone\r\ntwo\r\n"), write_file("b", "three\n\n")]
+    documents = {"file": ["one\ntwo\n", "three\n\n"], "blank": ["one\ntwo", "three"]}
+    documents["line"] = ["one", "two", "three"]
+    assert {kind: read_documents(open_text(paths, kind))[0] for kind in documents} == documents
     (text,), report = read_documents(open_text([path], "file"))
     assert text == "one\ntwo\nth\ufeffree\n"
     assert (report.bom, report.characters, report.malformed) == (2, len(text), 0)

@@ -45,15 +45,7 @@ def test_jsonl_lines_without_a_pair_are_malformed(write_file):
     assert (sources, targets) == (["one\nline"] * 20, ["eins\u2028"] * 20)
     assert report.malformed == len(invalid)
     assert report.examples["malformed"] == [f"line {n}" for n in range(21, 26)]
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "columns"),
-    [
-        ("a.tsv", "title\n1\ta\n2\tb\n", {}),
-        ("a.jsonl", '{"s": "x"}\n{"s": "1", "t": "a"}\n', {"source": "s", "target": "t"}),
-    ],
-)
-def test_malformed_first_line_is_skipped(name, content, columns, write_file):
-    report = read_checked(open_corpus([write_file(name, content)], **columns))[2]
-    assert report.examples == {"malformed": ["line 1"]}
+    tables = (("b.tsv", "title\n1\ta\n", (0, 1)), ("b.jsonl", invalid[-5] + "\n" + valid, ("s", "t")))
+    for name, content, columns in tables:
+        corpus = open_corpus([write_file(name, content)], source=columns[0], target=columns[1])
+        assert read_checked(corpus)[2].examples == {"malformed": ["line 1"]}

@@ -15,7 +15,6 @@ from polyhead.config import yaml_io
 from polyhead.config.recipe import Recipe
 from polyhead.core.registry import TASK
 from polyhead.nn.feed_forward.moe import BALANCE_GRAD_SCALE
-from polyhead.nn.norm import BatchNorm
 from polyhead.train.run_training import run_training
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("no_report")]
@@ -159,40 +158,24 @@ def test_unsuitable_recipe_is_refused(corpus_dir):
         run_training(recipe(corpus_dir, "small", train={"max_tokens": 8}))
 
 
-MOE = {"feed_forward": {"name": "moe", "n_experts": 4, "top_k": 2}}
-PARTS = {"moe": MOE, "batchnorm": {"norm": "batchnorm"}}
-
-
-@pytest.mark.parametrize("part", PARTS)
-def test_statistics_do_not_count_padding(part, trained_run, corpus_dir):
-    """They are those of conversations one at a time, without padding."""
-    config = recipe(corpus_dir, "x", model={"n_layers": 1} | PARTS[part], train={"max_tokens": 4096})
-    tokenizer = trained_run[0].tokenizer
+def test_balance_of_experts_does_not_count_padding(trained_run, corpus_dir):
+    """It is that of conversations one at a time, without padding."""
+    model = {"n_layers": 1, "feed_forward": {"name": "moe", "n_experts": 4, "top_k": 2}}
+    config = recipe(corpus_dir, "x", model=model, train={"max_tokens": 4096})
+    tokenizer, inputs = trained_run[0].tokenizer, []
     task = TASK.get("chat").open(config, tokenizer, Notes())
     [rows] = task.epoch_batches(0)
     batch = task.collate(rows)
     assert len(rows) == 3 and int((batch.pos < 0).sum()) > 9
-
-    def find_part(model):
-        norms = (module for module in model.modules() if isinstance(module, BatchNorm))
-        return model.stack.layers[0].ffn if part == "moe" else next(norms)
-
     single, model = (build(config.model.with_vocabulary(tokenizer.vocab_size), seed=1).train() for _ in "ab")
-    inputs = []
-    hook = find_part(single).register_forward_pre_hook(lambda _, args: inputs.append(args[0][0].detach()))
+    ffn = single.stack.layers[0].ffn
+    ffn.register_forward_pre_hook(lambda _, args: inputs.append(args[0][0].detach()))
     for row in rows:
         single.features(task.collate(np.array([row])).tokens)
-    hook.remove()
     x = torch.cat(inputs).double()
     assert len(x) == int((batch.pos >= 0).sum())
     task.loss(model, batch).total.backward()
-    if part == "moe":
-        scores = (x @ find_part(single).router.weight.detach().double().T).softmax(-1)
-        experts = scores.topk(2, -1).indices.flatten().tolist()
-        loads = torch.tensor([experts.count(i) / len(x) - 2 / 4 for i in range(4)])
-        actual = find_part(model).balance.grad
-        torch.testing.assert_close(actual, BALANCE_GRAD_SCALE * loads, rtol=1e-4, atol=1e-8)
-    else:
-        norm = find_part(model)
-        torch.testing.assert_close(norm.running_mean.double(), 0.1 * x.mean(0), rtol=1e-4, atol=1e-6)
-        torch.testing.assert_close(norm.running_var.double(), 0.9 + 0.1 * x.var(0), rtol=1e-4, atol=1e-6)
+    experts = (x @ ffn.router.weight.detach().double().T).topk(2, -1).indices.flatten().tolist()
+    loads = torch.tensor([experts.count(i) / len(x) - 2 / 4 for i in range(4)])
+    actual = model.stack.layers[0].ffn.balance.grad
+    torch.testing.assert_close(actual, BALANCE_GRAD_SCALE * loads, rtol=1e-4, atol=1e-8)
