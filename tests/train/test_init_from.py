@@ -1,4 +1,5 @@
 import shutil
+from itertools import product
 from types import SimpleNamespace
 
 import pytest
@@ -79,14 +80,6 @@ def test_weights_tokenizer_and_model_come_from_the_run(workdir):
     assert load_recipe(workdir / "second/recipe.yaml").model.n_layers == 4
 
 
-def test_chat_format_is_not_inherited_by_translation(workdir):
-    origin = ph.load(workdir / "first")
-    origin.generation = GenerationConfig(chat="chatml")
-    recipe = inherit_settings(tuning_recipe(workdir, "quiet"), origin)
-    assert recipe.generation.chat is None
-    assert Recipe.model_validate(recipe.model_dump(mode="json")) == recipe
-
-
 @pytest.mark.parametrize("task", ["language-model", "chat"])
 def test_chat_format_null_is_inherited(task):
     """A recipe that is written out has null for the format, as compare passes it to its trainings."""
@@ -108,6 +101,10 @@ def test_generation_settings_are_inherited_unless_set(workdir):
     expected = GenerationConfig(beam_size=3, length_penalty=0.5, **tokens)
     assert inherit_settings(changed_names, origin).generation == expected
     assert inherit_settings(recipe, origin).generation == recipe.generation  # which sets all of it
+    origin.generation = GenerationConfig(chat="chatml")  # not a setting of translation
+    without_chat = inherit_settings(recipe, origin)
+    assert without_chat.generation.chat is None
+    assert Recipe.model_validate(without_chat.model_dump(mode="json")) == without_chat
     conflict = recipe.model_copy(update={"generation": GenerationConfig(beam_size=1)})
     origin.generation = GenerationConfig(n_best=3)
     with user_error(r"generation, with that of init_from\.run: n_best \(3\) is more than beam_size"):
@@ -146,15 +143,10 @@ def test_layer_stride_takes_every_second_layer(workdir):
     init_from = {"run": str(workdir / "first"), "layer_stride": 2}
     run, _ = tune(workdir, "half", init_from, lr=1e-12, ema=None)
     assert (run.config.n_layers, run.config.decoder_layers) == (2, 2)
-    for i in (0, 1):
-        for side in ("encoder", "decoder"):
-            layer, source = (
-                dict(model.get_submodule(f"{side}.layers.{n}").named_parameters())
-                for model, n in ((run.model, i), (origin.model, 2 * i))
-            )
-            assert layer.keys() == source.keys()
-            for name, tensor in layer.items():
-                torch.testing.assert_close(tensor, source[name], rtol=0, atol=1e-9)
+    for layer, i in product(("encoder.layers", "decoder.layers"), (0, 1)):
+        actual = run.model.get_submodule(f"{layer}.{i}").state_dict()
+        expected = origin.model.get_submodule(f"{layer}.{2 * i}").state_dict()
+        torch.testing.assert_close(actual, expected, rtol=0, atol=1e-9)
     message = r"which has model.n_layers=4 \(the run has 4, of which init_from.layer_stride=2 uses 2\): "
     with user_error(message):
         tune(workdir, "never", init_from, model={"n_layers": 4})
@@ -208,25 +200,20 @@ def test_layer_stride_keeps_the_kind_of_each_layer(windows, stride, expected):
             torch.testing.assert_close(layer(x), origin.model.stack.layers[i * stride](x))
 
 
-def test_frozen_parts_keep_their_bits(workdir):
-    initial = named_state(ph.load(workdir / "first").model)
-    run, _ = tune(workdir, "frozen", freeze=["encoder_embedding", "encoder.layers.0"], ema=None)
-    unchanged_names = {name for name, w in named_state(run.model).items() if torch.equal(initial[name], w)}
-    frozen = ("encoder_embedding.", "encoder.layers.0.")
-    assert unchanged_names == {name for name in initial if name.startswith(frozen)}
-
-
-def test_resume_needs_no_init_run(workdir, tmp_path):
-    directory = tmp_path / "copy"
+def test_frozen_run_resumes_without_its_init_run(workdir, tmp_path):
+    directory, initial = tmp_path / "copy", named_state(ph.load(workdir / "first").model)
     shutil.copytree(workdir, directory)
-    options = {"freeze": ["encoder.layers.1"], "lr_factors": {"decoder.layers": 0.3}}
+    freeze = ["encoder_embedding", "encoder.layers.1"]
+    options = {"freeze": freeze, "lr_factors": {"decoder.layers": 0.3}, "ema": None}
     options["schedule"] = {"name": "constant"}
     tune(directory, "cut", **options)
-    tune(directory, "all", steps=2 * STEPS, **options)
+    expected = named_state(tune(directory, "all", steps=2 * STEPS, **options)[0].model)
+    unchanged_names = {name for name, w in expected.items() if torch.equal(initial[name], w)}
+    assert unchanged_names == {n for n in initial if n.startswith(tuple(f"{part}." for part in freeze))}
     shutil.rmtree(directory / "first")
     recipe = load_recipe(directory / "cut/recipe.yaml", [f"train.steps={2 * STEPS}"])
     resumed_run, _ = run_training(recipe, resume=True, report=Notes())
-    assert equal_tensors(named_state(resumed_run.model), named_state(ph.load(directory / "all").model))
+    assert equal_tensors(named_state(resumed_run.model), expected)
 
 
 def test_missing_init_run_is_an_error_without_checkpoint(workdir, tmp_path):

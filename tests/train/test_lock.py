@@ -82,6 +82,22 @@ def test_lock_is_stale_by_start_time_on_this_host(tmp_path):
     assert (tmp_path / "run.lock").exists()
 
 
+def test_only_its_process_releases_the_lock(tmp_path):
+    def run():
+        with RunLock(tmp_path) as run_lock:
+            pid = os.fork()
+            if pid == 0:
+                run_lock.__exit__(None, None, None)
+                os._exit(0)
+            assert os.waitpid(pid, 0)[1] == 0
+            assert (tmp_path / "run.lock").exists()
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        run()
+    assert os.listdir(tmp_path) == []
+
+
 @pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"pid": "x", "host": "h", "start": 1}', "null"])
 def test_damaged_lock_is_stale(content, tmp_path):
     (tmp_path / "run.lock").write_text(content)
@@ -96,22 +112,6 @@ def test_lock_that_is_a_symlink_is_refused(tmp_path):
     with user_error("link"):
         try_lock(tmp_path)
     assert target.read_text() == "precious"
-
-
-def test_lock_is_released_after_an_error(tmp_path):
-    with pytest.raises(RuntimeError), RunLock(tmp_path):
-        raise RuntimeError
-    assert os.listdir(tmp_path) == []
-
-
-def test_forked_child_does_not_release_the_lock(tmp_path):
-    with RunLock(tmp_path) as run_lock:
-        pid = os.fork()
-        if pid == 0:
-            run_lock.__exit__(None, None, None)
-            os._exit(0)
-        assert os.waitpid(pid, 0)[1] == 0
-        assert (tmp_path / "run.lock").exists()
 
 
 @pytest.mark.acceptance("B13")

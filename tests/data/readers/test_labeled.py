@@ -42,6 +42,9 @@ def test_every_format_gives_the_same_texts(write_file, name, content, text, labe
     assert str(report) == f"{path.name}: 4 of 4 texts"
     assert collect_labels(files) == ("bad", "good")
     assert list(read_labeled_texts(files)) == [text for _, text in ROWS]
+    for limit in (0, 1, 3, 4, 10**30):
+        examples, report = read_labeled(files, limit=limit)
+        assert examples == make_examples(first_line)[:limit] and report.total == len(examples)
 
 
 def test_labels_of_json_are_text_integers_or_booleans(write_file):
@@ -53,9 +56,6 @@ def test_labels_of_json_are_text_integers_or_booleans(write_file):
     assert examples == [LabeledExample(i + 1, (f"a{i}", f"b{i}"), y, f"line {i + 1}") for i, y in usable]
     places = [message.partition(", expected text, an integer")[0] for message in report.examples["malformed"]]
     assert places == ["line 3, label 0.5", "line 5, label ['one']"]
-
-
-def test_integer_labels_are_normalized(write_file):
     files = open_labeled([write_file("a.tsv", "1\tx\n1.0\ty\n0\tz\n-2.00\tw\n1.\tv\n")], text=[1], label=0)
     assert [example.label for example in read_labeled(files)[0]] == ["1", "1", "0", "-2", "1."]
     # to the labels of a model
@@ -101,12 +101,6 @@ def test_unusable_lines_are_counted_with_their_place(write_file):
     message = r"5 with an unknown label \(first: a.tsv line 1, 'a'\); the labels are neg, pos"
     with pytest.raises(UserError, match=message):
         read_labeled(files, ["pos", "neg"])
-
-
-@pytest.mark.parametrize("limit", [0, 1, 3, 4, 10**30, None])
-def test_limit_stops_reading(write_file, limit):
-    examples, report = read_labeled(open_labeled([write_file("a.tsv", TSV)], text=["sentence"]), limit=limit)
-    assert examples == make_examples(2)[:limit] and report.total == len(examples)
 
 
 @pytest.mark.parametrize(

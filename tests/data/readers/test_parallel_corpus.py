@@ -57,6 +57,9 @@ def test_blank_and_malformed_lines_are_counted(write_file):
     sources, targets, report = read_checked(corpus)
     assert (sources, targets) == (["1", "3", "5"], ["a", "c", "e"])
     assert report.examples["malformed"] == ["line 2", "line 4"]
+    paths = [write_file("a.tsv", "1\ta\n2\tb\n"), write_file("b.tsv.gz", gzip.compress(b"3\tc\nbad\n4\td\n"))]
+    sources, _, report = read_checked(open_corpus(paths))
+    assert (sources, report.examples["malformed"]) == (["1", "2", "3", "4"], ["b.tsv.gz line 2"])
 
 
 @pytest.mark.parametrize("line", ["\xad", "\u202e\u200f", "\u3164", "\ufe0f", "\x07 "])
@@ -69,13 +72,6 @@ def test_invisible_line_is_blank_in_every_format(write_file, line):
     ):
         sources, _, report = read_checked(corpus)
         assert (sources, report.used + report.empty) == (["1"], report.total)
-
-
-def test_several_files_are_joined_and_named(write_file):
-    paths = [write_file("a.tsv", "1\ta\n2\tb\n"), write_file("b.tsv.gz", gzip.compress(b"3\tc\nbad\n4\td\n"))]
-    sources, _, report = read_checked(open_corpus(paths))
-    assert sources == ["1", "2", "3", "4"]
-    assert report.examples["malformed"] == ["b.tsv.gz line 2"]
 
 
 @pytest.mark.parametrize("fraction", [0.05, 0.3])

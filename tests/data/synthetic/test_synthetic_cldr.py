@@ -117,13 +117,10 @@ def test_files_hold_the_pairs_line_by_line(tmp_path):
         (("en", "zh", 0), "at least 1"),
     ],
 )
-def test_invalid_arguments_are_refused(arguments, message):
+def test_invalid_arguments_are_refused(arguments, message, monkeypatch):
     with pytest.raises(UserError, match=message):
         make_pairs(*arguments)
     assert find_locale("zh-Hant") == find_locale("zh_Hant")
-
-
-def test_missing_babel_names_the_install_command(monkeypatch):
     monkeypatch.setitem(sys.modules, "babel", None)
     with pytest.raises(UserError, match=re.escape(install_command("demo"))):
         make_pairs("en", "zh", n=10)
