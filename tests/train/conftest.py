@@ -16,7 +16,7 @@ from polyhead.core.errors import UserError
 from polyhead.nn.dropout import Dropout
 from polyhead.nn.loss import Loss
 from polyhead.train.distributed.process_group import MapFn
-from polyhead.train.loop import Outcome, train_model
+from polyhead.train.loop import train_model
 from polyhead.train.report import RunReport
 from polyhead.train.train_state import TrainState
 
@@ -96,14 +96,7 @@ def loop_config(**changes: Any) -> TrainConfig:
     )
 
 
-def train_toy(
-    root: Path,
-    task: Toy,
-    config: TrainConfig,
-    stop_at: int | None = None,
-    resume: bool = False,
-    steps: int | None = None,
-) -> tuple[TrainState, Outcome, Notes]:
+def train_toy(root, task, config, stop_at=None, resume=False, steps=None):
     """Train from the start or from the newest checkpoint, up to ``stop_at``."""
     training, notes = toy_training(config, steps), Notes()
     if resume and (newest := checkpoint.read_newest_checkpoint(root)):
@@ -120,9 +113,7 @@ def state_tensors(training: TrainState) -> dict[str, Tensor]:
     tensors = {f"model.{name}": p.detach() for name, p in training.model.named_parameters()}
     for i, optimizer in enumerate(training.optimizers):
         for key, state in optimizer.state_dict()["state"].items():
-            tensors |= {
-                f"optimizer.{i}.{key}.{name}": torch.as_tensor(value) for name, value in state.items()
-            }
+            tensors |= {f"{i}.{key}.{name}": torch.as_tensor(value) for name, value in state.items()}
     return tensors | ({f"ema.{name}": w for name, w in training.ema.weights.items()} if training.ema else {})
 
 
@@ -152,13 +143,12 @@ def write_corpus(directory: Path, n: int = 40, n_valid: int = 6) -> None:
     """Sentences of one to seven words, translated word by word."""
     rng = np.random.default_rng(3)
     for split, count in (("train", n), ("valid", n_valid)):
-        rows = [
-            [list(WORDS)[i] for i in rng.integers(0, len(WORDS), rng.integers(1, 8))] for _ in range(count)
-        ]
-        (directory / f"{split}.de").write_text("".join(" ".join(row) + "\n" for row in rows))
-        (directory / f"{split}.en").write_text(
-            "".join(" ".join(WORDS[w] for w in row) + "\n" for row in rows)
-        )
+        source = target = ""
+        for _ in range(count):
+            row = [list(WORDS)[i] for i in rng.integers(0, len(WORDS), rng.integers(1, 8))]
+            source, target = f"{source}{' '.join(row)}\n", f"{target}{' '.join(WORDS[w] for w in row)}\n"
+        (directory / f"{split}.de").write_text(source)
+        (directory / f"{split}.en").write_text(target)
 
 
 def small_recipe(directory: Path, out: str | Path = "run", **train: Any) -> Recipe:

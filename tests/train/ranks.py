@@ -62,15 +62,7 @@ class Job(NamedTuple):
     write_report: bool
 
 
-def run_ranks(
-    world_size: int,
-    work: Callable[[ProcessGroup], Any],
-    timeout: float = 20.0,
-    machines: int = 1,
-    n_expected: int | None = None,
-    setup: Callable[[], None] | None = None,
-    write_report: bool = False,
-) -> list[RankResult]:
+def run_ranks(world_size, work, timeout=20.0, machines=1, n_expected=None, setup=None, write_report=False):
     """Run ``work`` in processes; those that are left when ``n_expected`` have ended are killed.
 
     ``setup`` runs in each of them before it joins the others.

@@ -6,15 +6,8 @@ import numpy as np
 
 from polyhead.config.recipe import Recipe
 
-TASKS = (
-    "translation",
-    "language-model",
-    "chat",
-    "classification",
-    "masked-lm",
-    "replaced-token-detection",
-    "denoising",
-)
+TASKS = ["translation", "language-model", "chat", "classification", "masked-lm"]
+TASKS += ["replaced-token-detection", "denoising"]
 COLOURS = {"red": "warm", "orange": "warm", "blue": "cold", "green": "cold"}
 MODEL = {"d_model": 16, "n_layers": 1, "n_heads": 2, "d_ff": 32, "dropout": 0.1, "max_len": 32}
 

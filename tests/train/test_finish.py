@@ -62,6 +62,10 @@ def test_unusable_test_text_is_refused_at_start(task, files, message, texts_dir,
     ("task", "generation", "message"),
     [
         ("language-model", {"stop_tokens": ["<nuk>"]}, "stop_tokens: no token '<nuk>' in the vocabulary"),
+        ("language-model", {"grammar": Choice("regex", pattern="[a-")}, "'regex': unclosed character class"),
+        ("language-model", {"grammar": Choice("json", schema={"not": {}})}, "'json': unimplemented keys"),
+        ("language-model", {"cache": Choice("state")}, "cache: cache 'state' stores a recurrent state"),
+        ("language-model", {"chat": Choice("chatml")}, r"needs the token '<\|im_end\|>', which is not in th"),
         ("translation", {"bad_words": ["<nuk>"]}, "generation.bad_words: no token '<nuk>' in the vocabulary"),
         ("translation", {"stop_tokens": ["<nuk>"]}, "stop_tokens: no token '<nuk>' in the vocabulary"),
         ("translation", {"cache": Choice("state")}, "generation.cache: cache 'state' stores a recurrent"),
@@ -91,6 +95,7 @@ def test_row_longer_than_any_batch_is_refused(task, split, tmp_path):
     suffix = {"classification": "tsv", "chat": "jsonl"}.get(task, "txt")
     options = {"max_tokens": 25, "model": {"max_len": 128}, "tokenizer": {"vocab_size": 262}}
     texts = {name: [f"short.{suffix}"] for name in ("train", "valid", "test")} | {split: [f"long.{suffix}"]}
+
     recipe = with_data(recipe_of(tmp_path, task, "run", **options), max_len=128, **texts)
     assert_refused(recipe, "max_tokens is 25, but row 0 alone has")
 

@@ -240,8 +240,8 @@ def test_dropout_masks_follow_from_seed_and_step(tmp_path):
             return super().loss(model, batch)
 
     a, b, c = (
-        train_toy(tmp_path / str(i), MaskNotingTask(), loop_config(**changes))[0]
-        for i, changes in enumerate(({}, {}, {"seed": 2}))
+        train_toy(tmp_path / str(i), MaskNotingTask(), loop_config(seed=seed))[0]
+        for i, seed in enumerate((1, 1, 2))
     )
     assert masks[1:13] == masks[14:26]
     assert len({tuple(mask) for mask in masks[1:13] + masks[27:39]}) == 24

@@ -53,18 +53,14 @@ def test_prefetched_steps_are_the_same():
 
 
 def test_tensors_are_copied_once_and_only_to_devices():
-    prefetcher = make_prefetcher(Progress())
+    model, prefetcher = nn.Linear(1, 1, device=META), make_prefetcher(Progress())
     prefetcher.take(1)
     prefetcher.prefetch(2)
     ((_, x), _) = prefetcher.take(2)
     copy = x.device_copy
-    assert copy.device == META
-    model = nn.Linear(1, 1, device=META)
-    (first,) = to_model_device(model, (x,))
-    assert first is copy
+    (first,), (second,) = (to_model_device(model, (x,)) for _ in range(2))
+    assert first is copy is not second and copy.device == META
     assert host_copy(first) is x
-    (second,) = to_model_device(model, (x,))
-    assert second is not copy
     cpu = make_prefetcher(Progress(), torch.device("cpu"))
     cpu.prefetch(1)
     assert [row for row, _ in cpu.take(1)] == [0, 1]

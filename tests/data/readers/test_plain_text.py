@@ -8,7 +8,7 @@ from tests.data.plain_text_helpers import PARAGRAPHS, PLAY, read_documents
 
 from polyhead import Choice
 from polyhead.core.errors import UserError
-from polyhead.data.readers.plain_text import TextFiles, TextReport, open_text, read_text_lines
+from polyhead.data.readers.plain_text import TextFiles, TextReport, open_text
 from polyhead.data.stores.token_store import TokenStore
 from polyhead.tokenizers.train_tokenizer import train_tokenizer
 
@@ -40,15 +40,6 @@ def test_invalid_lines_are_skipped_and_counted(write_file):
     skipped = "skipped 2 lines that are not text or too long"
     assert str(report) == f"a: 3 documents, 3 lines, 15 characters; {skipped}"
     assert read_documents(open_text([path], "file"))[0] == ["good\nfine\nlast"]
-
-
-@pytest.mark.slow
-def test_line_of_many_megabytes_is_read_in_chunks(write_file):
-    path = write_file("text8", "word " * 700_000)
-    documents, report = read_documents(open_text([path], "line"))
-    assert documents == ["word " * 700_000]
-    assert (report.words, report.malformed) == (700_001, 0)
-    assert max(map(len, read_text_lines(open_text([path], "line")))) <= 20_000
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -4,9 +4,7 @@ import subprocess
 
 import numpy as np
 import pytest
-from tests.data.stores.pair_helpers import SOURCES
-from tests.data.stores.pair_helpers import corpus as corpus
-from tests.data.stores.pair_helpers import open_store as open_store
+from tests.data.stores.conftest import SOURCES
 
 from polyhead import Choice
 from polyhead.core.errors import UserError

@@ -4,9 +4,7 @@ import sys
 import textwrap
 
 import pytest
-from tests.data.stores.pair_helpers import SOURCES, TARGETS
-from tests.data.stores.pair_helpers import corpus as corpus
-from tests.data.stores.pair_helpers import open_store as open_store
+from tests.data.stores.conftest import SOURCES, TARGETS
 
 from polyhead.core.errors import UserError
 from polyhead.data.readers.parallel_corpus import open_corpus

@@ -1,4 +1,3 @@
-import json
 import os
 import re
 import signal
@@ -6,7 +5,7 @@ import time
 
 import pytest
 import torch
-from tests.train.conftest import Notes, with_data, write_corpus
+from tests.train.conftest import Notes, with_data
 from tests.train.distributed.rank_runs import TASKS, large_recipe, on_call, open_task, recipe_of, train
 from tests.train.ranks import outputs_of, run_ranks
 
@@ -211,17 +210,3 @@ def test_store_keeps_no_results_of_past_evaluations():
 
     for counts in outputs_of(3, work):
         assert len(set(counts[1:])) == 1, counts
-
-
-def test_different_test_text_on_a_rank_is_refused(corpus_dir, tmp_path):
-    write_corpus(tmp_path)
-    (tmp_path / "train.en").write_text((tmp_path / "train.en").read_text().replace("dog", "cat", 1))
-    recipe = large_recipe(corpus_dir, "translation")
-    other = with_data(recipe, test=[str(tmp_path / name) for name in ("train.de", "train.en")])
-
-    def work(ranks):
-        run_training(other if ranks.rank else recipe, report=Notes(), ranks=ranks)
-
-    _, result = run_ranks(2, work)
-    assert result.code == 2
-    assert "the test text" in str(result.output), json.dumps(result.output)

@@ -38,13 +38,10 @@ def test_resume_with_and_without_pipeline(first, second, corpus_dir):
     name = f"resumed-{first}-{second}"
     single = train(recipe_of(corpus_dir, "translation", f"{name}-whole"), 1)
 
-    def run(world_size, resume=False, **options):
-        if world_size == 2:
-            return train_pipeline(corpus_dir, "translation", name, resume=resume, **options)
-        return train(recipe_of(corpus_dir, "translation", name, **options), 1, resume)
-
-    run(first, steps=STEPS // 2)
-    assert_same_run(single, run(second, resume=True))
+    parallel = [{"pipeline": 2, "micro_batches": 4} if n == 2 else {} for n in (first, second)]
+    train(recipe_of(corpus_dir, "translation", name, parallel=parallel[0], steps=STEPS // 2), first)
+    recipe = recipe_of(corpus_dir, "translation", name, parallel=parallel[1])
+    assert_same_run(single, train(recipe, second, resume=True))
 
 
 @pytest.mark.slow

@@ -29,11 +29,10 @@ pytestmark = [pytest.mark.usefixtures("no_report"), pytest.mark.acceptance("G5",
     ids=["2-even", "3-odd", "3-even", "2-odd"],
 )
 def test_several_processes_match_one_process(world_size, tasks, corpus_dir):
-    single, parallel = (
-        train_all([recipe_of(corpus_dir, task, f"{task}-{world_size}-{n}") for task in tasks], n)
-        for n in (1, world_size)
-    )
-    for a, b in zip(single, parallel, strict=True):
+    def train_tasks(n):
+        return train_all([recipe_of(corpus_dir, task, f"{task}-{world_size}-{n}") for task in tasks], n)
+
+    for a, b in zip(train_tasks(1), train_tasks(world_size), strict=True):
         assert_same_run(a, b)
 
 

@@ -6,7 +6,6 @@ import textwrap
 from pathlib import Path
 
 import pytest
-import torch
 from safetensors.torch import load_file
 from tests.train.conftest import Notes, with_data, with_train, write_corpus
 from tests.train.distributed.rank_runs import assert_close, recipe_of, train
@@ -26,30 +25,23 @@ def test_drifting_weights_are_replaced_by_rank_0(moment, corpus_dir):
     recipe = recipe_of(corpus_dir, "translation", f"drift-{moment}", steps=5)
 
     def work(ranks):
+        digests, finish, step = [], run_training_module._finish, loop.train_step
+        build = run_training_module.build
         if ranks.rank and moment == "start":
-            build = run_training_module.build
             run_training_module.build = lambda config, seed: build(config, seed + 1)
-        elif ranks.rank:
-            step, calls = loop.train_step, [0]
 
-            def drift(training, *args):
-                calls[0] += 1
-                result = step(training, *args)
-                if calls[0] == 3:
-                    with torch.no_grad():
-                        for w in training.model.parameters():
-                            w.add_(1e-3)
-                return result
-
-            loop.train_step = drift
-        digests, finish = [], run_training_module._finish
+        def drift(training, *args):
+            if ranks.rank and moment == "later" and training.progress.step == 4:
+                for w in training.model.parameters():
+                    w.data.add_(1e-3)
+            return step(training, *args)
 
         def note_digest(run, *args):  # in the end all have the average
             content = b"".join(p.detach().numpy().tobytes() for p in run.model.parameters())
             digests.append(hashlib.sha256(content).hexdigest())
             return finish(run, *args)
 
-        run_training_module._finish = note_digest
+        run_training_module._finish, loop.train_step = note_digest, drift
         run_training(recipe, report=Notes(), ranks=ranks)
         return digests[0]
 
@@ -101,7 +93,7 @@ def test_broadcast_tokenizer_does_not_depend_on_locale():
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("text", "rank 1: the training text, the validation text: differs from rank 0; all"),
+        ("text", "rank 1: the training text, the validation text, the test text: differs from rank 0; all"),
         ("recipe", "rank 1: the recipe: differs from rank 0"),
         ("files", "rank 1: data.train: no file 'train.de'"),
     ],
@@ -110,6 +102,7 @@ def test_difference_between_ranks_is_refused(name, message, corpus_dir, tmp_path
     if name == "text":
         write_corpus(tmp_path, n=41)
     recipe = recipe_of(corpus_dir, "translation", f"other-{name}")
+    recipe = with_data(recipe, test=recipe.data.train)
     other = with_train(recipe, lr=1e-4) if name == "recipe" else with_data(recipe, root=tmp_path)
 
     def work(ranks):

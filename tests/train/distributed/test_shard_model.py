@@ -71,9 +71,7 @@ def train_design(name: str, ranks: ProcessGroup, parallel: dict[str, Any]) -> di
     }
 
 
-def assert_trains_like_one_process(
-    names: list[str], world_size: int, parallel: dict[str, Any], tolerance: float = 1e-6
-) -> dict[str, tuple[dict[str, Any], list[dict[str, Any]]]]:
+def assert_trains_like_one_process(names, world_size, parallel, tolerance=1e-6):
     def work(ranks: ProcessGroup) -> list[dict[str, Any]]:
         ranks.form_mesh(ParallelConfig.model_validate(parallel), "cpu")
         return [train_design(name, ranks, parallel) for name in names]
@@ -94,9 +92,7 @@ def assert_trains_like_one_process(
     return results
 
 
-def compare_shares(
-    names: list[str], world_size: int, parallel: dict[str, Any], tolerance: float = 1e-6
-) -> None:
+def compare_shares(names, world_size, parallel, tolerance=1e-6):
     n_shards = parallel["shard"]
     for name, (single, ranks) in assert_trains_like_one_process(
         names, world_size, parallel, tolerance

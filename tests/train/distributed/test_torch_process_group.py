@@ -60,7 +60,17 @@ def test_nccl_where_each_process_has_a_gpu(n_gpus, local_size, backends, monkeyp
         assert find_backends() == expected
 
 
-def test_map_in_lockstep_calls_every_rank_equally_often():
+@pytest.mark.acceptance("G2")
+def test_lockstep_and_gradients_that_only_some_ranks_have():
+    def sum_gradients(ranks):
+        model = nn.Linear(2, 1)
+        model.register_parameter("unused", nn.Parameter(torch.ones(2)))
+        model.register_parameter("frozen", nn.Parameter(torch.ones(2), requires_grad=False))
+        model.weight.grad = torch.tensor([[3.0, 4.0]]) if ranks.rank == 1 else None
+        model.bias.grad = torch.tensor([float(ranks.rank)])
+        ranks.sum_gradients(model)
+        return [None if p.grad is None else p.grad.flatten().tolist() for p in model.parameters()]
+
     def work(ranks):
         results = []
         for n in range(8):
@@ -72,9 +82,10 @@ def test_map_in_lockstep_calls_every_rank_equally_often():
                 return 2 * item
 
             results.append([list(ranks.map_in_lockstep(double, list(range(n)))), items])
-        return results
+        return results, sum_gradients(ranks)
 
-    for rank, output in enumerate(outputs_of(3, work)):
+    for rank, (output, gradients) in enumerate(outputs_of(3, work)):
+        assert gradients == [[3.0, 4.0], [3.0], None, None]
         assert [results for results, _ in output] == [[2 * i for i in range(n)] for n in range(8)]
         assert [len(items) for _, items in output] == [0, 1, 1, 1, 2, 2, 2, 3]
         assert output[7][1] == [rank, rank + 3, 6]
@@ -121,18 +132,3 @@ def test_weights_not_finite_on_one_rank_are_unsaved(corpus_dir):
     first, _ = run_ranks(2, work)
     assert first.code == 2 and first.output.startswith("the weights are not finite, at step 2"), first
     assert not checkpoint.list_steps(corpus_dir / "not-finite" / "checkpoints")
-
-
-@pytest.mark.acceptance("G2")
-def test_gradients_sum_where_only_some_ranks_have_them():
-    def work(ranks):
-        model = nn.Linear(2, 1)
-        model.register_parameter("unused", nn.Parameter(torch.ones(2)))
-        model.register_parameter("frozen", nn.Parameter(torch.ones(2), requires_grad=False))
-        if ranks.rank == 1:
-            model.weight.grad = torch.tensor([[3.0, 4.0]])
-        model.bias.grad = torch.tensor([float(ranks.rank)])
-        ranks.sum_gradients(model)
-        return [None if p.grad is None else p.grad.flatten().tolist() for p in model.parameters()]
-
-    assert outputs_of(3, work) == [[[3.0, 4.0], [3.0], None, None]] * 3

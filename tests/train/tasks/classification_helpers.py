@@ -8,11 +8,8 @@ from tests.train.conftest import Notes
 from polyhead.config.recipe import Recipe
 from polyhead.train.run_training import run_training
 
-WORDS = {
-    "good": ["fine", "great", "lovely"],
-    "bad": ["dull", "awful", "weak"],
-    "odd": ["strange", "weird", "queer"],
-}
+WORDS = {"good": ["fine", "great", "lovely"], "bad": ["dull", "awful", "weak"]}
+WORDS["odd"] = ["strange", "weird", "queer"]
 FILLERS = ["a", "film", "plot", "with", "some", "actors", "and", "music"]
 
 
@@ -21,11 +18,8 @@ def recipe(directory: Path, out: str, *, task: Any = "classification", **changes
     model |= {"norm_first": True, "pooling": "max"}
     train = {"steps": 24, "max_tokens": 160, "lr": 1e-2, "precision": "fp32", "seed": 3, "log_every": 1}
     train |= {"eval_every": 6, "save_every": 5, "schedule": {"name": "cosine", "warmup": 4}}
-    data = {split: f"{split}.tsv" for split in ("train", "valid", "test")} | {
-        "text": "text",
-        "label": "label",
-    }
-    data |= {"root": directory, "cache_dir": directory / "cache"}
+    data = {split: f"{split}.tsv" for split in ("train", "valid", "test")}
+    data |= {"text": "text", "label": "label", "root": directory, "cache_dir": directory / "cache"}
     return Recipe.model_validate(
         {
             "task": task,

@@ -8,11 +8,9 @@ from tests.train.tasks.language_helpers import corpus_dir as corpus_dir
 from tests.train.tasks.language_helpers import trained_run as trained_run
 
 import polyhead as ph
-from polyhead import Choice
 from polyhead.cli import main
 from polyhead.config import yaml_io
 from polyhead.config.recipe import Recipe
-from polyhead.core.errors import UserError
 from polyhead.generation.text_generation import TextDelta
 from polyhead.train.run_training import run_training
 
@@ -97,24 +95,6 @@ def test_unsuitable_recipe_is_refused(changes, message, corpus_dir):
     with pytest.raises(ValueError, match=message):
         run_training(recipe(corpus_dir, "refused", **changes), report=Notes())
     assert not (corpus_dir / "refused" / "checkpoints").exists()
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"grammar": Choice("regex", pattern="[a-")}, "grammar: grammar 'regex': unclosed character class"),
-        ({"grammar": Choice("json", schema={"not": {}})}, "grammar: grammar 'json': unimplemented keys"),
-        ({"cache": Choice("state")}, "cache: cache 'state' stores a recurrent state"),
-        ({"chat": Choice("chatml")}, "chat: this chat format needs the token '<|im_end|>', which is not"),
-    ],
-)
-def test_unsuitable_generation_settings_are_refused(settings, message, corpus_dir):
-    base_recipe = recipe(corpus_dir, "no-form")
-    generation = base_recipe.generation.model_copy(update=settings)
-    with pytest.raises(UserError) as error:
-        run_training(base_recipe.model_copy(update={"generation": generation}), report=Notes())
-    assert str(error.value).startswith(f"generation.{message}")
-    assert not list((corpus_dir / "no-form").glob("**/*.safetensors"))
 
 
 @pytest.mark.parametrize(("task", "default"), [("translation", 0.1), ("language-model", 0.0)])

@@ -160,16 +160,6 @@ def test_loss_is_that_of_masked_tokens(corpus_dir):
     assert len(scores.hidden_states) == int((batch.pos >= 0).sum())
 
 
-def test_column_of_a_table_equals_plain_text(corpus_dir):
-    data = {"train": "letters.tsv", "text": "letters", "document_separator": "file"}
-    losses = []
-    for out, changes in (("table", data), ("plain", {})):
-        notes = Notes()
-        run_training(recipe(corpus_dir, out, steps=3, data=changes), report=notes)
-        losses.append(notes.series("loss"))
-    assert losses[0] == losses[1]
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
