@@ -70,7 +70,7 @@ def test_second_lock_of_same_process_is_refused(tmp_path):
 
 
 @pytest.mark.acceptance("B13")
-def test_lock_is_stale_by_start_time_on_this_host(tmp_path):
+def test_lock_is_stale_by_time_and_host(tmp_path):
     write_lock(tmp_path)
     with user_error("in use"):
         try_lock(tmp_path)
@@ -121,7 +121,7 @@ def test_one_of_many_processes_takes_a_stale_lock(tmp_path, monkeypatch):
     def check_together(path):
         check(path)
         with suppress(BrokenBarrierError):  # all of them see the same stale lock, if they can
-            barrier.wait(0.2)
+            barrier.wait(2)
 
     monkeypatch.setattr(lock, "_refuse_if_held", check_together)
     write_lock(tmp_path, pid=4194303)

@@ -36,7 +36,7 @@ def test_adamw_is_the_published_update():
 
 
 @pytest.mark.parametrize("name", ["adamw", "adafactor", "muon"])
-def test_each_optimizer_has_its_parameters_and_lowers_the_loss(name):
+def test_each_optimizer_owns_parameters_and_lowers_loss(name):
     config = ModelConfig(kind="decoder", vocab_size=11, d_model=16, n_heads=2, n_layers=1, dropout=0.0)
     model, losses = build(config, seed=1), []
     optimizers = OPTIMIZER.build(Choice(name), model, 0.04)

@@ -140,7 +140,7 @@ def test_malformed_line_is_counted_in_one_split(write_file, kind, fraction):
     assert sum(counts) == 4 and all(counts)
 
 
-def test_marks_and_line_ends_of_joined_files_are_removed(write_file):
+def test_marks_and_line_ends_of_files_are_removed(write_file):
     content = b"\xef\xbb\xbfone\n\xef\xbb\xbftwo\nth\xef\xbb\xbfree\n\xef\xbb\xbf"
     path = write_file("a.txt", content)
     paths = [write_file("a", b"\xef\xbb\xbfone\r\ntwo\r\n"), write_file("b", "three\n\n")]

@@ -174,7 +174,7 @@ def test_ranks_get_arguments_and_environment(tmp_path, monkeypatch):
         (["exit 69", "exit 69"], 1, "the processes lost their connection; --resume continues"),
         (["exec sleep 600", "kill -9 $$"], 1, "rank 1 was terminated by SIGKILL, and so were the others; "),
         (["kill -9 $$", "exit 69"], 1, "rank 0 was terminated by SIGKILL, and so were the others; "),
-        ([END_AT_SECOND_SIGNAL, "exit 130"], 130, ""),  # rank 0 decides how to end: both are forwarded
+        ([END_AT_SECOND_SIGNAL, "exit 0"], 130, ""),  # rank 0 decides how to end: both are forwarded
     ],
 )
 def test_exit_codes_of_ranks_become_one(scripts, code, message, tmp_path, monkeypatch, capsys):

@@ -140,7 +140,7 @@ def test_noise_of_batches_differs_between_ranks_and_epochs(task, option, corpus_
     assert not {*first, *second} & {*other}
 
 
-def test_shards_of_rows_have_even_lengths_and_their_segments():
+def test_shards_have_even_lengths_and_own_segments():
     rows = np.arange(11)
     shards = [shard.tolist() for shard in shard_rows(rows, 4)]
     assert shards == [[0, 4, 8], [1, 5, 9], [2, 6, 10], [3, 7]]
