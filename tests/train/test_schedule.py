@@ -8,11 +8,11 @@ from polyhead.train.schedule import warn_factor, warn_long_warmup
 
 STEPS = [1, 2, 7, 10, 11, 40, 79, 80, 81, 99, 100]
 WARMUP = [s / 10 for s in STEPS if s <= 10]
-AFTER = [s for s in STEPS if s > 10]
+LATER_STEPS = [s for s in STEPS if s > 10]
 NOAM = [min(s**-0.5, s * 10**-1.5) for s in STEPS]
-COSINE = [0.5 * (1 + math.cos(math.pi * (s - 10) / 90)) for s in AFTER]
+COSINE = [0.5 * (1 + math.cos(math.pi * (s - 10) / 90)) for s in LATER_STEPS]
 COOLDOWN = [1 if s <= 80 else 1 - (s - 81) / 20 for s in STEPS]
-WSD = [1 if s <= 80 else 1 - math.sqrt((s - 80) / 20) for s in AFTER]
+WSD = [1 if s <= 80 else 1 - math.sqrt((s - 80) / 20) for s in LATER_STEPS]
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ WSD = [1 if s <= 80 else 1 - math.sqrt((s - 80) / 20) for s in AFTER]
         ("inverse_sqrt", {}, [rate / max(NOAM) for rate in NOAM]),
         ("inverse_sqrt", {"cooldown": 0.2}, [a / max(NOAM) * b for a, b in zip(NOAM, COOLDOWN, strict=True)]),
         ("constant", {"warmup": 0}, [1] * len(STEPS)),
-        ("constant", {}, WARMUP + [1] * len(AFTER)),
+        ("constant", {}, WARMUP + [1] * len(LATER_STEPS)),
         ("cosine", {"floor": 0.1}, WARMUP + [0.1 + 0.9 * rate for rate in COSINE]),
         ("wsd", {}, WARMUP + WSD),
         ("wsd", {"floor": 0.2}, WARMUP + [0.2 + 0.8 * rate for rate in WSD]),

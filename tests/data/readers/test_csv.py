@@ -93,13 +93,13 @@ def test_invalid_file_is_refused_in_one_line(content, message, tmp_path):
     assert error.match(message)
 
 
-JOINED = b"\xef\xbb\xbftext,label\none,a\n\xef\xbb\xbftext,label\n\xef\xbb\xbftwo,b\n"
+JOINED_FILES = b"\xef\xbb\xbftext,label\none,a\n\xef\xbb\xbftext,label\n\xef\xbb\xbftwo,b\n"
 FILES = {
     "unnamed and duplicate columns": (b",text,x,label,x,,\n0,one,,a,,,\n1,two,3,b,4,,\n", {}),
     "row without unnamed cells": (b"text,label,,\none,a\ntwo,b,,\n", {}),
     "empty cells after the last column": (b"text,label\none,a,,\ntwo,b\n", {}),
     "repeated header": (b"text,label\none,a\ntext,label\ntwo,b\n", {"header": 1}),
-    "joined files": (JOINED, {"header": 1, "bom": 2}),
+    "joined files": (JOINED_FILES, {"header": 1, "bom": 2}),
     "BOM before a quote": (b'text,label\none,a\n\xef\xbb\xbf"two",b\n', {"bom": 1}),
     "spaces before quotes": (b'text, "label"\n "one",  "a"\n"two", b\n', {}),
     "sep": (b"sep=|\r\ntext|label\r\none|a\r\ntwo|b\r\n", {}),
@@ -118,7 +118,7 @@ def test_dialects_of_programs_are_read(name, tmp_path):
 
 
 def test_report_names_skipped_headers_and_removed_marks(tmp_path):
-    report = read_texts(tmp_path / "a.csv", JOINED.removeprefix(b"\xef\xbb\xbf"))[1]
+    report = read_texts(tmp_path / "a.csv", JOINED_FILES.removeprefix(b"\xef\xbb\xbf"))[1]
     marks = "removed 2 byte order marks inside the file (first: line 2)"
     assert str(report) == f"a.csv: 2 of 3 texts; skipped 1 equal to the header (first: line 2); {marks}"
     report = TextReport("a.csv")

@@ -107,15 +107,15 @@ def compare_shares(names, world_size, parallel, tolerance=1e-6):
                 assert max(states) == pytest.approx(single["state"] / n_shards, rel=0.01), name
 
 
-SOME = ["tied", "experts", "adafactor", "muon", "frozen", "lora"]
-OTHERS = ["own head", "shared layers", "batch norm", "modern", "accumulation", "recomputation"]
+SHARDED_DESIGNS = ["tied", "experts", "adafactor", "muon", "frozen", "lora"]
+SLOW_DESIGNS = ["own head", "shared layers", "batch norm", "modern", "accumulation", "recomputation"]
 
 
 @pytest.mark.parametrize(
     ("world_size", "parallel", "names"),
     [
-        (2, {"shard": 2}, SOME),
-        pytest.param(2, {"shard": 2}, OTHERS, marks=pytest.mark.slow),
+        (2, {"shard": 2}, SHARDED_DESIGNS),
+        pytest.param(2, {"shard": 2}, SLOW_DESIGNS, marks=pytest.mark.slow),
         pytest.param(4, {"shard": 4}, ["own head"], marks=pytest.mark.slow),
         (4, {"shard": 2, "replicate": 2}, ["own head"]),
         (3, {"shard": 3}, ["lora"]),

@@ -9,7 +9,7 @@ from polyhead.train.tasks.translation import TranslationTask, open_split_corpus
 pytestmark = pytest.mark.usefixtures("workdir")
 EN_DE = {"train": ["train.en", "train.de"], "valid": ["valid.en", "valid.de"]}
 TABLES = {"train": ["train.tsv"], "valid": ["valid.tsv"]}
-SWAPPED = (
+SWAPPED_MESSAGE = (
     "data.{}: the sides are swapped: {} is the source and has the language of the training target {}, "
     "{} that of the training source {}"
 )
@@ -26,7 +26,7 @@ ADVICE = "; write data.{}=[{},{}]"
     ],
 )
 def test_swapped_sides_are_refused(data, split, source, train_target, target, train_source):
-    message = SWAPPED.format(split, source, train_target, target, train_source)
+    message = SWAPPED_MESSAGE.format(split, source, train_target, target, train_source)
     if data is not TABLES:
         data, message = data | {split: [source, target]}, message + ADVICE.format(split, target, source)
     with pytest.raises(UserError) as error:
