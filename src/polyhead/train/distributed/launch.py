@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Sequence
 
 from polyhead.core.errors import UserError
@@ -52,18 +53,23 @@ def launch(arguments: Sequence[str], n_processes: int, timeout: float) -> int:
         raise UserError("--processes: this process is already one of several, started by torchrun or similar")
     children: list[subprocess.Popen[bytes]] = []
     signals: list[int] = []
+    pending = deque[int]()  # signals that came before rank 0 was started
+
+    def forward_pending() -> None:
+        while children and pending:
+            children[0].send_signal(pending.popleft())
 
     def forward_signal(signum: int, frame: object) -> None:
         signals.append(signum)
-        for child in children[:1]:
-            child.send_signal(signum)
+        pending.append(signum)
+        forward_pending()
 
     with handle_signals(forward_signal):
         try:
             with socket.create_server(("127.0.0.1", 0), backlog=n_processes) as listener:
-                children += [
-                    _start_process(arguments, rank, n_processes, listener) for rank in range(n_processes)
-                ]
+                for rank in range(n_processes):
+                    children.append(_start_process(arguments, rank, n_processes, listener))
+                    forward_pending()
             return _wait_for_all(children, signals, timeout)
         finally:
             for child in children:
