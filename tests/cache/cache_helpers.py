@@ -1,6 +1,5 @@
-"""Stamped keys and values, random histories, and a comparison of attention with plain references."""
-
 import copy
+from functools import partial
 
 import torch
 from hypothesis import strategies as st
@@ -14,12 +13,11 @@ SHAPE = CacheShape(2, n_kv_heads=2, head_dim=3, v_dim=5, dtype=torch.float32, de
 MAX_LEN, ROWS = 40, 3
 
 
-def build_static(n_rows, max_len=MAX_LEN, **options):
-    return CACHE.build(Choice("static", **options), SHAPE, n_rows, max_len)
+def build_cache(name, n_rows, max_len=MAX_LEN, **options):
+    return CACHE.build(Choice(name, **options), SHAPE, n_rows, max_len)
 
 
-def build_paged(n_rows, max_len=MAX_LEN, **options):
-    return CACHE.build(Choice("paged", **options), SHAPE, n_rows, max_len)
+build_static, build_paged = partial(build_cache, "static"), partial(build_cache, "paged")
 
 
 def feed(cache, rows, pos, stamps):
@@ -32,7 +30,6 @@ def feed(cache, rows, pos, stamps):
 
 
 def feed_tokens(cache, rows, first, stamps):
-    """One step of equally long rows from position ``first``."""
     stamps = torch.tensor(stamps, dtype=torch.float)
     return feed(cache, rows, torch.arange(first, first + stamps.size(1)).expand_as(stamps), stamps)
 
@@ -64,7 +61,6 @@ rewrites = st.tuples(st.just("rewrite"), st.tuples(row, st.integers(0, MAX_LEN))
 
 
 def move_rows(cache, lists, name, argument):
-    """Select, fork or release rows of a cache and of the lists beside it."""
     if name == "select":
         rows = [row % len(lists) for row in argument]
         cache.select(rows)
@@ -80,7 +76,6 @@ def move_rows(cache, lists, name, argument):
 
 
 def play(cache, history, check):
-    """Apply actions to a cache and to plain lists of stamps, which must agree."""
     lists, stamp = [[] for _ in range(ROWS)], 0
     for name, argument in history:
         if name in ("select", "fork", "release"):

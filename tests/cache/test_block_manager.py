@@ -1,5 +1,3 @@
-"""The block table against a shadow that knows which tokens every slot of memory holds."""
-
 from collections import Counter
 
 import pytest
@@ -45,7 +43,6 @@ class Shadow:
         return seq
 
     def step(self, counts):
-        """Write the next tokens of some sequences; False if they do not fit."""
         starts = self.n_written
         return self.write([WriteSpan(s, starts[s], starts[s] + n) for s, n in counts.items()])
 
@@ -96,8 +93,6 @@ def has_sequences(machine):
 
 
 class Machine(RuleBasedStateMachine):
-    """Every operation of a server on the table, in any order."""
-
     steps = 0
 
     @initialize(block_size=st.integers(1, 4), n_blocks=st.integers(1, 14))
@@ -167,7 +162,6 @@ class Machine(RuleBasedStateMachine):
     @precondition(has_sequences)
     @rule(i=pick)
     def preempt(self, i):
-        """Release a sequence and admit its tokens again."""
         seq = self.seq(i)
         tokens = self.shadow.tokens[seq]
         self.shadow.release(seq)
@@ -176,7 +170,6 @@ class Machine(RuleBasedStateMachine):
     @precondition(has_sequences)
     @rule(i=pick, insert=st.booleans())
     def release(self, i, insert):
-        """A request ends or is cancelled."""
         if insert:
             self.insert_prefix(i)
         self.shadow.release(self.seq(i))
@@ -207,15 +200,12 @@ Machine.TestCase.settings = settings(
 @pytest.mark.acceptance("D1", "D2", "D4", "D7", "R7")
 @pytest.mark.timeout(1200)
 class TestAnyHistory(Machine.TestCase):
-    """After any history a slot holds what its sequence wrote."""
-
     @classmethod
     def tearDownClass(cls):
         assert Machine.steps >= settings.default.max_examples * STEPS // 2, "too few steps"
 
 
 def fill_table(block_size, n_blocks, *rows):
-    """A table of the sequences 0, 1, ... whose tokens were written and inserted into the prefix cache."""
     table = BlockManager(block_size, n_blocks)
     for seq, tokens in enumerate(rows):
         n_matched = table.admit(seq, tokens)
@@ -234,16 +224,12 @@ def test_full_blocks_of_equal_prefixes_are_shared():
 
 
 @pytest.mark.acceptance("D4")
-def test_blocks_with_equal_hashes_are_distinguished():
+def test_blocks_match_equal_tokens_after_the_same_prefix():
     assert hash((0, (A, 5))) == hash((0, (B, 5)))
     table = fill_table(2, 10, [A, 5], [B, 5])
     assert table.block_tables[0] != table.block_tables[1]
     assert table.admit(2, [B, 5]) == 2
     assert table.block_tables[2] == table.block_tables[1]
-
-
-@pytest.mark.acceptance("D4")
-def test_blocks_match_only_after_the_same_prefix():
     table = fill_table(2, 10, [1, 1, 7, 7], [2, 2])
     assert table.admit(2, [2, 2, 7, 7]) == 2
     assert table.admit(3, [7, 7]) == 0
@@ -354,28 +340,16 @@ def test_block_stats_equal_a_count_by_hand():
         (lambda t: (t._free_blocks.append(t._free_blocks[0]), t.check_invariants()), "free list twice"),
         (lambda t: (t.block_tables[1].append(0), t.check_invariants()), "reference count is wrong"),
         (lambda t: t.grow(-1), "-1 more"),
+        (lambda t: (t.fork(0, 2), t.insert_prefix(2, [1, 2, 3, 5])), "holds other tokens than expected"),
     ],
 )
 def test_misuse_is_an_assertion_that_names_it(misuse, message):
     table = fill_table(2, 10, [1, 2, 3, 4], [5])
     with pytest.raises(AssertionError, match=message):
         misuse(table)
-
-
-def test_other_tokens_for_a_registered_block_are_refused():
-    table = BlockManager(2, 4)
-    table.admit(0)
-    table.allocate([WriteSpan(0, 0, 2)])
-    table.fork(0, 1)
-    table.insert_prefix(0, [1, 2])
-    with pytest.raises(AssertionError, match="holds other tokens than expected"):
-        table.insert_prefix(1, [1, 3])
-
-
-@pytest.mark.parametrize(("block_size", "n_blocks"), [(0, 4), (4, -1)])
-def test_block_sizes_below_1_are_refused(block_size, n_blocks):
-    with pytest.raises(UserError, match="expected at least 1 token"):
-        BlockManager(block_size, n_blocks)
+    for sizes in ((0, 4), (4, -1)):
+        with pytest.raises(UserError, match="expected at least 1 token"):
+            BlockManager(*sizes)
 
 
 def test_lowest_block_numbers_are_allocated_first():

@@ -1,5 +1,3 @@
-"""Tests of cache/block_size.py."""
-
 import pytest
 import torch
 from tests.cache.cache_helpers import build_paged

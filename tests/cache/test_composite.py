@@ -1,19 +1,14 @@
-"""Caches of layers that store different things."""
-
 import sys
 
 import pytest
 
-from polyhead.cache.composite import CompositeCache
+from polyhead import Choice, ModelConfig, build
 from polyhead.cache.factory import make_cache
 from polyhead.cache.paged import PagedCache
 from polyhead.cache.recurrent_state import StateCache
 from polyhead.cache.static import StaticCache
-from polyhead.config.model import ModelConfig
-from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError
 from polyhead.core.registry import CACHE
-from polyhead.models import build
 
 WINDOW = {"attention": {"name": "softmax", "window": 9}}
 MIXED_LAYERS = [{"attention": "linear"}, {}, {"block": "lstm"}, WINDOW]
@@ -25,9 +20,7 @@ def make_shape(pattern=MIXED_LAYERS):
 
 
 def make_composite(choice):
-    cache = make_cache(choice, make_shape(), 2, 16)
-    assert isinstance(cache, CompositeCache)
-    return cache
+    return make_cache(choice, make_shape(), 2, 16)
 
 
 def test_cache_shape_of_mixed_layers():
@@ -62,6 +55,15 @@ def test_composite_is_lossless_and_never_rewinds(name):
     assert (cache.lossless, cache.rewinds) == (CACHE.get(name).lossless, False)
 
 
+def test_choice_applies_to_states_without_kv():
+    linear, recurrent = (make_shape([layer]) for layer in ({"attention": "linear"}, {"block": "gru"}))
+    shape = linear._replace(extra=(recurrent,))
+    for choice in (None, Choice("state")):
+        assert [type(part) for part in make_cache(choice, shape, 2, 16).caches] == [StateCache, StateCache]
+    with pytest.raises(UserError, match="cache 'h2o' stores keys and values"):
+        make_cache(Choice("h2o"), shape, 2, 16)
+
+
 @pytest.mark.parametrize(
     ("choice", "message"),
     [
@@ -73,14 +75,3 @@ def test_composite_is_lossless_and_never_rewinds(name):
 def test_incompatible_caches_are_refused(choice, message):
     with pytest.raises(UserError, match=message):
         make_composite(choice)
-
-
-def test_choice_applies_to_states_without_kv():
-    linear, recurrent = (make_shape([layer]) for layer in ({"attention": "linear"}, {"block": "gru"}))
-    shape = linear._replace(extra=(recurrent,))
-    for choice in (None, Choice("state")):
-        cache = make_cache(choice, shape, 2, 16)
-        assert isinstance(cache, CompositeCache)
-        assert [type(part) for part in cache.caches] == [StateCache, StateCache]
-    with pytest.raises(UserError, match="cache 'h2o' stores keys and values"):
-        make_cache(Choice("h2o"), shape, 2, 16)

@@ -1,6 +1,3 @@
-"""The growing cache against lists that are appended to."""
-
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,7 +12,6 @@ TOKEN = 8 + 2 * 2 * (3 + 5) * 4  # a position, and keys and values of two heads 
 
 
 def feed(cache, rows, pos):
-    """One step of random keys and values: the outputs, and the inputs."""
     cache.prepare_step(rows, pos)
     shapes = [(len(pos), 2, pos.size(1), d) for d in (3, 5)]
     new = [KV(*(torch.randn(shape) for shape in shapes)) for _ in cache.layers]
@@ -65,13 +61,3 @@ def test_storage_is_as_long_as_the_longest_row():
     cache.select([1, 1, 1])
     assert cache.memory_usage()[:2] == (3 * 3 * TOKEN, 6 * TOKEN)
     assert cache.free_tokens() == 3 * (MAX_LEN - 2)
-
-
-@pytest.mark.acceptance("A4")
-def test_nan_in_padding_is_not_stored():
-    cache = CACHE.build(Choice("growing"), SHAPE, 2, MAX_LEN)
-    pos = torch.tensor([[0, 1], [0, -1]])
-    cache.prepare_step([0, 1], pos)
-    k = torch.ones(2, 2, 2, 3).masked_fill((pos < 0)[:, None, :, None], torch.nan)
-    kv = cache.layers[0].update(KV(k, k.repeat(1, 1, 1, 2)[..., :5]))
-    assert kv.k.isfinite().all() and kv.v.isfinite().all()

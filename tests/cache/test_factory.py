@@ -1,7 +1,6 @@
-"""Tests of cache/factory.py."""
-
 import pytest
 import torch
+from tests.cache.cache_helpers import SHAPE
 
 from polyhead.cache.factory import make_cache
 from polyhead.cache.recurrent_state import StateCache
@@ -9,6 +8,7 @@ from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError
 from polyhead.core.registry import CACHE
 from polyhead.nn.cache import CacheShape
+from polyhead.nn.kv import Window
 
 
 def test_wrong_cache_kind_names_the_right_one():
@@ -23,3 +23,40 @@ def test_wrong_cache_kind_names_the_right_one():
     message = "cache 'static' stores keys and values, but .* a recurrent state: use cache 'state'"
     with pytest.raises(UserError, match=message):
         CACHE.build(Choice("static"), recurrent, 1, 9)
+
+
+SUBGEN = "at least 1 recent token"
+H2O = "expected at least 1 recent, a sink of 0 or more, and a budget of at least"
+WINDOW = "has a window of 6 and a sink of 1: set at least window=6, sink=1"
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize(
+    ("choice", "changes", "message"),
+    [
+        (Choice("static", chunk=0), {}, "chunk is 0"),
+        (Choice("paged", block_size=0), {}, "block_size is 0, expected at least 1"),
+        (Choice("paged", expected_len=0), {}, "expected_len is 0, expected at least 1"),
+        (Choice("paged", max_blocks=0), {}, "max_blocks is 0, expected at least 1"),
+        (Choice("quantized", group=3), {}, "group is 3; it must be even, since two numbers can share a byte"),
+        (Choice("low_rank", rank=0), {}, "rank is 0, expected at least 1"),
+        (Choice("h2o", budget=4, recent=3, sink=2), {}, H2O),
+        (Choice("h2o", recent=0), {}, H2O),
+        (Choice("h2o", sink=-1), {}, H2O),
+        (Choice("h2o", budget=1), {}, H2O),
+        (Choice("subgen", budget=4, recent=4), {}, f"{SUBGEN}, a budget above that"),
+        (Choice("subgen", recent=0), {}, SUBGEN),
+        (Choice("subgen", radius=-1.0), {}, "a radius of 0 or more"),
+        (Choice("subgen", budget=4, recent=3, values="sampled"), {}, "1 slot, but values: sampled needs 2"),
+        (Choice("subgen"), {"needs_distances": True}, r"for its position \(alibi, .*\): use cache 'h2o'"),
+        (Choice("subgen"), {"windows": (Window(4), None)}, "for its window: use cache 'h2o'"),
+        (Choice("window", window=5, sink=1), {"windows": (None, Window(6, 1))}, WINDOW),
+        (Choice("window", window=9, sink=0), {"windows": (None, Window(6, 1))}, WINDOW),
+        (Choice("window", window=0), {}, "expected at least 1 and at least 0"),
+        (Choice("window", sink=-1), {}, "expected at least 1 and at least 0"),
+    ],
+    ids=str,
+)
+def test_invalid_options_and_models_are_refused(choice, changes, message):
+    with pytest.raises(UserError, match=message):
+        CACHE.build(choice, SHAPE._replace(**changes), 1, 9)

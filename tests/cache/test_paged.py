@@ -1,5 +1,3 @@
-"""Keys and values in pages: what each row holds and what it costs."""
-
 import math
 
 import pytest
@@ -9,7 +7,6 @@ from hypothesis import strategies as st
 from tests.cache.cache_helpers import (
     MAX_LEN,
     ROWS,
-    SHAPE,
     actions,
     build_paged,
     feed,
@@ -19,18 +16,14 @@ from tests.cache.cache_helpers import (
     stamps_of,
 )
 
+from polyhead import Choice, ModelConfig, build
 from polyhead.cache.block_manager import OutOfBlocksError
 from polyhead.cache.paged import PagedCache
-from polyhead.config.model import ModelConfig
-from polyhead.core.choice import Choice
-from polyhead.core.errors import UserError
-from polyhead.core.registry import CACHE
 from polyhead.generation.decoding.beam_search import beam_search
 from polyhead.generation.decoding.sampling import Sampling
 from polyhead.generation.engine import engine as engine_module
 from polyhead.generation.engine.batching import pad_rows
 from polyhead.generation.generate import generate
-from polyhead.models import build
 from polyhead.nn.kv import visible
 
 
@@ -112,17 +105,6 @@ def test_prefix_pages_are_reused():
         cache.match_prefix(1, prompt)
 
 
-@pytest.mark.parametrize("option", ["block_size", "expected_len", "max_blocks"])
-def test_options_below_1_are_refused(option):
-    with pytest.raises(UserError, match=f"{option} is 0, expected at least 1"):
-        build_paged(1, **{option: 0})
-
-
-def test_recurrent_model_is_refused():
-    with pytest.raises(UserError, match="but this model has a recurrent state: use cache 'state'"):
-        CACHE.build(Choice("paged"), SHAPE._replace(states=(((2, 3),),) * 2), 1, 8)
-
-
 def test_positions_that_leave_a_gap_are_an_assertion():
     cache = build_paged(1)
     with pytest.raises(AssertionError, match="would leave a gap"):
@@ -132,8 +114,6 @@ def test_positions_that_leave_a_gap_are_an_assertion():
 
 
 class CountingCache(PagedCache):
-    """A paged cache that compares its pages after each step with those of plain lists."""
-
     def __init__(self, *args, **options):
         super().__init__(*args, **options)
         self.stamp, self.lists, self.counts = 0, [[] for _ in self.seq_ids], []

@@ -1,5 +1,3 @@
-"""Tests of cache/paged_layer.py."""
-
 import pytest
 import torch
 from tests.cache.cache_helpers import build_paged, feed, feed_tokens, stamps_of

@@ -1,5 +1,3 @@
-"""A KV in pages is used as any other: rows are selected, concatenated and replaced."""
-
 import pytest
 import torch
 
@@ -33,8 +31,9 @@ def assert_equal(actual, expected):
 
 
 def test_paged_kv_equals_plain_kv(pair):
-    """As it is, with selected rows, replaced fields and concatenated rows."""
     paged, plain = pair
+    assert not {"k", "v"} & vars(paged).keys(), "pages are gathered when they are read, once"
+    assert paged.k is paged.k and "v" not in vars(paged)
     assert_equal(paged, plain)
     for rows in (torch.tensor([1]), torch.tensor([1, 0, 1])):
         assert_equal(paged.select(rows), plain.select(rows))
@@ -43,10 +42,3 @@ def test_paged_kv_equals_plain_kv(pair):
     assert_equal(paged.contiguous_for_decoding(), plain.contiguous_for_decoding())
     assert_equal(paged.cat_rows(plain), plain.cat_rows(plain))
     assert_equal(plain.cat_rows(paged), plain.cat_rows(plain))
-
-
-def test_pages_are_gathered_once_and_only_when_read(pair):
-    paged, _ = pair
-    assert not {"k", "v"} & vars(paged).keys()
-    assert paged.k is paged.k
-    assert "v" not in vars(paged)

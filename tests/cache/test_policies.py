@@ -1,5 +1,3 @@
-"""Tests of cache/policies.py."""
-
 import itertools
 
 import torch
@@ -14,18 +12,11 @@ def make_model(**parts):
     return build(ModelConfig(**{"kind": "decoder", "position": "rope", **sizes, **parts}), seed=1)
 
 
-def make_shape(**parts):
-    return make_model(**parts).cache_shape
-
-
-def test_recurrent_model_has_one_policy():
-    shape = make_shape(attention="linear", position="none")
+def test_budgets_are_fractions_of_the_length():
+    shape = make_model(attention="linear", position="none").cache_shape
     selected_policies, refusals = select_policies(shape, 64, None)
     assert ([p.choice.name for p in selected_policies], refusals) == (["state"], {})
-
-
-def test_budgets_are_fractions_of_the_length():
-    selected_policies, refusals = select_policies(make_shape(), 64, None)
+    selected_policies, refusals = select_policies(make_model().cache_shape, 64, None)
     assert not refusals
     options = {p.name: p.choice.options for p in selected_policies}
     assert options["h2o 1/4"] == {"budget": 16, "recent": 8, "sink": 0}
@@ -33,7 +24,7 @@ def test_budgets_are_fractions_of_the_length():
     assert options["window 1/8"] == {"window": 8, "sink": 0}
     assert make_window_choice(32, True) == Choice("window", window=28, sink=4)
     assert make_window_choice(3, True) == Choice("window", window=3, sink=0)
-    _, refusals = select_policies(make_shape(position="alibi"), 64, None)
+    _, refusals = select_policies(make_model(position="alibi").cache_shape, 64, None)
     assert options["subgen sampled 1/4"] == options["subgen 1/4"] | {"values": "sampled"}
     kinds = itertools.product(("subgen", "subgen sampled"), ("1/2", "1/4", "1/8"))
     assert set(refusals) == {" ".join(kind) for kind in kinds}

@@ -1,18 +1,14 @@
-"""The quantized cache against the equation, number by number."""
-
 import pytest
 import torch
 from tests.cache.cache_helpers import SHAPE
 
 from polyhead.cache.quantized import dequantize_groups, quantize_groups
 from polyhead.core.choice import Choice
-from polyhead.core.errors import UserError
 from polyhead.core.registry import CACHE
 from polyhead.nn.kv import KV
 
 
 def quantize_list(numbers, bits):
-    """Numbers that share a scale, quantized and back."""
     low, high = min(numbers), max(numbers)
     scale = (high - low) / (2**bits - 1) or 1.0
     return [low + scale * round((x - low) / scale) for x in numbers]
@@ -30,8 +26,6 @@ def quantize_row(x, bits, group, is_key):
 
 
 class QuantizedHarness:
-    """The cache, and all keys and values that each row was fed: [layer] of (k, v), (K, T, D)."""
-
     def __init__(self, n_rows, bits, group):
         self.cache = CACHE.build(Choice("quantized", bits=bits, group=group), SHAPE, n_rows, 99)
         self.bits, self.group = bits, group
@@ -118,8 +112,3 @@ def test_bytes_are_those_of_groups_and_tails():
     harness.step([0, 1], [17, 5])
     expected = 2 * 2 * (8 * token + 2 * group), 2 * (2 * group + 1 * token + 5 * token)
     assert harness.cache.memory_usage()[:2] == expected
-
-
-def test_odd_groups_are_refused():
-    with pytest.raises(UserError, match="group is 3; it must be even, since two numbers can share a byte"):
-        CACHE.build(Choice("quantized", group=3), SHAPE, 1, 9)

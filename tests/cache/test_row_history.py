@@ -1,5 +1,3 @@
-"""Where the slots of reordered rows are stored, against rows that are moved."""
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -32,11 +30,7 @@ def test_home_with_slots_in_use_is_not_reused():
     assert history.select([0, 0, 2], [6, 6, 2])  # the second row of the longer text has ended
     assert history.select([1, 2], [7, 2])  # it reads the home of its parent up to slot 5, and has its own
     assert not history.select([0, 1, 1], [7, 2, 2])
-
-
-def test_dropping_rows_shares_no_slots():
-    history = RowHistory(4, 8)
+    history = RowHistory(4, 8)  # dropping rows shares no slots
     assert history.select([0, 2, 3], [3, 3, 3])
     assert not history.is_shared and history.homes.tolist() == [0, 2, 3]
-    assert history.select([1, 1], [4, 4])
-    assert history.is_shared
+    assert history.select([1, 1], [4, 4]) and history.is_shared

@@ -1,5 +1,3 @@
-"""The static cache against plain lists."""
-
 import pytest
 import torch
 from hypothesis import given
@@ -27,26 +25,25 @@ def test_aligned_rows_equal_ragged_rows(n_rows):
     for start, n in ((0, 5), (5, 1), (6, 1), (7, 3)):
         step = range(n_rows), torch.arange(start, start + n).expand(n_rows, n), torch.randn(n_rows, n)
         for a, b in zip(feed(aligned_cache, *step), feed(ragged_cache, *step), strict=True):
-            assert torch.equal(a.k, b.k)
-            assert torch.equal(a.v, b.v)
-            assert torch.equal(a.pos, b.pos)
+            assert all(map(torch.equal, (a.k, a.v, a.pos), (b.k, b.v, b.pos)))
         assert a.k.data_ptr() == aligned_cache.layers[-1].k.data_ptr(), "aligned rows are read without a copy"
 
 
 def test_unused_slots_are_masked_zeros():
-    cache = build_static(2, chunk=4)
+    cache = build_static(2, max_len=4, chunk=4)
     pos = torch.tensor([[0, 1, 2], [0, -1, -1]])
     kvs = feed(cache, range(2), pos, torch.ones(2, 3))
-    assert [kv.k.shape for kv in kvs] == [(2, 2, 5, 3)] * 2
-    assert [kv.v.shape for kv in kvs] == [(2, 2, 5, 5)] * 2
-    assert kvs[0].pos is kvs[1].pos
-    assert kvs[0].mask is kvs[1].mask
+    assert kvs[0].pos is kvs[1].pos and kvs[0].mask is kvs[1].mask
     assert kvs[0].pos.tolist() == [[[0, 1, 2, -1, -1]], [[0, -1, -1, -1, -1]]]
     assert torch.equal(kvs[0].mask, visible(pos, kvs[0].pos, causal=True))
     for kv in kvs:
-        empty_slots = (kv.pos < 0)[..., None]
-        assert (kv.k.masked_select(empty_slots) == 0).all()
-        assert (kv.v.masked_select(empty_slots) == 0).all()
+        assert (kv.k.shape, kv.v.shape) == ((2, 2, 5, 3), (2, 2, 5, 5))
+        is_empty = (kv.pos < 0)[..., None]
+        assert all((x.masked_select(is_empty) == 0).all() for x in (kv.k, kv.v))
+    with pytest.raises(UserError):  # a refused step leaves the cache unchanged
+        cache.prepare_step(range(2), torch.tensor([[3], [4]]))
+    assert cache.free_tokens() == 4
+    assert stamps_of(feed_tokens(cache, [0], 3, [[3.0]]), 0) == {0: 1, 1: 1, 2: 1, 3: 3}
 
 
 def test_nbytes_grows_with_use():
@@ -60,17 +57,3 @@ def test_nbytes_grows_with_use():
     assert cache.nbytes == 101 * (4 * row + positions), "a row, and the storage it came from"
     cache.select([0, 0])
     assert cache.nbytes == 101 * (4 * row + 2 * positions), "two rows fit where it came from"
-
-
-def test_refused_step_leaves_cache_unchanged():
-    cache = build_static(2, max_len=3)
-    feed_tokens(cache, range(2), 0, [[1.0], [2.0]])
-    with pytest.raises(UserError):
-        cache.prepare_step(range(2), torch.tensor([[1], [3]]))
-    assert cache.free_tokens() == 4
-    assert stamps_of(feed_tokens(cache, [0], 1, [[3.0]]), 0) == {0: 1, 1: 3}
-
-
-def test_chunk_0_is_refused():
-    with pytest.raises(UserError, match="chunk is 0"):
-        build_static(1, chunk=0)

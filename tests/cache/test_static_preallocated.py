@@ -1,5 +1,3 @@
-"""A static cache whose buffers stay where they are, so that a step can be captured as a CUDA graph."""
-
 import pytest
 import torch
 from tests.cache.cache_helpers import build_static, feed, feed_tokens, stamps_of
@@ -26,7 +24,6 @@ def build_decoder(**changes):
 
 
 def buffer_pointers(cache):
-    """Where everything is that a step reads and writes."""
     layout = cache.layers[0].step
     assert layout.padding is not None
     tensors = [layout.pos, layout.mask, layout.padding, *layout.write_slots, cache.pos]
@@ -63,14 +60,9 @@ def test_step_compiles_to_one_graph_over_fixed_buffers(position):
     assert counter.frame_count == 1
 
 
-def assert_same_rows(caches, n_rows, *step):
-    actual, expected = (feed(cache, range(n_rows), *step) for cache in caches)
-    for row in range(n_rows):
-        assert stamps_of(actual, row) == stamps_of(expected, row)
-
-
 def test_reordered_rows_stay_in_their_buffers():
     caches = cache, _ = build_static(3, preallocate=True), build_static(3)
+    assert cache.layers[0].k.size(2) == cache.max_len + 1, "all slots are allocated at the start"
     for one in caches:
         feed(one, range(3), torch.arange(4).repeat(3, 1), torch.arange(12.0).view(3, 4))
         feed_tokens(one, range(3), 4, [[20.0], [21.0], [22.0]])
@@ -79,20 +71,13 @@ def test_reordered_rows_stay_in_their_buffers():
         for one in caches:
             one.select(rows)
         for t in (5, 6):
-            assert_same_rows(caches, 3, torch.full((3, 1), t), torch.randn(3, 1))
+            stamps = torch.randn(3, 1)
+            actual, expected = (feed(one, range(3), torch.full((3, 1), t), stamps) for one in caches)
+            assert [stamps_of(actual, row) == stamps_of(expected, row) for row in range(3)] == [True] * 3
         assert buffer_pointers(cache) == pointers
         for one in caches:
-            for row in range(3):
-                one.lengths[row] = 5
-
-
-def test_texts_are_those_of_the_default():
+            one.lengths[:3] = [5] * 3
     decoder = build_decoder(position="rope")
     for prompt in ([1], [1, 2, 3, 4]):
         expected = greedy_decode(decoder, prompt, max_new_tokens=9)
         assert greedy_decode(decoder, prompt, max_new_tokens=9, cache=PREALLOCATE) == expected
-
-
-def test_all_slots_are_allocated_at_the_start():
-    cache = build_static(2, preallocate=True)
-    assert cache.layers[0].k.size(2) == cache.max_len + 1

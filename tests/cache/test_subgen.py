@@ -1,5 +1,3 @@
-"""The cache of clusters against lists of clusters and of recent tokens."""
-
 import pytest
 import torch
 from tests.cache.cache_helpers import SHAPE as TWO_LAYERS
@@ -7,9 +5,8 @@ from tests.cache.cache_helpers import Harness
 
 from polyhead.cache.subgen import draw_uniforms
 from polyhead.core.choice import Choice
-from polyhead.core.errors import UserError
 from polyhead.core.registry import CACHE
-from polyhead.nn.kv import KV, Window, attend
+from polyhead.nn.kv import KV, attend
 
 SHAPE = TWO_LAYERS._replace(n_layers=1)
 
@@ -163,22 +160,6 @@ def test_memory_is_budget_plus_one_slot():
     assert harness.cache.memory_usage()[:2] == (2 * 2 * 7 * slot, 0)
     harness.step([0, 1], [20, 3])
     assert harness.cache.memory_usage()[:2] == (2 * 2 * 7 * slot, 2 * (6 + 3) * slot)
-
-
-@pytest.mark.parametrize(
-    ("options", "shape", "message"),
-    [
-        ({"budget": 4, "recent": 4}, {}, "at least 1 recent token, a budget above that"),
-        ({"recent": 0}, {}, "at least 1 recent token"),
-        ({"radius": -1.0}, {}, "a radius of 0 or more"),
-        ({"budget": 4, "recent": 3, "values": "sampled"}, {}, "leaves 1 slot, but values: sampled needs 2"),
-        ({}, {"needs_distances": True}, r"for its position \(alibi, .*\): use cache 'h2o'"),
-        ({}, {"windows": (Window(4),)}, "for its window: use cache 'h2o'"),
-    ],
-)
-def test_invalid_options_and_models_are_refused(options, shape, message):
-    with pytest.raises(UserError, match=message):
-        CACHE.build(Choice("subgen", **options), SHAPE._replace(**shape), 1, 9)
 
 
 def test_sampled_sums_are_unbiased():

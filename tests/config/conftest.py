@@ -1,3 +1,1 @@
-"""Fixtures of the tests of configs."""
-
 from tests.config.recipe_helpers import recipe_file as recipe_file

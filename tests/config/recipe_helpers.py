@@ -1,9 +1,3 @@
-"""Shared by the tests of recipes."""
-
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from polyhead.core.errors import UserError
@@ -19,17 +13,16 @@ train:
 
 
 @pytest.fixture
-def recipe_file(tmp_path: Path) -> Path:
+def recipe_file(tmp_path):
     return write(tmp_path / "small.yaml", TEXT)
 
 
-def write(path: Path, text: str | bytes) -> Path:
+def write(path, text):
     path.write_bytes(text.encode() if isinstance(text, str) else text)
     return path
 
 
-def error_of(path: Path, *overrides: str) -> str:
-    """The message for a recipe that is refused."""
+def error_of(path, *overrides):
     with pytest.raises(UserError) as error:
         load_recipe(path, list(overrides))
     return str(error.value)

@@ -1,5 +1,3 @@
-"""Tests of config/config_sections.py."""
-
 from tests.config.recipe_helpers import TEXT, error_of, write
 
 from polyhead.run.recipe import load_recipe

@@ -1,5 +1,3 @@
-"""Tests of config/data_config.py: names, patterns, and files of datasets in the cache of the hub."""
-
 import re
 
 import pytest
@@ -23,7 +21,6 @@ def train_paths(root, *names):
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
-    """A cache of huggingface_hub with two revisions of one dataset; the hub is offline."""
     import huggingface_hub.constants as constants
 
     repository = tmp_path / "hub/datasets--owner--small"

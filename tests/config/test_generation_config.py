@@ -1,5 +1,3 @@
-"""Tests of config/generation_config.py."""
-
 import pytest
 
 from polyhead.config.generation_config import GenerationConfig

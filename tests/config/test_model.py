@@ -1,5 +1,3 @@
-"""Tests of config/model.py: derived sizes, parts, and limits."""
-
 import pytest
 
 from polyhead import Choice, ModelConfig, build

@@ -1,5 +1,3 @@
-"""Tests of config/presets.py."""
-
 import pytest
 
 from polyhead import ModelConfig

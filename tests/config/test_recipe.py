@@ -23,7 +23,6 @@ TABLE = Path(__file__).with_name("overrides.txt")
 
 
 def read_table():
-    """Overrides and the messages that refuse them, which blank lines separate."""
     entries = TABLE.read_text(encoding="utf-8").strip().split("\n\n")
     return [tuple(entry.split("\n", 1)) for entry in entries]
 

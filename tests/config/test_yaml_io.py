@@ -1,5 +1,3 @@
-"""Tests of config/yaml_io.py."""
-
 import pytest
 from tests.config.recipe_helpers import TEXT, error_of, write
 

@@ -1,5 +1,3 @@
-"""Tests of core/atomic_io.py: a file is complete or absent, and errors have its name."""
-
 import errno
 import gzip
 import os
@@ -10,13 +8,11 @@ import sys
 import pytest
 import torch
 
+from polyhead import Choice, ModelConfig, build
 from polyhead.cache.low_rank import fit_low_rank
 from polyhead.cli.error_handler import describe_error
-from polyhead.config.model import ModelConfig
 from polyhead.core.atomic_io import atomic_directory, atomic_writer, replace_file
-from polyhead.core.choice import Choice
 from polyhead.core.output_paths import write_lines
-from polyhead.models import build
 from polyhead.run.run_directory import write_json_atomic
 from polyhead.tokenizers.train_tokenizer import train_tokenizer
 from polyhead.viz.html_page import save_page

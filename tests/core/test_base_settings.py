@@ -1,5 +1,3 @@
-"""Tests of core/base_settings.py."""
-
 from polyhead.config.recipe import Recipe
 
 

@@ -1,5 +1,3 @@
-"""Tests of core/blank_text.py, against the properties of Unicode."""
-
 import unicodedata
 
 import pytest

@@ -1,13 +1,8 @@
-"""The catalogs have only texts that the sources still have."""
-
-from __future__ import annotations
-
 import ast
 import errno
 import json
 import os
 import re
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -29,7 +24,7 @@ REWRITTEN = (
 )
 
 
-def strings_of_python(path: Path) -> Iterator[str]:
+def strings_of_python(path):
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield node.value
@@ -37,15 +32,15 @@ def strings_of_python(path: Path) -> Iterator[str]:
             yield "".join(v.value if isinstance(v, ast.Constant) else "\0" for v in node.values)  # type: ignore[misc]
 
 
-def strings_of_script(path: Path) -> Iterator[str]:
+def strings_of_script(path):
     for string in re.findall(r'"(?:[^"\\\n]|\\.)*"|`[^`]*`', path.read_text()):
         yield string[1:-1].replace('\\"', '"')
 
 
 @cache
-def source_strings() -> frozenset[str]:
+def source_strings():
     """Every text in the sources; values in f-strings are the character 0."""
-    strings: set[str] = set()
+    strings = set()
     for path in ROOT.rglob("*.py"):
         strings.update(strings_of_python(path))
     for path in ROOT.rglob("*.js"):
@@ -54,7 +49,7 @@ def source_strings() -> frozenset[str]:
 
 
 @cache
-def fragments() -> frozenset[str]:
+def fragments():
     """Texts of the sources between values, and of the system and of pydantic, which are passed on."""
     system = [os.strerror(number) for number in errno.errorcode]
     system += [one["message_template_python"].removeprefix("Input ") for one in list_all_errors()]
@@ -65,12 +60,11 @@ def fragments() -> frozenset[str]:
 
 
 @cache
-def all_fragments() -> str:
-    """Every fragment between two characters 1, to search in."""
+def all_fragments():
     return "\1".join(["", *fragments(), ""])
 
 
-def is_combined(piece: str) -> bool:
+def is_combined(piece):
     """Whether a piece is within a fragment, or the end of one, whole ones, and the beginning of one.
 
     Fragments meet between words only.
@@ -88,8 +82,7 @@ def is_combined(piece: str) -> bool:
     return any(f"\1{piece[i:]}" in all_fragments() for i in visited_starts)
 
 
-def find_unknown(key: str, allow_pieces: bool) -> list[str]:
-    """The pieces of a key that the sources do not have."""
+def find_unknown(key, allow_pieces):
     if key in source_strings():
         return []
     pieces = PLACEHOLDER.split(key)

@@ -1,7 +1,3 @@
-"""Tests of core/choice.py."""
-
-from __future__ import annotations
-
 import pytest
 from pydantic import BaseModel
 

@@ -1,5 +1,3 @@
-"""Tests of core/errors.py."""
-
 from polyhead.core.errors import did_you_mean
 
 

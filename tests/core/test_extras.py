@@ -1,5 +1,3 @@
-"""Tests of core/extras.py: an install command fits how Polyhead was installed."""
-
 import importlib.metadata
 import json
 import re
@@ -18,7 +16,6 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 @pytest.fixture
 def own_pip(monkeypatch):
-    """The first pip on the path is that of this Python."""
     monkeypatch.setattr(extras.shutil, "which", lambda name: str(Path(sys.executable).parent / name))
 
 

@@ -1,5 +1,3 @@
-"""Tests of core/hub.py: which files are downloaded, with a hub on this machine."""
-
 import json
 import os
 import threading

@@ -1,5 +1,3 @@
-"""Tests of core/i18n.py: messages in two languages."""
-
 import json
 import re
 from collections import defaultdict

@@ -1,5 +1,3 @@
-"""Tests of core/json_io.py."""
-
 import json
 import math
 

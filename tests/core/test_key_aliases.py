@@ -1,5 +1,3 @@
-"""Tests of core/key_aliases.py: names of other toolkits lead to keys that exist (see `overrides.txt` too)."""
-
 from typing import get_args
 
 import pytest

@@ -1,5 +1,3 @@
-"""Tests of core/messages.py."""
-
 import pytest
 
 import polyhead as ph

@@ -1,5 +1,3 @@
-"""Tests of core/option_types.py."""
-
 import math
 
 import pytest

@@ -1,5 +1,3 @@
-"""Tests of core/output_paths.py: what may be written is checked before the work."""
-
 import os
 from pathlib import Path
 

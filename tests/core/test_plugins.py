@@ -1,17 +1,13 @@
-"""Tests of core/plugins.py: parts of other packages, and code that is never executed."""
-
 import json
 import sys
 
 import pytest
 import torch
 
-from polyhead.config.model import ModelConfig
-from polyhead.core.choice import Choice
+from polyhead import Choice, ModelConfig, build
 from polyhead.core.errors import UserError
 from polyhead.core.plugins import LOADED_PLUGINS
 from polyhead.core.registry import FEED_FORWARD, NORM
-from polyhead.models import build
 from polyhead.nn.validate_model import check_model
 from polyhead.run.run_directory import read_run_config
 
@@ -52,7 +48,6 @@ NUMBER = 3
 
 
 def unload(directory):
-    """Drop the modules that were imported from a directory."""
     for name, module in list(sys.modules.items()):
         if str(getattr(module, "__file__", None) or "").startswith(str(directory)):
             del sys.modules[name]
@@ -60,7 +55,6 @@ def unload(directory):
 
 @pytest.fixture
 def workdir(tmp_path, monkeypatch):
-    """An empty working directory, whose modules are unloaded afterwards."""
     monkeypatch.chdir(tmp_path)
     yield tmp_path
     unload(tmp_path)
@@ -68,7 +62,6 @@ def workdir(tmp_path, monkeypatch):
 
 @pytest.fixture
 def site_dir(tmp_path_factory, monkeypatch):
-    """An empty directory on the path, as that of installed packages."""
     directory = tmp_path_factory.mktemp("site")
     monkeypatch.syspath_prepend(str(directory))
     yield directory
@@ -77,7 +70,6 @@ def site_dir(tmp_path_factory, monkeypatch):
 
 @pytest.fixture
 def package(workdir):
-    """my_parts/mine.py in the working directory."""
     (workdir / "my_parts").mkdir()
     (workdir / "my_parts/__init__.py").touch()
     (workdir / "my_parts/mine.py").write_text(SOURCE)

@@ -1,5 +1,3 @@
-"""Tests of core/process_liveness.py."""
-
 import os
 
 from polyhead.core.process_liveness import is_process_alive, process_start_time

@@ -1,7 +1,3 @@
-"""Tests of core/registry.py."""
-
-from __future__ import annotations
-
 import inspect
 import sys
 import threading
@@ -23,7 +19,6 @@ class Spin:
 
 @pytest.fixture
 def write_package(tmp_path, monkeypatch):
-    """A function that writes a package with these modules, and returns it imported."""
     names = []
 
     def write(name, **modules):
@@ -41,7 +36,6 @@ def write_package(tmp_path, monkeypatch):
 
 @pytest.fixture
 def registry(write_package):
-    """A registry of two parts, which it finds by importing its package."""
     init = "from polyhead.core.registry import Registry\nR = Registry('part', 'sample_parts')\n"
     plain = "from sample_parts import R\n@R.register('plain')\ndef plain(width): return width\n"
     return write_package("sample_parts", __init__=init, spin=SPIN, plain=plain).R
@@ -114,7 +108,7 @@ def test_required_option_is_asked_for():
     registry = Registry("kind", "polyhead.core.errors")
 
     @registry.register("part")
-    def part(*, width: int) -> None: ...
+    def part(*, width: int): ...
 
     with pytest.raises(UserError, match="kind 'part' requires the option 'width'"):
         registry.check(Choice("part"))
@@ -125,7 +119,7 @@ def test_literal_option_names_the_allowed_values():
     registry = Registry("kind", "polyhead.core.errors")
 
     @registry.register("part")
-    def part(*, scaling: Literal["none", "linear"] = "none") -> None: ...
+    def part(*, scaling: Literal["none", "linear"] = "none"): ...
 
     with pytest.raises(UserError) as error:
         registry.check(Choice("part", scaling="liner"))

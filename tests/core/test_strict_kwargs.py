@@ -1,5 +1,3 @@
-"""Tests of core/strict_kwargs.py: invalid arguments of the Python interface are refused in one line."""
-
 import pytest
 import torch
 from tests.run.run_helpers import make_run

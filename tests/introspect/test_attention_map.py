@@ -1,5 +1,3 @@
-"""Tests of introspect/attention_map.py."""
-
 import numpy as np
 import pytest
 from rich.cells import cell_len

@@ -1,5 +1,3 @@
-"""The same weights are recorded in training, stepwise decoding and search."""
-
 import copy
 import itertools
 import re
@@ -64,7 +62,6 @@ def teacher_forced_maps(model, source, target, training=False):
 
 
 def assert_maps_close(maps, expected):
-    """Recorded maps of one pass."""
     for name, weights in expected.items():
         assert len(maps[name]) == 1
         torch.testing.assert_close(maps[name][0], weights, rtol=0, atol=1e-6)
@@ -182,8 +179,6 @@ def test_beam_search_records_maps_of_each_hypothesis(model, source, monkeypatch)
 
 
 class BlindAttention(torch.nn.Module):
-    """An attention that shows no weights."""
-
     def __init__(self, inner):
         super().__init__()
         self.hidden, self.project_kv = [inner], inner.project_kv

@@ -1,5 +1,3 @@
-"""Both projections against their definitions."""
-
 import math
 
 import pytest
@@ -17,7 +15,6 @@ from polyhead.introspect.projection import (
 
 @pytest.fixture
 def mixture():
-    """Three groups of 40 points in 20 features, and the group of each point."""
     g = torch.Generator().manual_seed(0)
     centres = 6 * torch.randn(3, 20, generator=g)
     points = torch.cat([centre + torch.randn(40, 20, generator=g) for centre in centres])

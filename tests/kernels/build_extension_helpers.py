@@ -1,7 +1,3 @@
-"""Shared by the tests of build_extension."""
-
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -19,8 +15,7 @@ PRECISIONS = pytest.mark.parametrize(
 )
 
 
-def clear_kernels() -> None:
-    """The next use of kernels loads them again."""
+def clear_kernels():
     build_extension.kernels_status.cache_clear()
     build_extension._load_once.cache_clear()
 
@@ -34,7 +29,6 @@ def assert_close(actual, expected, tolerance, terms=None):
 
 
 def quantize_rows(x):
-    """The rows in fp64 as integers from -127 to 127, and the scale of each row."""
     size = x.double().abs().amax(1, keepdim=True) / 127
     return (x.double() / torch.where(size == 0, 1, size)).round(), size
 

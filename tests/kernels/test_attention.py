@@ -1,7 +1,3 @@
-"""Tests of kernels/attention.py."""
-
-from __future__ import annotations
-
 import pytest
 import torch
 from tests.kernels.build_extension_helpers import CONFIGS, PRECISIONS, assert_close, needs_kernels

@@ -1,7 +1,3 @@
-"""Models with kernels against plain ones, and the reason why kernels are not used."""
-
-from __future__ import annotations
-
 import copy
 import os
 import re
@@ -12,8 +8,8 @@ import pytest
 import torch
 from tests.kernels.build_extension_helpers import CONFIGS, DECODING, PRECISIONS, clear_kernels, needs_kernels
 
+from polyhead import Choice, build
 from polyhead.cache.paged_view import PagedView
-from polyhead.core.choice import Choice
 from polyhead.generation.decoding.beam_search import beam_search
 from polyhead.generation.decoding.greedy import greedy_search
 from polyhead.kernels import build_extension
@@ -22,7 +18,6 @@ from polyhead.kernels.build_extension import inspect_kernels, kernels_status, lo
 from polyhead.kernels.linear import NativeLinear, PackedLinear
 from polyhead.kernels.pack_model import can_pack, pack_model
 from polyhead.kernels.user_cache import user_cache_dir
-from polyhead.models import build
 
 
 @needs_kernels
@@ -63,7 +58,6 @@ def test_packed_decoding_with_every_cache(name, cache):
 
 @pytest.fixture
 def fake_compiler(reset_kernels, monkeypatch, tmp_path):
-    """Writes a script that is found as g++, with an empty cache directory."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
 

@@ -1,7 +1,3 @@
-"""Compilations happen once, end with their process, and only complete libraries of this user are loaded."""
-
-from __future__ import annotations
-
 import ctypes
 import os
 import signal
@@ -9,7 +5,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -27,26 +22,23 @@ BLOCKING_SCRIPT = "sleep 1000 & echo $! >> pids; echo $$ >> pids; wait"  # a dri
 
 
 class Compiler:
-    """A script in the place of a compiler, and a log of its calls."""
-
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory):
         self.path, self.directory = directory / "g++", directory
 
-    def write(self, body: str) -> None:
-        """``$output`` is the library to write."""
+    def write(self, body):
         script = f'#!/bin/sh\necho call >> calls\nfor output; do :; done\n{body}\necho library > "$output"\n'
         self.path.write_text(script)
         self.path.chmod(0o755)
 
     @property
-    def num_calls(self) -> int:
+    def num_calls(self):
         calls = self.directory / "calls"
         return len(calls.read_text().splitlines()) if calls.exists() else 0
 
-    def compile(self, library: Path) -> None:
+    def compile(self, library):
         compile_library(library, [str(self.path)], self.directory)
 
-    def start_process(self, library: Path) -> subprocess.Popen[bytes]:
+    def start_process(self, library):
         """Compile in another process, and return when its compiler and the compiler's child run."""
         command = [sys.executable, "-c", OTHER_PROCESS, str(library), str(self.path)]
         process = subprocess.Popen(command, cwd=self.directory, stderr=subprocess.DEVNULL)
@@ -54,18 +46,18 @@ class Compiler:
         return process
 
     @property
-    def pids(self) -> list[int]:
+    def pids(self):
         path = self.directory / "pids"
         return [int(line) for line in path.read_text().split()] if path.exists() else []
 
 
-def poll(condition: Callable[[], bool]) -> None:
+def poll(condition):
     """Wait for a condition; pytest's timeout ends a test in which it never holds."""
     while not condition():
         time.sleep(0.02)
 
 
-def is_running(pid: int) -> bool:
+def is_running(pid):
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
@@ -73,7 +65,7 @@ def is_running(pid: int) -> bool:
 
 
 @pytest.fixture
-def compiler(tmp_path: Path) -> Iterator[Compiler]:
+def compiler(tmp_path):
     compiler = Compiler(tmp_path)
     compiler.write("")
     yield compiler
@@ -82,11 +74,10 @@ def compiler(tmp_path: Path) -> Iterator[Compiler]:
 
 
 @pytest.fixture
-def num_waiting(monkeypatch: pytest.MonkeyPatch) -> threading.Semaphore:
-    """Counts the threads of this process that have asked for the lock."""
+def num_waiting(monkeypatch):
     semaphore, flock = threading.Semaphore(0), user_cache.fcntl.flock
 
-    def count_waiting(*arguments) -> None:
+    def count_waiting(*arguments):
         semaphore.release()
         flock(*arguments)
 
@@ -95,12 +86,12 @@ def num_waiting(monkeypatch: pytest.MonkeyPatch) -> threading.Semaphore:
 
 
 @pytest.fixture
-def library(tmp_path: Path) -> Path:
+def library(tmp_path):
     (tmp_path / "cache").mkdir(mode=0o700)
     return tmp_path / "cache" / "kernels-1.so"
 
 
-def test_compiled_library_is_found_again(tmp_path: Path, library: Path, capsys) -> None:
+def test_compiled_library_is_found_again(tmp_path, library, capsys):
     (tmp_path / "kernels.cpp").write_text('extern "C" int answer() { return 42; }')
     compile_library(library, ["g++", "-shared", "-fPIC", "kernels.cpp"], tmp_path)
     assert ctypes.CDLL(str(library)).answer() == 42
@@ -114,7 +105,7 @@ def test_compiled_library_is_found_again(tmp_path: Path, library: Path, capsys) 
     assert capsys.readouterr().err == ""
 
 
-def test_library_is_private_with_any_umask(compiler: Compiler, library: Path) -> None:
+def test_library_is_private_with_any_umask(compiler, library):
     old = os.umask(0)
     try:
         compiler.compile(library)
@@ -125,7 +116,7 @@ def test_library_is_private_with_any_umask(compiler: Compiler, library: Path) ->
 
 
 @pytest.mark.parametrize("damage", ["truncated", "changed", "no digest", "damaged digest", "no library"])
-def test_damaged_libraries_are_rebuilt(damage: str, compiler: Compiler, library: Path) -> None:
+def test_damaged_libraries_are_rebuilt(damage, compiler, library):
     compiler.compile(library)
     digest = library.with_suffix(".sha256")
     if damage == "truncated":
@@ -146,7 +137,7 @@ def test_damaged_libraries_are_rebuilt(damage: str, compiler: Compiler, library:
 
 
 @pytest.mark.parametrize("reason", ["writable by the group", "writable by all", "of another user"])
-def test_shared_libraries_are_refused(reason: str, compiler: Compiler, library: Path, monkeypatch) -> None:
+def test_shared_libraries_are_refused(reason, compiler, library, monkeypatch):
     compiler.compile(library)
     if reason == "of another user":
         set_owner(monkeypatch, library, 4321)
@@ -157,7 +148,7 @@ def test_shared_libraries_are_refused(reason: str, compiler: Compiler, library: 
     assert compiler.num_calls == 1
 
 
-def test_digests_of_other_users_are_replaced(compiler: Compiler, library: Path, monkeypatch) -> None:
+def test_digests_of_other_users_are_replaced(compiler, library, monkeypatch):
     compiler.compile(library)
     set_owner(monkeypatch, library.with_suffix(".sha256"), 4321)
     assert not has_library(library)
@@ -166,7 +157,7 @@ def test_digests_of_other_users_are_replaced(compiler: Compiler, library: Path, 
 
 
 @pytest.mark.parametrize("has_locks", [True, False])
-def test_failures_are_remembered(has_locks: bool, compiler: Compiler, library: Path, monkeypatch) -> None:
+def test_failures_are_remembered(has_locks, compiler, library, monkeypatch):
     if not has_locks:
         monkeypatch.setattr(user_cache.fcntl, "flock", lambda *_: os.lstat("/no such file"))
     compiler.write("echo 'In file included from a.hpp:' >&2; echo 'k.cpp:3:1: error: no' >&2; exit 1")
@@ -192,7 +183,7 @@ def test_failures_are_remembered(has_locks: bool, compiler: Compiler, library: P
         "kill -s KILL $$",
     ],
 )
-def test_transient_failures_are_not_remembered(failure: str, compiler: Compiler, library: Path) -> None:
+def test_transient_failures_are_not_remembered(failure, compiler, library):
     compiler.write(failure)
     with pytest.raises(CompileError, match="failed: "):
         compiler.compile(library)
@@ -201,7 +192,7 @@ def test_transient_failures_are_not_remembered(failure: str, compiler: Compiler,
     assert compiler.num_calls == 2
 
 
-def test_threads_compile_once(compiler: Compiler, library: Path, num_waiting) -> None:
+def test_threads_compile_once(compiler, library, num_waiting):
     compiler.write("while [ ! -e go ]; do sleep 0.02; done")
     threads = [threading.Thread(target=compiler.compile, args=[library]) for _ in range(3)]
     for thread in threads:
@@ -216,9 +207,7 @@ def test_threads_compile_once(compiler: Compiler, library: Path, num_waiting) ->
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_compilers_end_with_their_process(
-    number: int, compiler: Compiler, library: Path, num_waiting
-) -> None:
+def test_compilers_end_with_their_process(number, compiler, library, num_waiting):
     compiler.write(BLOCKING_SCRIPT)
     process = compiler.start_process(library)
     pids = compiler.pids
@@ -238,8 +227,8 @@ def test_compilers_end_with_their_process(
     assert sorted(path.suffix for path in library.parent.iterdir()) == ["", ".sha256", ".so"]
 
 
-def test_interrupted_compilation_cleans_up(compiler: Compiler, library: Path, monkeypatch) -> None:
-    def communicate(process: subprocess.Popen[str]) -> tuple[str, str]:
+def test_interrupted_compilation_cleans_up(compiler, library, monkeypatch):
+    def communicate(process):
         poll(lambda: len(compiler.pids) == 2)
         raise KeyboardInterrupt
 
@@ -251,14 +240,14 @@ def test_interrupted_compilation_cleans_up(compiler: Compiler, library: Path, mo
     assert [path.name for path in library.parent.iterdir()] == ["lock"]
 
 
-def test_compiler_messages_are_english(compiler: Compiler, library: Path, monkeypatch) -> None:
+def test_compiler_messages_are_english(compiler, library, monkeypatch):
     monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
     compiler.write('echo "error: $LC_ALL" >&2; exit 1')
     with pytest.raises(CompileError, match=r"error: C$"):
         compiler.compile(library)
 
 
-def test_compilers_do_not_write_to_stdout(compiler: Compiler, library: Path, capfd) -> None:
+def test_compilers_do_not_write_to_stdout(compiler, library, capfd):
     compiler.write("echo output")
     compiler.compile(library)
     assert capfd.readouterr().out == ""

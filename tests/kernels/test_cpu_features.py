@@ -1,7 +1,3 @@
-"""The kernels for processors with fewer instruction sets."""
-
-from __future__ import annotations
-
 import os
 import platform
 import subprocess
@@ -38,8 +34,7 @@ TEST_FILES = [
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="not applicable: flags of x86-64")
 @needs_kernels
 @pytest.mark.parametrize("instructions", FLAGS)
-def test_kernels_for_other_instruction_sets(instructions: str, tmp_path: Path) -> None:
-    """The tests of kernels pass with kernels that are compiled without some of this processor's features."""
+def test_kernels_for_other_instruction_sets(instructions, tmp_path):
     flags, feature = FLAGS[instructions]
     if feature not in cpu_flags():
         pytest.skip(f"not applicable: this processor has no {feature}")

@@ -1,5 +1,3 @@
-"""Decoding steps in one call of the kernels against the plain model."""
-
 import copy
 
 import pytest

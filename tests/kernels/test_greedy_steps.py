@@ -1,5 +1,3 @@
-"""Greedy tokens chosen inside the kernels, against single steps and against double precision."""
-
 import copy
 
 import pytest
@@ -7,13 +5,11 @@ import torch
 from tests.kernels.build_extension_helpers import needs_kernels
 from tests.kernels.fused_step_helpers import build_model
 
+from polyhead import Choice, ModelConfig, build
 from polyhead.cache.factory import make_cache
-from polyhead.config.model import ModelConfig
-from polyhead.core.choice import Choice
 from polyhead.generation.decoding.beam_search import beam_search
 from polyhead.generation.decoding.greedy import greedy_search
 from polyhead.kernels.pack_model import linear_factory, pack_model
-from polyhead.models import build
 
 pytestmark = needs_kernels
 
@@ -40,7 +36,6 @@ def draw_source(model):
 
 
 def disable_greedy_kernel(model):
-    """The same model, one step at a time."""
     other = copy.deepcopy(model)
     vars(other).pop("decode_greedy")
     return other

@@ -1,7 +1,3 @@
-"""Chunks of huge pages are ordinary memory."""
-
-from __future__ import annotations
-
 import gc
 
 import torch

@@ -1,7 +1,3 @@
-"""Tests of kernels/int4.py."""
-
-from __future__ import annotations
-
 import torch
 from tests.kernels.build_extension_helpers import needs_kernels, quantize_rows
 

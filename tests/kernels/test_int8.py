@@ -1,7 +1,3 @@
-"""Tests of kernels/int8.py."""
-
-from __future__ import annotations
-
 import torch
 
 from polyhead.kernels.int8 import Int8

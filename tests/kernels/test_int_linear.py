@@ -1,14 +1,10 @@
-"""Quantized products of 8 and 4 bits against the same in fp64, and models with them."""
-
-from __future__ import annotations
-
 import copy
 
 import pytest
 import torch
 from tests.kernels.build_extension_helpers import CONFIGS, DECODING, needs_kernels, quantize_rows
 
-from polyhead.core.choice import Choice
+from polyhead import Choice, build
 from polyhead.generation.decoding.greedy import greedy_search
 from polyhead.kernels.attention import PackedAttention
 from polyhead.kernels.int4 import Int4
@@ -16,7 +12,6 @@ from polyhead.kernels.int8 import Int8
 from polyhead.kernels.int_linear import Int8Linear, Int8LinearFallback
 from polyhead.kernels.linear import PANEL
 from polyhead.kernels.pack_model import linear_factory, pack_model, packed_dtype
-from polyhead.models import build
 
 KINDS = pytest.mark.parametrize(
     "kind",

@@ -1,7 +1,3 @@
-"""Linear layers with packed weights against fp64."""
-
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

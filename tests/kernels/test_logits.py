@@ -1,5 +1,3 @@
-"""Top-k and log-sum-exp of rows, by the kernel and by torch."""
-
 import pytest
 import torch
 from tests.kernels.build_extension_helpers import needs_kernels

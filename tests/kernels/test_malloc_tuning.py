@@ -1,7 +1,3 @@
-"""Memory that a process returns to the system."""
-
-from __future__ import annotations
-
 import subprocess
 import sys
 
@@ -26,7 +22,7 @@ for reuse in (False, True):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="not applicable: settings of glibc")
-def test_freed_tensors_are_returned_without_reuse() -> None:
+def test_freed_tensors_are_returned_without_reuse():
     process = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True)
     without_reuse, with_reuse = map(int, process.stdout.split())
     assert without_reuse > 120 * 2**20

@@ -1,11 +1,6 @@
-"""oneDNN products in training: the values of torch, on processors where MKL is slow."""
-
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any
 
 import pytest
 import torch
@@ -22,32 +17,28 @@ Product = Callable[[Tensor, Tensor], Tensor]
 
 
 @pytest.fixture(autouse=True)
-def avx512_of_amd(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the processor be an AMD with AVX-512, whose products run in oneDNN."""
+def avx512_of_amd(monkeypatch):
     cpu = {"vendor_id": "AuthenticAMD", "flags": "avx512f"}
     monkeypatch.setattr(cpu_features, "cpu_info", lambda: cpu)
 
 
 class Calls(TorchDispatchMode):
-    """Counts the operations."""
-
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
-        self.counts: Counter[str] = Counter()
+        self.counts = Counter()
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         self.counts[str(func)] += 1
         if func is torch.ops.mkldnn._linear_pointwise.default:  # other layouts are slow
             assert all(side.is_contiguous() or side.T.is_contiguous() for side in args[:2])
         return func(*args, **(kwargs or {}))
 
     @property
-    def num_onednn(self) -> int:
-        """Number of oneDNN products."""
+    def num_onednn(self):
         return self.counts["mkldnn._linear_pointwise.default"]
 
 
-PRODUCTS: dict[str, tuple[Product, tuple[int, ...], tuple[int, ...]]] = {
+PRODUCTS = {
     "linear": (F.linear, (256, 64), (96, 64)),
     "linear of three axes": (F.linear, (4, 64, 64), (96, 64)),
     "matrices": (lambda a, b: a @ b, (256, 64), (64, 96)),
@@ -61,7 +52,7 @@ PRODUCTS: dict[str, tuple[Product, tuple[int, ...], tuple[int, ...]]] = {
 
 
 @pytest.mark.parametrize("name", PRODUCTS)
-def test_products_and_their_gradients_are_those_of_torch(name: str) -> None:
+def test_products_and_their_gradients_are_those_of_torch(name):
     product, first, second = PRODUCTS[name]
     generator = torch.Generator().manual_seed(1)
     a, b = (torch.randn(shape, generator=generator, requires_grad=True) for shape in (first, second))
@@ -78,7 +69,7 @@ def test_products_and_their_gradients_are_those_of_torch(name: str) -> None:
         torch.testing.assert_close(a_grad, other, rtol=1e-5, atol=1e-4)
 
 
-def test_bias_gradient_and_frozen_operands() -> None:
+def test_bias_gradient_and_frozen_operands():
     x, weight = torch.randn(512, 64), torch.randn(128, 64)
     bias = torch.randn(128, requires_grad=True)
     with Calls() as calls, TrainingKernels():
@@ -89,7 +80,7 @@ def test_bias_gradient_and_frozen_operands() -> None:
     assert bias.grad is not None and torch.equal(bias.grad, torch.full((128,), 512.0))
 
 
-def test_expanded_gradients() -> None:
+def test_expanded_gradients():
     x, weight = torch.randn(512, 64, requires_grad=True), torch.randn(128, 64, requires_grad=True)
     with TrainingKernels():
         F.linear(x, weight).sum().backward()
@@ -97,11 +88,10 @@ def test_expanded_gradients() -> None:
     torch.testing.assert_close(weight.grad, x.detach().sum(0).expand(128, 64), rtol=1e-5, atol=1e-4)
 
 
-def test_second_derivatives() -> None:
-    """A gradient penalty differentiates twice."""
+def test_second_derivatives():
     x, weight = torch.randn(512, 64), torch.randn(128, 64)
 
-    def second(mode: Any) -> tuple[Tensor, ...]:
+    def second(mode):
         a, b = x.clone().requires_grad_(), weight.clone().requires_grad_()
         with mode:
             slope = torch.autograd.grad(F.linear(a, b).square().sum(), (a, b), create_graph=True)
@@ -123,13 +113,13 @@ def test_second_derivatives() -> None:
     ],
     ids=["small", "fp64", "bf16", "batches", "vector_outputs", "meta"],
 )
-def test_other_products_use_torch(a: Tensor, b: Tensor) -> None:
+def test_other_products_use_torch(a, b):
     with Calls() as calls, TrainingKernels():
         a @ b
     assert calls.num_onednn == 0
 
 
-def test_other_call_forms_use_torch() -> None:
+def test_other_call_forms_use_torch():
     (a, b), out = torch.randn(2, 1024, 1024).unbind(), torch.zeros(1024, 1024)
     with Calls() as calls, TrainingKernels():
         torch.matmul(a, b, out=out)
@@ -142,7 +132,7 @@ def test_other_call_forms_use_torch() -> None:
         torch.testing.assert_close(one, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_autocast_takes_precedence() -> None:
+def test_autocast_takes_precedence():
     x, weight = torch.randn(512, 64), torch.randn(128, 64)
     with Calls() as calls, torch.autocast("cpu", torch.bfloat16), TrainingKernels():
         assert F.linear(x, weight).dtype is torch.bfloat16
@@ -157,9 +147,7 @@ def test_autocast_takes_precedence() -> None:
         ("GenuineIntel", "fma avx2 avx512f", False),
     ],
 )
-def test_processors_with_onednn_products(
-    vendor: str, flags: str, expected: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_processors_with_onednn_products(vendor, flags, expected, monkeypatch):
     monkeypatch.setattr(cpu_features, "cpu_info", lambda: {"vendor_id": vendor, "flags": flags})
     assert mkl_without_avx512() is expected
     x, weight = torch.randn(512, 64), torch.randn(128, 64)

@@ -1,13 +1,10 @@
-"""Packed weights: the same numbers as the plain model."""
-
 import copy
 
 import pytest
 import torch
 
+from polyhead import Choice, ModelConfig
 from polyhead.cache.factory import make_cache
-from polyhead.config.model import ModelConfig
-from polyhead.core.choice import Choice
 from polyhead.core.registry import BLOCK, POSITION
 from polyhead.generation.decoding.beam_search import beam_search
 from polyhead.kernels.build_extension import load_kernels
@@ -53,7 +50,6 @@ def test_packed_beam_search():
 @pytest.mark.parametrize("kind", ["decoder", "encoder-decoder"])
 @pytest.mark.parametrize("block", BLOCK.names())
 def test_packed_decoding_of_every_block(block, kind):
-    """A prefix of 4 tokens, then token by token."""
     sizes = {"d_model": 16, "n_heads": 2, "n_layers": 2, "max_len": 32, "d_ff": 32, "norm_first": True}
     config = ModelConfig(kind=kind, vocab_size=97, block=Choice(block), position=Choice("none"), **sizes)
     model = build(config, seed=1).eval()

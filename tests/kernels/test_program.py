@@ -1,5 +1,3 @@
-"""Tests of kernels/program.py."""
-
 import copy
 
 import pytest
@@ -8,11 +6,10 @@ from tests.kernels.build_extension_helpers import needs_kernels
 from tests.kernels.fused_step_helpers import ENCODERS, SIZES, assert_logits_close, build_model, decode_logits
 from tests.kernels.fused_step_helpers import fused_calls as fused_calls
 
-from polyhead.config.model import ModelConfig
+from polyhead import ModelConfig, build
 from polyhead.kernels import fused_step as steps
 from polyhead.kernels.fused_step import PackedStack
 from polyhead.kernels.pack_model import linear_factory, pack_model
-from polyhead.models import build
 
 pytestmark = needs_kernels
 
@@ -61,7 +58,6 @@ def test_unsupported_parts_keep_the_plain_stack(changes):
     "name", ["gpt2", "llama", "patterned", "bloom", "gemma2", "neox", "sandwich", *ENCODERS]
 )
 def test_uncached_stacks_are_one_call(name, fused_calls):
-    """Encoders, and language models without a cache, with padding and with several documents in a row."""
     model = build_model(name)
     tokens, rows = torch.randint(5, 97, (3, 9)), torch.arange(9).repeat(3, 1)
     padded_pos, document_pos = rows.clone(), rows.clone()

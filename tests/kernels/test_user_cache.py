@@ -1,9 +1,4 @@
-"""Files of the user's cache are private, and files of others are refused."""
-
-from __future__ import annotations
-
 import os
-from pathlib import Path
 
 import pytest
 from tests.kernels.user_cache_helpers import set_owner
@@ -26,13 +21,13 @@ def no_umask():
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> Path:
+def file(tmp_path):
     path = tmp_path / "file"
     path.write_bytes(b"content")
     return path
 
 
-def test_directories_and_files_are_private(tmp_path: Path, monkeypatch, no_umask) -> None:
+def test_directories_and_files_are_private(tmp_path, monkeypatch, no_umask):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "new"))
     directory = make_cache_dir("products", "cpu")
     assert directory == tmp_path / "new" / "polyhead" / "products" / "cpu"
@@ -46,7 +41,7 @@ def test_directories_and_files_are_private(tmp_path: Path, monkeypatch, no_umask
 
 @pytest.mark.parametrize("level", ["polyhead", "polyhead/products"])
 @pytest.mark.parametrize("mode", [0o770, 0o707, 0o720])
-def test_writable_directories_are_refused(level: str, mode: int, tmp_path: Path, monkeypatch) -> None:
+def test_writable_directories_are_refused(level, mode, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     (tmp_path / "polyhead" / "products").mkdir(parents=True)
     (tmp_path / level).chmod(mode)
@@ -54,7 +49,7 @@ def test_writable_directories_are_refused(level: str, mode: int, tmp_path: Path,
         make_cache_dir("products")
 
 
-def test_directories_of_other_users_are_refused(tmp_path: Path, monkeypatch) -> None:
+def test_directories_of_other_users_are_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     set_owner(monkeypatch, make_cache_dir(), 4321)
     with pytest.raises(PermissionError, match=f"user 4321; expected user {os.getuid()}"):
@@ -62,14 +57,14 @@ def test_directories_of_other_users_are_refused(tmp_path: Path, monkeypatch) -> 
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o755, 0o600])
-def test_readable_files_are_accepted(mode: int, file: Path) -> None:
+def test_readable_files_are_accepted(mode, file):
     file.chmod(mode)
     check_private(file)
     assert read_private(file, max_bytes=7) == b"content"
 
 
 @pytest.mark.parametrize("mode", [0o664, 0o646])
-def test_writable_files_are_refused(mode: int, file: Path) -> None:
+def test_writable_files_are_refused(mode, file):
     file.chmod(mode)
     with pytest.raises(PermissionError):
         check_private(file)
@@ -77,7 +72,7 @@ def test_writable_files_are_refused(mode: int, file: Path) -> None:
 
 
 @pytest.mark.parametrize("foreign", ["file", "link"])
-def test_links_need_both_owners(foreign: str, file: Path, monkeypatch) -> None:
+def test_links_need_both_owners(foreign, file, monkeypatch):
     link = file.with_name("link")
     link.symlink_to(file)
     check_private(link)
@@ -86,13 +81,13 @@ def test_links_need_both_owners(foreign: str, file: Path, monkeypatch) -> None:
         check_private(link)
 
 
-def test_systems_without_user_ids_have_no_check(file: Path, monkeypatch) -> None:
+def test_systems_without_user_ids_have_no_check(file, monkeypatch):
     file.chmod(0o666)
     monkeypatch.delattr(os, "getuid")
     check_private(file)
 
 
-def test_long_and_irregular_files_are_not_read(file: Path) -> None:
+def test_long_and_irregular_files_are_not_read(file):
     assert read_private(file, max_bytes=6) is None
     assert read_private(file.parent, max_bytes=7) is None
     assert read_private(file.with_name("missing"), max_bytes=7) is None
@@ -100,7 +95,7 @@ def test_long_and_irregular_files_are_not_read(file: Path) -> None:
     assert read_private(file.with_name("fifo"), max_bytes=7) is None
 
 
-def test_write_private_replaces_links(file: Path) -> None:
+def test_write_private_replaces_links(file):
     link = file.with_name("link")
     link.symlink_to(file)
     write_private(link, b"new")
@@ -109,11 +104,11 @@ def test_write_private_replaces_links(file: Path) -> None:
     assert link.read_bytes() == b"new"
 
 
-def test_file_systems_without_locks(tmp_path: Path, monkeypatch) -> None:
+def test_file_systems_without_locks(tmp_path, monkeypatch):
     with lock_directory(tmp_path) as is_locked:
         assert is_locked
 
-    def flock(file: object, operation: int) -> None:
+    def flock(file, operation):
         raise OSError(95, "Operation not supported")
 
     monkeypatch.setattr(user_cache.fcntl, "flock", flock)

@@ -1,75 +1,26 @@
-"""Designs of the laws: every registered part, so that a new part is tested once it is registered."""
-
-from __future__ import annotations
-
 import functools
 import itertools
+import json
 import re
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
 from tests.sampling import CASE_PARTS
-from torch import Tensor, nn
+from torch import Tensor
 
-from polyhead.config.model import ModelConfig
-from polyhead.core.choice import Choice
+from polyhead import Choice, ModelConfig
 from polyhead.core.errors import UserError
-from polyhead.core.registry import (
-    ALL_REGISTRIES,
-    ATTENTION,
-    BLOCK,
-    FEED_FORWARD,
-    INIT,
-    NORM,
-    POSITION,
-    Registry,
-)
-from polyhead.models import Seq2Seq, build
+from polyhead.core.registry import ALL_REGISTRIES, ATTENTION, BLOCK, FEED_FORWARD, INIT, NORM, POSITION
+from polyhead.models import build
 from polyhead.nn.norm import BatchNorm
 from polyhead.nn.validate_model import check_model
 
-VARIANTS: dict[str, list[dict[str, Any]]] = {
-    "softmax": [
-        {"window": 2},
-        {"window": 2, "sink": 1, "softcap": 2.0},
-        {"qk_norm": True, "scale": 0.3, "bias": False},
-        {"qk_norm": "all_heads"},
-        {"qk_norm": "unweighted"},
-        {"qk_norm": "per_head"},
-        {"tie": "kv", "bias": "qkv"},
-        {"bias": "o"},
-    ],
-    "linear": [
-        {"feature_map": "square", "eps": 1.0},
-        {"feature_map": "relu", "tie": "kv", "chunk": 2, "eps": 1.0},
-    ],
-    "kernel": [{"sim": "square", "tie": "kv", "eps": 1.0}],
-    "rope": [
-        {"theta": 100.0},
-        {"layout": "interleaved", "fraction": 0.5},
-        {"scaling": "yarn", "factor": 4.0, "original_len": 64, "theta": 100.0},
-        {"scaling": "llama3", "factor": 4.0, "original_len": 64, "theta": 100.0},
-    ],
-    "learned": [{"offset": 2}],
-    "sinusoidal": [{"layout": "halves", "endpoint": True, "offset": 2}],
-    "rmsnorm": [{"zero_centered": True}, {"weight": False}],
-    "t5": [{"buckets": 6, "max_distance": 5}],
-    "disentangled": [
-        {"span": 4, "max_distance": 7, "terms": "c2p"},
-        {"span": 3, "max_distance": None, "terms": "p2c", "norm_eps": None},
-    ],
-    "shaw": [{"clip": 2}, {"clip": 3, "values": False}],
-    "prelu": [{"per_channel": True}],
-    "swiglu": [{"beta": 2.0}, {"beta": "learned"}],
-    "rnn": [{"attention": False, "units": 24}],
-    "lstm": [{"attention": False}, {"bidirectional": False, "units": 10}],
-    "gru": [{"attention": False, "units": 24}],
-    "gated_conv": [{"kernel": 5}],
-}
+VARIANTS = json.loads(Path(__file__).with_name("variants.json").read_text())
 """Options that change what a part computes."""
 
-HYBRIDS: list[list[dict[str, Any]]] = [
+HYBRIDS = [
     [{"attention": {"name": "linear"}}, {}],
     [{"block": {"name": "rnn"}}, {}, {"block": {"name": "lstm"}}, {"block": {"name": "gru"}}],
     [
@@ -84,14 +35,13 @@ HEADS = {"mha": 4, "gqa": 2, "mqa": 1}
 VOCAB = 19
 
 
-def choices(registry: Registry[Any]) -> list[dict[str, Any]]:
-    """Every part of a registry, without options and in each variant."""
+def choices(registry):
     return [
         {"name": name, **options} for name in registry.names() for options in ({}, *VARIANTS.get(name, []))
     ]
 
 
-def make_cases() -> dict[str, dict[str, Any]]:
+def make_cases():
     """What differs from the base model, by a readable name.
 
     Attentions, positions and head counts form a full product, for they act on the same numbers; norms and
@@ -144,12 +94,11 @@ def make_cases() -> dict[str, dict[str, Any]]:
 SIZES = {"d_model": 16, "n_heads": 4, "n_layers": 2, "d_ff": 20, "max_len": 16, "dropout": 0.1}
 
 
-def required_options(case: dict[str, Any]) -> dict[str, Any]:
-    """Parallel blocks require norm_first."""
+def required_options(case):
     return {"norm_first": True} if {"name": "parallel"} in case.values() else {}
 
 
-def is_valid(case: dict[str, Any]) -> bool:
+def is_valid(case):
     try:
         check_model(ModelConfig(vocab_size=VOCAB, **{**SIZES, **case}))
     except UserError:
@@ -157,7 +106,7 @@ def is_valid(case: dict[str, Any]) -> bool:
     return True
 
 
-def format_id(value: Any) -> str:
+def format_id(value):
     if isinstance(value, dict):
         return "_".join([value["name"], *(f"{k}={v}" for k, v in value.items() if k != "name")])
     if isinstance(value, list):
@@ -170,19 +119,18 @@ def format_id(value: Any) -> str:
 CASES = make_cases()
 
 
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+def pytest_generate_tests(metafunc):
     if "case" in metafunc.fixturenames:
         metafunc.parametrize("case", list(CASES), scope="session")
 
 
 @functools.cache
-def registered_names() -> re.Pattern[str]:
+def registered_names():
     names = sorted({name for registry in ALL_REGISTRIES for name in registry.names()}, key=len, reverse=True)
     return re.compile(rf"(?<![a-z0-9])({'|'.join(map(re.escape, names))})(?![a-z0-9])")
 
 
-def find_parts(value: Any, key: str = "") -> set[str]:
-    """The registered parts in a parameter of a test, such as "norm rmsnorm"."""
+def find_parts(value, key=""):
     if isinstance(value, dict):
         return set().union(
             *(find_parts(part, key if name == "name" else name) for name, part in value.items())
@@ -200,12 +148,12 @@ def find_parts(value: Any, key: str = "") -> set[str]:
     return set()
 
 
-def pytest_itemcollected(item: pytest.Item) -> None:
+def pytest_itemcollected(item):
     if callspec := getattr(item, "callspec", None):
         item.stash[CASE_PARTS] = frozenset(find_parts(callspec.params))
 
 
-def perturb(model: nn.Module, std: float, shrink: bool = False) -> None:
+def perturb(model, std, shrink=False):
     """Change every parameter, so that no bias is 0 and no gain 1 and each has an effect.
 
     ``shrink`` is for models without norms, in which gated layers square the numbers of the layer before.
@@ -218,8 +166,7 @@ def perturb(model: nn.Module, std: float, shrink: bool = False) -> None:
                 p.mul_(0.5)
 
 
-def fit_running_statistics(model: nn.Module, *tokens: Tensor) -> None:
-    """Set the running statistics of batch norms to those of one batch."""
+def fit_running_statistics(model, *tokens):
     norms = [module for module in model.modules() if isinstance(module, BatchNorm)]
     for norm in norms:
         norm.momentum = 1.0
@@ -229,7 +176,7 @@ def fit_running_statistics(model: nn.Module, *tokens: Tensor) -> None:
 
 
 @functools.cache
-def build_model(case: str) -> Seq2Seq:
+def build_model(case):
     model = build(ModelConfig(vocab_size=VOCAB, **{**SIZES, **CASES[case]}), seed=1)
     perturb(model, 0.1, shrink=model.config.norm.name == "none")
     fit_running_statistics(model, *torch.randint(5, VOCAB, (2, 16, 9)))
@@ -237,33 +184,30 @@ def build_model(case: str) -> Seq2Seq:
 
 
 @pytest.fixture
-def config(case: str) -> ModelConfig:
+def config(case):
     return build_model(case).config
 
 
 @pytest.fixture
-def model(case: str) -> Seq2Seq:
+def model(case):
     """In evaluation mode; a test that changes it takes a copy."""
     return build_model(case)
 
 
 class Pairs(NamedTuple):
-    """A batch of ragged rows, padding on the right."""
-
     source: Tensor
     target: Tensor
     source_pos: Tensor
     target_pos: Tensor
 
 
-def ragged_positions(*lengths: int) -> Tensor:
-    """Positions of rows of these lengths, padded on the right: (B, T)."""
+def ragged_positions(*lengths):
     pos = torch.arange(max(lengths)).expand(len(lengths), -1)
     return pos.masked_fill(pos >= torch.tensor(lengths)[:, None], -1)
 
 
 @pytest.fixture
-def pairs() -> Pairs:
+def pairs():
     torch.manual_seed(3)
 
     source, target = torch.randint(5, VOCAB, (3, 7)), torch.randint(5, VOCAB, (3, 9))

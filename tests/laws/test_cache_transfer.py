@@ -1,5 +1,3 @@
-"""Laws of every cache whose rows are exported to another process: nothing changes."""
-
 import copy
 import functools
 
@@ -19,12 +17,10 @@ from tests.laws.test_caches import (
 )
 from torch import Tensor
 
+from polyhead import Choice, ModelConfig, build
 from polyhead.cache.factory import make_cache
 from polyhead.cache.transfer import export_cache, import_cache
-from polyhead.config.model import ModelConfig
-from polyhead.core.choice import Choice
 from polyhead.core.registry import CACHE
-from polyhead.models import build
 
 ROPE = next(d for d in DESIGNS if d.startswith("rope") and d.endswith("encoder-decoder"))
 CHOICES_AND_DESIGNS = [
@@ -44,7 +40,6 @@ def build_model(design):
 
 
 def decode_greedily(cached_model, last):
-    """Eight greedy tokens of every row after its last logits, and all logits."""
     tokens, logits = [], list[Tensor]()
     for _ in range(8):
         tokens.append([int(x[-1].argmax()) for x in last])
@@ -54,7 +49,6 @@ def decode_greedily(cached_model, last):
 
 
 def prefill(choice, design):
-    """Four rows of several steps, one of them a copy of another, and the last logits of each."""
     cached_model = CachedModel(build_model(design), choice, [[5, 6], [7], [8, 9, 10], [4]])
     with torch.inference_mode():
         last = cached_model.step([0, 1, 2, 3], [[3, 4, 5, 6, 7, 8, 9], [10, 3, 4], [11, 12], [6, 7, 5, 8]])

@@ -1,8 +1,5 @@
-"""Laws of every decoder-only model, whatever its parts."""
-
 import copy
 import functools
-from typing import Any
 
 import pytest
 import torch
@@ -19,10 +16,9 @@ from tests.laws.conftest import (
 )
 from tests.laws.test_models import assert_close, decode_in_chunks, insert_padding
 
+from polyhead import ModelConfig, build
 from polyhead.cache.factory import make_cache
-from polyhead.config.model import ModelConfig
 from polyhead.core.registry import ATTENTION, BLOCK, POSITION
-from polyhead.models import build
 
 POS = torch.tensor([[0, 1, 2, 0, 1, 2, 3, 0, 1], [3, 4, 0, 1, -1, -1, 2, 0, 0], [0, 1, 2, 3, 4, 5, 6, 7, 8]])
 DOCUMENTS = {  # row -> slots of its documents
@@ -34,21 +30,15 @@ LENGTHS = [9, 1, 6]
 
 
 def make_designs():
-    """Every attention with every position, variants of each once, and every block."""
     pairs = [(a, p) for a in choices(ATTENTION) for p in choices(POSITION) if len(a) + len(p) == 2]
     pairs += [(a, {"name": "rope"}) for a in choices(ATTENTION) if len(a) > 1]
     pairs += [({"name": "softmax"}, p) for p in choices(POSITION) if len(p) > 1]
-    cases: list[dict[str, Any]] = [{"attention": a, "position": p} for a, p in pairs]
-    cases += [
-        {"block": b, "position": {"name": "none"}, **required_options({"block": b})} for b in choices(BLOCK)
-    ]
-    cases += [
-        {"norm": {"name": "batchnorm"}},
-        {"norm_first": True, "sandwich_norm": True, "tie_embeddings": "none"},
-    ]
-    cases = [
-        {"kind": "decoder", "n_kv_heads": 2, "norm_first": i % 2 == 0} | case for i, case in enumerate(cases)
-    ]
+    cases = [{"attention": a, "position": p} for a, p in pairs]
+    blocks = [{"block": part, "position": {"name": "none"}} for part in choices(BLOCK)]
+    cases += [case | required_options(case) for case in blocks] + [{"norm": {"name": "batchnorm"}}]
+    cases.append({"norm_first": True, "sandwich_norm": True, "tie_embeddings": "none"})
+    base = {"kind": "decoder", "n_kv_heads": 2}
+    cases = [base | {"norm_first": i % 2 == 0} | case for i, case in enumerate(cases)]
     return {"-".join(map(format_id, list(case.values())[3:])): case for case in cases if is_valid(case)}
 
 

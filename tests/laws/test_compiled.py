@@ -1,5 +1,3 @@
-"""``torch.compile`` captures every registered part in one graph, with the same outputs and gradients."""
-
 import copy
 from collections.abc import Callable
 from typing import Any
@@ -10,8 +8,7 @@ from tests.laws.conftest import SIZES, VOCAB, choices, required_options
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounter, EagerAndRecordGraphs
 
-from polyhead.config.model import ModelConfig
-from polyhead.core.choice import Choice
+from polyhead import Choice, ModelConfig, build
 from polyhead.core.registry import (
     ATTENTION,
     BLOCK,
@@ -22,13 +19,12 @@ from polyhead.core.registry import (
     POSITION,
     SIMILARITY,
 )
-from polyhead.models import build
 from polyhead.nn import block_mask
 from polyhead.nn.packed_rows import has_several_documents, note_documents
 from polyhead.nn.stack import Stack
 
 ATTENTION_OF = {"none": "linear", "sinusoidal": "kernel"}
-LAYERS: list[dict[str, Any]] = [
+LAYERS = [
     *({"block": part} for part in choices(BLOCK)),
     *({"attention": part, "n_kv_heads": 2} for part in choices(ATTENTION) if len(part) > 1),
     *({"attention": {"name": "linear", "feature_map": name}} for name in FEATURE_MAP.names()),
@@ -61,7 +57,6 @@ def fresh_graphs():
 
 
 def compute_gradients(model, forward):
-    """The output, and the gradients of its square; zeros for unused parameters."""
     torch.manual_seed(5)
     model.zero_grad()
     output = forward(model)
@@ -85,9 +80,9 @@ def compile_layers(model, backend="eager"):
 
 
 def compile_module(module):
-    compiled_model = copy.deepcopy(module)
-    compiled_model.compile(backend="eager", fullgraph=True)
-    return compiled_model
+    module = copy.deepcopy(module)
+    module.compile(backend="eager", fullgraph=True)
+    return module
 
 
 def make_model(changes, **sizes):
@@ -99,9 +94,8 @@ def make_model(changes, **sizes):
 @pytest.mark.parametrize("changes", mark_variants_slow(LAYERS))
 def test_layer_with_any_part_is_one_graph(changes, pairs):
     model = make_model(changes)
-    assert_compiled_equal(
-        model, compile_layers(model), lambda model: model.features(pairs.target, pairs.target_pos)
-    )
+    inputs = pairs.target, pairs.target_pos
+    assert_compiled_equal(model, compile_layers(model), lambda model: model.features(*inputs))
 
 
 @pytest.mark.slow
@@ -142,16 +136,10 @@ def test_packed_and_plain_rows_have_separate_graphs(pairs):
 @torch.no_grad()
 def test_packed_documents_use_block_masks_in_graphs(kind, monkeypatch):
     """On devices with such kernels; layers that need all weights keep a dense mask."""
-    patterns: list[dict[str, Any]] = [
-        {"attention": {"name": "softmax"}},
-        {"attention": {"name": "softmax", "window": 5, "softcap": 3.0, "scale": 0.3}},
-        {"position": {"name": "alibi"}},
-    ]
+    window = {"name": "softmax", "window": 5, "softcap": 3.0, "scale": 0.3}
+    patterns = [{"attention": {"name": "softmax"}}, {"attention": window}, {"position": {"name": "alibi"}}]
     if kind == "encoder":
-        patterns = [
-            {"attention": {"name": "softmax", "window": 7, "sink": 2, "softcap": 4.0, "scale": 0.2}},
-            {"attention": {"name": "kernel"}},
-        ]
+        patterns = [{"attention": window | {"sink": 2}}, {"attention": {"name": "kernel"}}]
     sizes = {"n_layers": len(patterns), "n_kv_heads": 2, "head_dim": 16, "layer_pattern": patterns}
     model, backend = make_model({"position": {"name": "rope"}}, kind=kind, **sizes), EagerAndRecordGraphs()
     compiled_model = compile_layers(model, backend)
@@ -185,12 +173,10 @@ def test_noted_documents_apply_only_in_graphs():
 
 @pytest.mark.slow
 def test_inductor_has_the_same_gradients(pairs):
-    model = make_model(
-        {"position": {"name": "rope"}, "norm": {"name": "rmsnorm"}, "feed_forward": {"name": "swiglu"}}
-    )
-    assert_compiled_equal(
-        model, compile_layers(model, "inductor"), lambda model: model.features(pairs.target, pairs.target_pos)
-    )
+    parts = {"position": {"name": "rope"}, "norm": {"name": "rmsnorm"}, "feed_forward": {"name": "swiglu"}}
+    model, inputs = make_model(parts), (pairs.target, pairs.target_pos)
+    compiled_model = compile_layers(model, "inductor")
+    assert_compiled_equal(model, compiled_model, lambda model: model.features(*inputs))
 
 
 @pytest.mark.parametrize("expert", [pytest.param("gelu", marks=pytest.mark.slow), "swiglu"])

@@ -1,5 +1,3 @@
-"""Rows whose tokens are split over ranks: every registered part trains as in one process, or is refused."""
-
 import itertools
 import json
 
@@ -11,13 +9,12 @@ from tests.laws.conftest import CASES, SIZES, VOCAB, choices, perturb, ragged_po
 from tests.train.ranks import outputs_of
 from torch import nn
 
-from polyhead.config.model import AttentionShape, ModelConfig, ModelSpec
+from polyhead.config.model import ModelConfig
 from polyhead.core.registry import ATTENTION, FEED_FORWARD, NORM, POSITION
 from polyhead.data.batching.collate import PairBatch, split_pair_tokens
 from polyhead.data.batching.token_windows import TokenWindows, split_windows
 from polyhead.models import build
 from polyhead.nn.feed_forward.moe import MixtureOfExperts
-from polyhead.nn.position.base import Position
 from polyhead.nn.state import named_state
 from polyhead.train.distributed.context_parallel import ContextGather, find_context_obstacle
 from polyhead.train.tasks.language import LanguageModelingTask
@@ -40,19 +37,13 @@ MODELS = [
 STATES = {"linear", "rnn", "lstm", "gru", "gated_conv"}
 """Parts that carry a state from token to token."""
 
-DOCUMENTS = torch.tensor(
-    [
-        [0, 1, 2, 3, 0, 1, 2, 3, 4, 0, 1],
-        [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10],
-        [3, 4, 0, 0, 1, 2, 3, 4, -1, -1, -1],
-    ]
-)
+DOCUMENTS = torch.arange(11).repeat(3, 1)
+DOCUMENTS[0, 4:] = torch.tensor([0, 1, 2, 3, 4, 0, 1])
+DOCUMENTS[2] = torch.tensor([3, 4, 0, 0, 1, 2, 3, 4, -1, -1, -1])
 PADDED = ragged_positions(7, 3, 1)
 
 
 class CustomAttention(nn.Module):
-    """A mean over all tokens, without support of ranks."""
-
     state = None
 
     def __init__(self, shape, position):
@@ -67,12 +58,11 @@ class CustomBlock(CustomAttention):
     """The same as a block."""
 
 
-def make_custom_block(config: ModelSpec, shape: AttentionShape, position: Position, cross: bool):
+def make_custom_block(config, shape, position, cross):
     return CustomBlock(shape, position)
 
 
 def make_batch(kind):
-    """Rows of packed documents, or pairs of padded rows."""
     rng = torch.Generator().manual_seed(3)
     tokens, source = (torch.randint(5, VOCAB, pos.shape, generator=rng) for pos in (DOCUMENTS, PADDED))
     if kind == "encoder-decoder":
@@ -83,18 +73,15 @@ def make_batch(kind):
 
 
 def compute_loss(model, batch):
-    """Cross-entropy in fp64, summed."""
-    inputs = (
-        (batch.source, batch.target, batch.source_pos, batch.target_pos)
-        if isinstance(batch, PairBatch)
-        else (batch.tokens, batch.pos)
-    )
+    if isinstance(batch, PairBatch):
+        inputs = batch.source, batch.target, batch.source_pos, batch.target_pos
+    else:
+        inputs = batch.tokens, batch.pos
     logits = model.head(model.features(*inputs)).flatten(0, 1)
     return F.cross_entropy(logits, batch.labels.flatten(), reduction="sum", ignore_index=-100)
 
 
 def make_model(config):
-    """In fp64, with weights that all have an effect."""
     model = build(config, seed=1).double().train()
     perturb(model, 0.1, shrink=config.norm.name == "none")
     for part in model.modules():
@@ -103,16 +90,7 @@ def make_model(config):
     return model
 
 
-def compute_split_loss(model, context):
-    """The loss of this rank's tokens."""
-    batch = make_batch(model.config.kind)
-    if isinstance(batch, PairBatch):
-        return compute_loss(model, split_pair_tokens(batch, context.shard))
-    return compute_loss(model, split_windows(batch, context.shard))
-
-
 def train_steps(config, ranks=None):
-    """The losses of two steps, and all weights and statistics after them."""
     model, losses = make_model(config), []
     optimizer = torch.optim.SGD(model.parameters(), 1e-2)
     for _ in range(2):
@@ -122,7 +100,9 @@ def train_steps(config, ranks=None):
         else:
             context = ContextGather(model, dist.group.WORLD)
             with context.apply(), ranks.sync_statistics(model):
-                loss = compute_split_loss(model, context)
+                batch = make_batch(config.kind)
+                split = split_pair_tokens if isinstance(batch, PairBatch) else split_windows
+                loss = compute_loss(model, split(batch, context.shard))
                 loss.backward()
             sums = [loss.detach(), *(p.grad for p in model.parameters() if p.grad is not None)]
             dist.all_reduce(flat := torch.cat([x.flatten() for x in sums]))
@@ -145,7 +125,6 @@ def find_obstacle(case):
 
 
 def assert_same(world, cases):
-    """Losses, weights and statistics of ``world`` ranks are those of one process, in fp64."""
     cases = list(cases)
 
     def compare(ranks):
@@ -203,20 +182,12 @@ def test_only_recurrent_parts_are_refused(case):
         assert (find_obstacle((kind, changes)) is not None) == has_state, kind
 
 
-@pytest.mark.parametrize(
-    ("changes", "obstacle"),
-    [
+def test_obstacle_names_the_part():
+    attention, block = (f"{__name__}:{name}" for name in ("CustomAttention", "make_custom_block"))
+    for changes, obstacle in (
         ({"block": "gru", "position": "none"}, "block 'gru' passes a state along the row"),
         ({"attention": "linear"}, "attention 'linear' passes a state along the row"),
-        (
-            {"attention": f"{__name__}:CustomAttention", "position": "none"},
-            "attention 'CustomAttention' does not gather keys and values",
-        ),
-        (
-            {"block": f"{__name__}:make_custom_block"},
-            f"block '{__name__}:make_custom_block' does not gather keys and values",
-        ),
-    ],
-)
-def test_obstacle_names_the_part(changes, obstacle):
-    assert find_obstacle(("decoder", changes)) == obstacle
+        ({"attention": attention}, "attention 'CustomAttention' does not gather keys and values"),
+        ({"block": block}, f"block '{block}' does not gather keys and values"),
+    ):
+        assert find_obstacle(("decoder", {"position": "none"} | changes)) == obstacle

@@ -1,19 +1,15 @@
-"""Laws of every encoder-decoder, whatever its parts."""
-
 import copy
-import itertools
 from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import load_model, save_model
 
+from polyhead import Choice, build
 from polyhead.cache.factory import make_cache
-from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError
 from polyhead.core.registry import CACHE
 from polyhead.data.batching.collate import PairBatch, make_dummy_pairs
-from polyhead.models import build
 from polyhead.nn.loss import IGNORE_INDEX
 from polyhead.train.loss_module import LossModule
 from polyhead.train.tasks.seq2seq_common import seq2seq_loss
@@ -67,17 +63,16 @@ def decode_pairs(model, pairs, choice, widths):
 
 
 @pytest.mark.acceptance("C6")
-def test_cached_decoding_equals_full_forward(model, pairs):
-    """In single tokens, in chunks, or in a prefill and few tokens: each cache in one of these ways."""
+@pytest.mark.parametrize("widths", [[1], [4], [5, 1, 2]], ids=["single tokens", "chunks", "prefill"])
+def test_cached_decoding_equals_full_forward(model, pairs, widths):
     is_token = pairs.target_pos >= 0
     full = model(pairs.source, pairs.target, pairs.source_pos, pairs.target_pos)
-    for (name, choice), widths in zip(CACHES.items(), itertools.cycle(([1], [4], [5, 1, 2])), strict=False):
+    for name, choice in CACHES.items():
         if bool(model.cache_shape.kv_layers) == (name == "state"):
             with pytest.raises(UserError, match=f"cache {name!r} stores .*: use cache"):
                 make_cache(choice, model.cache_shape, 3, 9)
         else:
-            steps = decode_pairs(model, pairs, choice, widths)
-            assert_close(steps[is_token], full[is_token])
+            assert_close(decode_pairs(model, pairs, choice, widths)[is_token], full[is_token])
 
 
 def test_beams_share_the_memory_of_their_source(model, pairs):
@@ -114,7 +109,6 @@ def test_padding_tokens_have_no_effect(model, pairs, training):
 
 
 def insert_padding(tokens, side):
-    """The tokens with three more slots: (B, T + 3), and their positions."""
     n = tokens.size(1)
     slots = {"right": range(n), "left": range(3, n + 3), "between": [0, *range(4, n + 3)]}[side]
     padded, pos = torch.full((3, n + 3), 4), torch.full((3, n + 3), -1)

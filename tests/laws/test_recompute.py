@@ -1,5 +1,3 @@
-"""Recomputation of blocks: identical numbers and little memory, for every registered part and task."""
-
 import itertools
 from contextlib import nullcontext
 
@@ -13,14 +11,12 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-from polyhead.config.model import ModelConfig
+from polyhead import Choice, ModelConfig, build
 from polyhead.config.recipe import Recipe
-from polyhead.core.choice import Choice
 from polyhead.core.registry import ATTENTION, BLOCK, FEED_FORWARD, NORM, POSITION, TASK
 from polyhead.cost.memory import estimate_training_memory
 from polyhead.cost.workload import BatchShape
 from polyhead.kernels.training.mode import TrainingKernels
-from polyhead.models import build
 from polyhead.nn.stack import recompute_blocks
 from polyhead.nn.state import named_state
 from polyhead.train.loop import derive_seed, train_step
@@ -39,7 +35,6 @@ def block_changes(block):
 
 
 def take_turns(key, parts):
-    """A model for each part, with the norms and feed-forward layers in turn."""
     turns = zip(parts, itertools.cycle(choices(NORM)), itertools.cycle(choices(FEED_FORWARD)), strict=False)
     return [{key: part, "norm": norm, "feed_forward": ffn} for part, norm, ffn in turns]
 
@@ -65,8 +60,6 @@ CONTEXTS = {
 
 
 class LiveStorages(TorchDispatchMode):
-    """Bytes of the storages allocated inside the context that are still in use."""
-
     def __init__(self, excluded):
         super().__init__()
         self.excluded, self.storages = excluded, {}
@@ -105,7 +98,6 @@ def measure_saved_bytes(config, recompute):
 
 
 def make_inputs(kind, padded):
-    """Tokens, and their positions if rows have several lengths."""
     rng = torch.Generator().manual_seed(3)
     lengths = (SOURCE, LENGTH) if kind == "encoder-decoder" else (LENGTH,)
     tokens = tuple(torch.randint(5, VOCAB, (ROWS, length), generator=rng) for length in lengths)
@@ -113,7 +105,6 @@ def make_inputs(kind, padded):
 
 
 def compute_results(config, recompute, forward_context=nullcontext):
-    """The features, gradients, buffers and random state after a forward and a backward pass."""
     model = build(config, seed=1).train()
     recompute_blocks(model, recompute)
     torch.manual_seed(5)
@@ -121,12 +112,8 @@ def compute_results(config, recompute, forward_context=nullcontext):
         features = model.features(*make_inputs(config.kind, padded=True))
     features.float().sin().sum().backward()
     gradients = {f"gradient of {name}": p.grad for name, p in model.named_parameters() if p.grad is not None}
-    return {
-        "features": features.detach(),
-        "rng": torch.get_rng_state(),
-        **gradients,
-        **dict(model.named_buffers()),
-    }
+    state = {"features": features.detach(), "rng": torch.get_rng_state()}
+    return state | gradients | dict(model.named_buffers())
 
 
 def assert_bitwise_equal(actual, expected):
@@ -216,10 +203,8 @@ def test_training_of_every_task_is_bitwise_equal(task, corpus_dir):
 
 
 def train(directory, task_name, recompute):
-    """The state of a model with dropout, experts and batch norm after two steps of two batches, in fp16."""
-    recipe = task_recipe(
-        directory, task_name, directory / "run", recompute=recompute, accumulate=2, precision="fp16"
-    )
+    options = {"recompute": recompute, "accumulate": 2, "precision": "fp16"}
+    recipe = task_recipe(directory, task_name, directory / "run", **options)
     parts = {"norm": {"name": "batchnorm"}, "feed_forward": {"name": "moe", "n_experts": 3, "dropout": 0.1}}
     tree = recipe.model_dump(mode="json")
     recipe = Recipe.model_validate(tree | {"model": tree["model"] | parts})

@@ -1,7 +1,3 @@
-"""The sample of cases that runs by default has every registered part in every law."""
-
-from __future__ import annotations
-
 from collections import defaultdict
 
 import pytest
@@ -29,7 +25,7 @@ def test_sample_of_a_law_has_every_registered_part(law):
 
 
 def test_laws_of_this_run_have_every_registered_part(request):
-    laws: dict[str, set[str]] = defaultdict(set)
+    laws = defaultdict(set)
     for item in request.session.items:
         if item.nodeid.startswith("tests/laws/test_models.py") and "case" in item.callspec.params:
             laws[function_of(item)] |= item.stash[CASE_PARTS]

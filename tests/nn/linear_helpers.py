@@ -1,5 +1,3 @@
-"""Shared by the tests of linear and kernel attention."""
-
 import torch
 
 from polyhead.cache.recurrent_state import StateCache
@@ -17,18 +15,11 @@ PHI = {  # Katharopoulos et al., 2020, eq. 7; relu; all D^2 products, whose dot 
 }
 
 
-def make_attention(
-    kind=LinearAttention,
-    n_kv_heads=2,
-    causal=False,
-    position=Position,
-    head_dim=D,
-    dtype=torch.double,
-    **options,
-):
+def make_attention(kind=LinearAttention, n_kv_heads=2, causal=False, position=Position, **options):
     torch.manual_seed(0)
-    sizes = {"head_dim": head_dim, "v_head_dim": options.pop("v_head_dim", None), "causal": causal}
-    shape = AttentionShape.from_sizes(C, H, n_kv_heads, **sizes)
+    dtype, sizes = options.pop("dtype", torch.double), {"head_dim": D, "v_head_dim": None}
+    sizes = {name: options.pop(name, size) for name, size in sizes.items()}
+    shape = AttentionShape.from_sizes(C, H, n_kv_heads, causal=causal, **sizes)
     attention = kind(shape, position(shape), **options).to(dtype)
     for p in attention.parameters():
         p.data.add_(0.3 * torch.randn_like(p))
@@ -50,7 +41,6 @@ def make_state_cache(attention, n_rows, layers=1):
 
 
 def decode_in_steps(attention, x, widths, cache=None):
-    """The outputs of steps of a few tokens each."""
     cache, outputs, start = cache or make_state_cache(attention, len(x)), [], 0
     for width in widths:
         pos = torch.arange(start, start + width).expand(len(x), -1)

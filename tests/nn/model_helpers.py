@@ -1,9 +1,6 @@
-"""Small models shared by the tests of parts."""
-
 import torch
 
-from polyhead.config.model import ModelConfig
-from polyhead.models import build
+from polyhead import ModelConfig, build
 
 ENCODER_SIZES = {
     "kind": "encoder", "vocab_size": 13, "d_model": 8, "n_heads": 2, "n_layers": 2, "max_len": 12,

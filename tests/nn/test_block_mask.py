@@ -1,7 +1,5 @@
-"""Block-sparse attention of packed documents against a dense mask made pair by pair."""
-
+import itertools
 import random
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +11,6 @@ from polyhead.config.model import AttentionShape
 from polyhead.core.choice import Choice
 from polyhead.core.registry import ATTENTION, POSITION
 from polyhead.nn import block_mask
-from polyhead.nn.attention.softmax import Attention
 from polyhead.nn.block_mask import (
     Visibility,
     attend_blocks,
@@ -34,13 +31,11 @@ LENGTH = 67
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
-    """Small blocks, and operators that run eagerly."""
     monkeypatch.setattr(block_mask, "BLOCK_SIZE", SIZE)
     monkeypatch.setattr(flex, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
 
 
 def pack(rows, length=LENGTH):
-    """Positions of documents of these lengths, padded."""
     pos = torch.full((len(rows), length), -1)
     for row, lengths in zip(pos, rows, strict=True):
         positions = [t for n in lengths for t in range(n)][:length]
@@ -49,7 +44,6 @@ def pack(rows, length=LENGTH):
 
 
 def visible_pairs(pos, visibility):
-    """(B, T, T), pair by pair."""
     causal, window, sink = visibility
     mask = np.zeros((*pos.shape, pos.size(1)), dtype=bool)
     for row, positions in zip(mask, pos.tolist(), strict=True):
@@ -71,7 +65,6 @@ def reduce_blocks(mask):
 
 
 def make_inputs(pos):
-    """Four heads of queries on two of keys, with wider values."""
     rng = torch.Generator().manual_seed(0)
     sizes = [(len(pos), heads, pos.size(1), width) for heads, width in ((4, 16), (2, 16), (2, 24))]
     q, k, v = (torch.randn(size, generator=rng, dtype=torch.float64) for size in sizes)
@@ -94,11 +87,17 @@ def test_blocks_equal_the_dense_mask(visibility):
     mask = attention_mask(pos, kv, LENGTH, visibility.causal, window, own_tokens_only=True)
     assert mask is not None and torch.equal(mask[:, 0] & is_token[:, 0], pairs)
     blocks = make_block_mask(pos, visibility)
-    options: dict[str, Any]
     for options in ({}, {"scale": 0.3}, {"softcap": 2.0}, {"scale": 0.3, "softcap": 2.0}):
         expected = attend(q, kv, mask, causal=visibility.causal, **options) * is_token
         torch.testing.assert_close(attend_blocks(q, kv, blocks, **options), expected, rtol=0, atol=1e-12)
-    torch.testing.assert_close(attend_blocks(q, kv, blocks), reference(q, kv, pairs), rtol=0, atol=1e-12)
+    rng = random.Random(0)  # for tokens in any order more blocks may be visited, but not fewer
+    rows = [[t for n in row for t in (0, *rng.sample(range(1, n), n - 1))] for row in DOCUMENTS]
+    shuffled = torch.tensor([row + [-1] * (LENGTH - len(row)) for row in rows])
+    for order in (pos, shuffled):
+        q, kv = make_inputs(order)
+        output = attend_blocks(q, kv, make_block_mask(order, visibility))
+        expected = visible_pairs(order, visibility)
+        torch.testing.assert_close(output, reference(q, kv, expected), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("visibility", VISIBILITIES, ids=str)
@@ -107,53 +106,33 @@ def test_blocks_without_a_visible_pair_are_skipped(visibility):
     blocks = make_block_mask(pos, visibility)
     is_partial, is_full = reduce_blocks(visible_pairs(pos, visibility))
     assert blocks.kv_num_blocks.sum() == (is_partial & ~is_full).sum()
-    assert blocks.full_kv_num_blocks is not None
     assert blocks.full_kv_num_blocks.sum() == is_full.sum()
     expected = flex.create_block_mask(blocks.mask_mod, len(pos), 1, LENGTH, LENGTH, "cpu", SIZE)
-    for name in ("kv", "full_kv", "q", "full_q"):  # q: for the backward pass
-        for part in ("num_blocks", "indices"):
-            actual = getattr(blocks, f"{name}_{part}")
-            assert torch.equal(actual, getattr(expected, f"{name}_{part}")), name
-            assert actual.is_contiguous()  # the kernels require it
-
-
-@pytest.mark.parametrize("visibility", VISIBILITIES, ids=str)
-def test_shuffled_tokens_see_the_same(visibility):
-    """More blocks may be visited, but not fewer."""
-    rng = random.Random(0)
-    rows = [[t for n in row for t in (0, *rng.sample(range(1, n), n - 1))] for row in DOCUMENTS]
-    pos = torch.tensor([row + [-1] * (LENGTH - len(row)) for row in rows])
-    pairs = visible_pairs(pos, visibility)
-    q, kv = make_inputs(pos)
-    blocks = make_block_mask(pos, visibility)
-    torch.testing.assert_close(attend_blocks(q, kv, blocks), reference(q, kv, pairs), rtol=0, atol=1e-12)
+    for name, part in itertools.product(("kv", "full_kv", "q", "full_q"), ("num_blocks", "indices")):
+        actual = getattr(blocks, f"{name}_{part}")  # q: for the backward pass
+        assert torch.equal(actual, getattr(expected, f"{name}_{part}")), name
+        assert actual.is_contiguous()  # the kernels require it
 
 
 @pytest.mark.parametrize("visibility", VISIBILITIES[3:5], ids=str)
 def test_gradients_equal_those_of_the_dense_mask(visibility, monkeypatch):
     """By torch's reference implementation of the backward pass; its kernel needs a GPU."""
-    options = flex._apply_kernel_options
+    apply, options = flex._apply_kernel_options, {"OUTPUT_LOGSUMEXP": True}
     monkeypatch.setattr(flex, "_validate_device", lambda *_: None)
-    monkeypatch.setattr(
-        flex, "_apply_kernel_options", lambda *rest: options(*rest) | {"OUTPUT_LOGSUMEXP": True}
-    )
+    monkeypatch.setattr(flex, "_apply_kernel_options", lambda *rest: apply(*rest) | options)
     monkeypatch.setattr(flex, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", False)
     pos = pack(DOCUMENTS)
     q, kv = make_inputs(pos)
-    leaves, pairs = (
-        (q.requires_grad_(), kv.k.requires_grad_(), kv.v.requires_grad_()),
-        visible_pairs(pos, visibility),
-    )
-    outputs = attend_blocks(q, kv, make_block_mask(pos, visibility)), reference(q, kv, pairs)
-    actual, expected = (torch.autograd.grad(output.square().sum(), leaves) for output in outputs)
-    for a, b in zip(actual, expected, strict=True):
-        torch.testing.assert_close(a, b.nan_to_num(), rtol=0, atol=1e-6)
+    leaves = [x.requires_grad_() for x in (q, kv.k, kv.v)]
+    output = attend_blocks(q, kv, make_block_mask(pos, visibility))
+    expected_output = reference(q, kv, visible_pairs(pos, visibility))
+    actual, expected = (torch.autograd.grad(y.square().sum(), leaves) for y in (output, expected_output))
+    torch.testing.assert_close(actual, tuple(x.nan_to_num() for x in expected), rtol=0, atol=1e-6)
 
 
 def note_masks(pos, x, *visibilities):
     note_block_masks(x, pos, visibilities)
-    masks: dict[Visibility, Any] = pos.block_masks
-    return masks
+    return pos.block_masks
 
 
 def test_block_masks_are_made_once_if_useful(monkeypatch):
@@ -180,7 +159,7 @@ def test_attention_that_needs_all_weights_uses_no_blocks():
 
     def build_attention(position="rope", shape=shape, **options):
         scheme = POSITION.build(POSITION.check(Choice(position)), shape)
-        attention: Attention = ATTENTION.build(ATTENTION.check(Choice("softmax", **options)), shape, scheme)
+        attention = ATTENTION.build(ATTENTION.check(Choice("softmax", **options)), shape, scheme)
         return attention.train()
 
     for options in ({}, {"position": "none"}, {"softcap": 3.0, "scale": 0.2}):

@@ -2,9 +2,8 @@ import pytest
 import torch
 from tests.nn.model_helpers import ENCODER_SIZES, TOKENS
 
+from polyhead import ModelConfig, build
 from polyhead.cache.factory import make_cache
-from polyhead.config.model import ModelConfig
-from polyhead.models import build
 
 LINEAR, SOFTMAX = {"attention": "linear"}, {"attention": "softmax"}
 

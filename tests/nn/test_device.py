@@ -1,5 +1,3 @@
-"""Tests of nn/device.py."""
-
 from typing import NamedTuple
 
 import pytest
@@ -16,14 +14,11 @@ class Batch(NamedTuple):
     sides: tuple[Tensor, None]
 
 
-def test_auto_is_the_cpu_without_gpus(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert resolve_device("auto") == resolve_device("cpu") == torch.device("cpu")
-
-
 def test_auto_is_the_gpu_of_the_local_rank(monkeypatch):
     """Of three GPUs the one of LOCAL_RANK modulo 3, as torchrun numbers the processes of a machine."""
     devices = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert resolve_device("auto") == resolve_device("cpu") == torch.device("cpu")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     monkeypatch.setattr(torch, "zeros", lambda *_, device: devices.append(device) or torch.ones(1))
@@ -49,23 +44,14 @@ def test_batch_moves_to_the_device_of_the_model():
 
 
 def test_host_copy_and_pinned_memory_of_moved_tensors(monkeypatch):
-    calls: list[torch.Tensor] = []
-
-    def pin(x):
-        calls.append(x)
-        return x.clone()
-
-    monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
-    x = torch.arange(4)
-    assert host_copy(move_tensor(x, torch.device("meta"))) is x
-    assert not calls
+    calls, x, meta = [], torch.arange(4), torch.device("meta")
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda x: calls.append(x) or x.clone())
+    assert host_copy(move_tensor(x, meta)) is x and not calls
     monkeypatch.setattr(device, "PINNED_TYPES", {"meta"})
-    on_device = move_tensor(x, torch.device("meta"))
-    assert on_device.device.type == "meta"
-    assert host_copy(on_device) is x
-    assert calls[0] is x
+    on_device = move_tensor(x, meta)
+    assert on_device.device == meta and host_copy(on_device) is x and calls[0] is x
     assert move_tensor(x, torch.device("cpu")) is x
-    assert host_copy(on_device + 1).device.type == "meta"  # a result has no host copy
+    assert host_copy(on_device + 1).device == meta  # a result has no host copy
 
 
 def test_true_indices_of_a_mask():

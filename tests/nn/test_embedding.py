@@ -1,5 +1,3 @@
-"""Embeddings: scale, positions and dropout."""
-
 import pytest
 import torch
 from torch import nn
@@ -33,7 +31,6 @@ def test_dropout_applies_to_the_sum_with_positions():
 
 @pytest.mark.parametrize("norm_first", [False, True])
 def test_model_has_dropout_where_the_paper_does(norm_first):
-    """On the embeddings and on the output of every sub-layer."""
     sizes = {"vocab_size": 9, "d_model": 8, "n_heads": 2, "n_layers": 2, "dropout": 0.3}
     model = build(ModelConfig(**sizes, norm_first=norm_first), seed=1)
     rates = {name: m.p for name, m in model.named_modules() if isinstance(m, Dropout) and m.p}

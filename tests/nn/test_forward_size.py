@@ -1,5 +1,3 @@
-"""A forward pass calls few functions of this package, so that it can be read and small steps are cheap."""
-
 import sys
 from collections import Counter
 from pathlib import Path
@@ -8,10 +6,8 @@ import pytest
 import torch
 
 import polyhead
+from polyhead import Choice, ModelConfig, build
 from polyhead.cache.factory import make_cache
-from polyhead.config.model import ModelConfig
-from polyhead.core.choice import Choice
-from polyhead.models import build
 
 ROOT = f"{Path(polyhead.__file__).parent}/"
 SIZES = {"kind": "decoder", "vocab_size": 50, "d_model": 32, "n_heads": 4, "n_layers": 2, "norm_first": True}
@@ -41,26 +37,15 @@ def assert_few_calls(call, functions, total):
 
 @pytest.mark.parametrize("design", DESIGNS, ids=str)
 @torch.no_grad()
-def test_forward_pass_of_two_layers_calls_few_functions(design):
-    model, tokens = build(ModelConfig(**SIZES, **design), seed=1).eval(), torch.randint(0, 50, (2, 6))
-    assert_few_calls(lambda: model(tokens), 26, 70)
-
-
-@pytest.mark.parametrize("design", DESIGNS, ids=str)
-@torch.no_grad()
-def test_cached_attention_step_calls_few_functions(design):
+def test_forward_pass_and_cached_step_call_few_functions(design):
     model = build(ModelConfig(**SIZES, **design), seed=1).eval()
+    assert_few_calls(lambda: model(torch.randint(0, 50, (2, 6))), 26, 70)
     cache, attention = make_cache(Choice("growing"), model.cache_shape, 2, 8), model.stack.layers[1].attn
     for t in range(3):
         pos = torch.full((2, 1), t)
         cache.prepare_step(range(2), pos)
-        inputs = (
-            torch.randn(2, 1, 32),
-            pos,
-            cache.layers[1],
-            None,
-            attention.position.prepare(pos, 1, pos.device),
-        )
+        scheme = attention.position.prepare(pos, 1, pos.device)
+        inputs = torch.randn(2, 1, 32), pos, cache.layers[1], None, scheme
         if t < 2:
             attention(*inputs)
     assert_few_calls(lambda: attention(*inputs), 16, 26)

@@ -16,7 +16,6 @@ from tests.nn.model_helpers import POS, TOKENS, make_encoder
     ],
 )
 def test_logits_of_an_encoder_pass_a_transform(name, function):
-    """A linear map, an activation (gelu by default), a norm and the tied embedding."""
     changes = {} if name is None else {"head_transform_activation": name}
     model = make_encoder(lm_head_bias=True, **changes)
     h = function(model.transform(model.encoder(TOKENS, POS)))

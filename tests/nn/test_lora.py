@@ -1,8 +1,6 @@
-"""Low-rank adapters: their equation, their gradients, and merging."""
-
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from polyhead.nn.lora import LoraLinear, merge_lora, merge_lora_tensors
 from polyhead.nn.state import named_state
@@ -55,7 +53,7 @@ def test_gradients_equal_the_formula():
 def test_dropout_applies_to_the_adapter_input_only():
     adapter, x = make_adapter(dropout=0.5).train(), torch.randn(9, 8)
     adapter.dropout.register_forward_hook(lambda module, args, output: masks.append(output))
-    masks: list[Tensor] = []
+    masks = []
     output = adapter(x)
     assert 0.2 < float((masks[0] == 0).float().mean()) < 0.8
     torch.testing.assert_close(output.double(), reference(adapter, x, masks[0]), rtol=1e-5, atol=1e-5)

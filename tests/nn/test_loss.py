@@ -1,5 +1,3 @@
-"""The chunked cross-entropy against that of torch."""
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -81,9 +79,8 @@ def test_batch_without_labels_gives_zero_and_no_gradient(rows):
     features, weight, labels = make_inputs(rows=rows, n_ignored=0)
     loss = cross_entropy(features, Head(weight), torch.full_like(labels, IGNORE_INDEX), 0.1)
     loss.total.backward()
-    assert (float(loss.total.detach()), float(loss.nll.detach()), loss.count) == (0.0, 0.0, 0)
-    assert (features.grad == 0).all()
-    assert (weight.grad == 0).all()
+    assert float(loss.total.detach()) == float(loss.nll.detach()) == loss.count == 0
+    assert (features.grad == 0).all() and (weight.grad == 0).all()
 
 
 @pytest.mark.acceptance("A6")
@@ -91,10 +88,8 @@ def test_batch_without_labels_gives_zero_and_no_gradient(rows):
 def test_sums_over_parts_of_a_batch_add_up(cuts):
     features, weight, labels = make_inputs(rows=(6, 7), n_ignored=20)
     batch_loss = cross_entropy(features, Head(weight), labels, 0.1)
-    parts = [
-        cross_entropy(f, Head(weight), y, 0.1)
-        for f, y in zip(features.split(cuts), labels.split(cuts), strict=True)
-    ]
+    pairs = zip(features.split(cuts), labels.split(cuts), strict=True)
+    parts = [cross_entropy(f, Head(weight), y, 0.1) for f, y in pairs]
     assert sum(p.count for p in parts) == batch_loss.count
     totals = batch_loss.total, sum(p.total for p in parts)
     torch.testing.assert_close(*totals)
@@ -120,24 +115,15 @@ def test_bf16_models_have_bf16_gradients():
     features, weight, labels = make_inputs(dtype=torch.bfloat16)
     loss = cross_entropy(features, Head(weight), labels)
     loss.total.backward()
-    assert (loss.total.dtype, features.grad.dtype, weight.grad.dtype) == (
-        torch.float32,
-        torch.bfloat16,
-        torch.bfloat16,
-    )
+    assert loss.total.dtype == torch.float32
+    assert (features.grad.dtype, weight.grad.dtype) == (torch.bfloat16, torch.bfloat16)
 
 
-def test_huge_logits_stay_finite():
+def test_huge_logits_stay_finite_with_and_without_gradients():
     features, weight, labels = make_inputs(n_ignored=0)
     loss = cross_entropy(features * 1e4, Head(weight), labels, 0.1)
     loss.total.backward()
-    assert loss.total.isfinite()
-    assert features.grad.isfinite().all()
-
-
-def test_no_grad_computes_the_same_sums():
-    features, weight, labels = make_inputs()
+    assert loss.total.isfinite() and features.grad.isfinite().all()
     with torch.no_grad():
-        loss = cross_entropy(features, Head(weight), labels, 0.1)
-    assert not loss.total.requires_grad
-    assert torch.equal(loss.total, cross_entropy(features, Head(weight), labels, 0.1).total)
+        total = cross_entropy(features * 1e4, Head(weight), labels, 0.1).total
+    assert not total.requires_grad and torch.equal(total, loss.total)

@@ -1,12 +1,9 @@
-"""Norms against their formulas and against torch."""
-
 import pytest
 import torch
 from tests.nn.model_helpers import randomize
 from torch import nn
 
 from polyhead.core.choice import Choice
-from polyhead.core.errors import UserError
 from polyhead.core.registry import NORM
 from polyhead.nn.norm import BatchNorm, LayerNorm, NoNorm, RMSNorm
 
@@ -17,7 +14,6 @@ def rms(x, weight, eps):
 
 
 def compute_gradients(norm, x, gradient):
-    """Output and gradients of the input and the weight."""
     norm.zero_grad()
     leaf = x.clone().requires_grad_()
     y = norm(leaf)
@@ -53,8 +49,6 @@ def test_rmsnorm_without_weight_has_no_parameters():
     torch.testing.assert_close(norm(x), expected)
     torch.testing.assert_close(torch.autograd.grad(norm(x), x, g), torch.autograd.grad(expected, x, g))
     assert not list(norm.parameters()) and not norm.state_dict()
-    with pytest.raises(UserError, match="zero_centered of rmsnorm requires a weight"):
-        RMSNorm(4, weight=False, zero_centered=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -77,24 +71,17 @@ def test_rmsnorm_equals_that_of_torch_or_gemma(zero_centered, dtype):
 
 
 def test_rmsnorm_of_bf16_gives_bf16_with_fp32_weights():
-    """As under autocast."""
-    norm, x = RMSNorm(8), torch.randn(3, 8).bfloat16()
-    y, x_gradient, weight_gradient = compute_gradients(norm, x, torch.ones_like(x))
-    assert (y.dtype, x_gradient.dtype, weight_gradient.dtype) == (
-        torch.bfloat16,
-        torch.bfloat16,
-        torch.float32,
-    )
+    x = torch.randn(3, 8).bfloat16()
+    dtypes = [y.dtype for y in compute_gradients(RMSNorm(8), x, torch.ones_like(x))]
+    assert dtypes == [torch.bfloat16, torch.bfloat16, torch.float32]
 
 
 @pytest.mark.parametrize("name", NORM.names())
 def test_zero_and_huge_tokens_stay_finite(name):
-    norm = NORM.build(Choice(name), 8)
     x = torch.stack([torch.zeros(8), torch.full((8,), 1e15), torch.arange(8.0) * 1e-20]).requires_grad_()
-    y = norm(x)
+    y = NORM.build(Choice(name), 8)(x)
     (y * torch.arange(8.0)).sum().backward()
-    assert y.isfinite().all()
-    assert x.grad.isfinite().all()
+    assert y.isfinite().all() and x.grad.isfinite().all()
 
 
 def test_second_derivative_of_rmsnorm_is_refused():
@@ -113,7 +100,6 @@ HOLES = torch.tensor([[0, -1, 1, 2, -1], [-1, -1, -1, 0, 1]])
 @pytest.mark.parametrize("pos", [None, RAGGED_POS, HOLES], ids=["full", "ragged", "holes"])
 @pytest.mark.parametrize("momentum", [0.1, 1.0])
 def test_batchnorm_equals_that_of_torch_on_the_tokens(pos, momentum, dtype):
-    """Output, gradients, running statistics over several batches, and evaluation with those."""
     norm = randomize(BatchNorm(6, eps=0.01, momentum=momentum), 1).to(dtype)
     expected = randomize(nn.BatchNorm1d(6, eps=0.01, momentum=momentum), 1).to(dtype)
     rows = 4 if pos is None else len(pos)
@@ -139,10 +125,8 @@ def test_batchnorm_equals_that_of_torch_on_the_tokens(pos, momentum, dtype):
 def test_padding_is_not_in_batch_statistics():
     x, results = torch.randn(4, 5, 6), []
     for filler in (0.0, 7.0, 1e30):
-        norm = BatchNorm(6)
-        y = norm(x.masked_fill((RAGGED_POS < 0)[:, :, None], filler).requires_grad_(), RAGGED_POS)[
-            RAGGED_POS >= 0
-        ]
+        norm, is_token = BatchNorm(6), RAGGED_POS >= 0
+        y = norm(x.masked_fill(~is_token[:, :, None], filler).requires_grad_(), RAGGED_POS)[is_token]
         y.square().sum().backward()
         results.append((y, norm.running_mean, norm.running_var, norm.weight.grad))
     assert all(torch.equal(a, b) for other in results[1:] for a, b in zip(results[0], other, strict=True))
@@ -150,7 +134,6 @@ def test_padding_is_not_in_batch_statistics():
 
 @pytest.mark.parametrize("n_tokens", [0, 1])
 def test_batch_without_variance_uses_running_statistics(n_tokens):
-    """And leaves them unchanged; gradients are finite."""
     norm, mean, var = BatchNorm(3), torch.tensor([1.0, 2.0, 3.0]), torch.tensor([4.0, 5.0, 6.0])
     norm.running_mean.copy_(mean), norm.running_var.copy_(var)
     x = torch.randn(2, 4, 3, requires_grad=True)
@@ -179,12 +162,6 @@ def test_non_finite_batch_does_not_change_running_statistics():
     norm(torch.tensor([[[1.0, float("inf"), 3.0], [3.0, 4.0, float("nan")]]]))
     assert norm.running_mean.tolist() == [1.0, 0.0, 0.0]
     assert norm.running_var.tolist() == [1.5, 1.0, 1.0]
-
-
-@pytest.mark.parametrize("momentum", [0.0, -0.1, 1.5])
-def test_invalid_momentum_is_refused(momentum):
-    with pytest.raises(UserError, match=f"momentum of batchnorm must be .* not {momentum}"):
-        BatchNorm(3, momentum=momentum)
 
 
 def test_no_norm_returns_its_input():

@@ -1,5 +1,3 @@
-"""Layers that read tokens in sequence skip padding and do not cross documents."""
-
 import pytest
 import torch
 
@@ -13,7 +11,6 @@ DOCUMENTS = [(0, [0, 1, 2]), (0, [3, 4]), (0, [5]), (1, [0, 1]), (1, [2, 4]), (2
 
 
 def difference(x):
-    """Each token minus the one before it, which is 0 for the first."""
     return x - torch.cat([torch.zeros_like(x[:, :1]), x[:, :-1]], 1)
 
 

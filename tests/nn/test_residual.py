@@ -1,5 +1,3 @@
-"""Residual connections: what is added to what, and the position of the norms."""
-
 import pytest
 import torch
 from tests.nn.model_helpers import randomize

@@ -1,5 +1,3 @@
-"""Shards of indices and of a vocabulary; the models that use them are tested in tests/laws."""
-
 import pytest
 import torch
 

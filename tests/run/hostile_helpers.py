@@ -1,12 +1,7 @@
-"""Hostile inputs by a seeded generator, and a process in which a verb meets each of them."""
-
-from __future__ import annotations
-
 import copy
 import io
 import json
 import os
-import random
 import resource
 import shutil
 import signal
@@ -14,9 +9,8 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 MEMORY = 6 << 30  # bytes of address space; a bomb needs more
 SECONDS = 60
@@ -44,14 +38,12 @@ PATTERNS += ["", "|", "(a*)*", r"\1"]
 
 
 class Hostile(NamedTuple):
-    """One input: files of a run that are replaced, and the text of standard input."""
-
     name: str
     files: dict[str, bytes]
     text: bytes = b"ein hund bellt . aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa!\nab\n"
 
 
-def dump(value: Any) -> bytes:
+def dump(value):
     sys.set_int_max_str_digits(0)
     try:
         return json.dumps(value).encode()
@@ -59,10 +51,10 @@ def dump(value: Any) -> bytes:
         sys.set_int_max_str_digits(4300)
 
 
-def mutate(rng: random.Random, value: Any) -> Any:
+def mutate(rng, value):
     """The value with one of its parts replaced by one that is too large, of another type or absent."""
     value = copy.deepcopy(value)
-    slots: list[tuple[Any, Any]] = []
+    slots = []
     stack = [value]
     while stack:
         item = stack.pop()
@@ -79,7 +71,7 @@ def mutate(rng: random.Random, value: Any) -> Any:
     return value
 
 
-def bad_bytes(rng: random.Random, content: bytes) -> bytes:
+def bad_bytes(rng, content):
     """The content damaged as bytes: cut, nested, with half a surrogate pair, a long number or a BOM."""
     kind = rng.randrange(6)
     if kind == 0:
@@ -98,8 +90,7 @@ def bad_bytes(rng: random.Random, content: bytes) -> bytes:
     return bytes(content_copy)
 
 
-def hostile_tokenizer(rng: random.Random, rules: dict[str, Any]) -> dict[str, Any]:
-    """The rules of a tokenizer with one part that is too expensive, too large or invalid."""
+def hostile_tokenizer(rng, rules):
     rules = copy.deepcopy(rules)
     pattern = {rng.choice(["Regex", "Regex", "String"]): rng.choice(PATTERNS)}
     bomb = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * rng.choice([2, 10, 1000])}
@@ -153,16 +144,14 @@ def hostile_tokenizer(rng: random.Random, rules: dict[str, Any]) -> dict[str, An
     return rules
 
 
-def hostile_config(rng: random.Random, config: dict[str, Any]) -> dict[str, Any]:
-    """A config with a size that is far too large, or mutated."""
+def hostile_config(rng, config):
     if rng.random() < 0.5:
         return dict(mutate(rng, config))
     sizes = [key for key, value in config.items() if type(value) is int]
     return config | {rng.choice(sizes): rng.choice([*BIG, 10**9, 10**6, 7])}
 
 
-def hostile_weights(rng: random.Random, content: bytes) -> bytes:
-    """A safetensors file with a hostile header."""
+def hostile_weights(rng, content):
     size = int.from_bytes(content[:8], "little")
     header, data = json.loads(content[8 : 8 + size]), content[8 + size :]
     kind = rng.randrange(4)
@@ -181,7 +170,7 @@ def hostile_weights(rng: random.Random, content: bytes) -> bytes:
     return len(text).to_bytes(8, "little") + text + data
 
 
-def hostile_recipe(rng: random.Random, content: bytes) -> bytes:
+def hostile_recipe(rng, content):
     aliases = "a0: &a0 [x,x,x,x,x,x,x,x,x,x]\n" + "".join(
         f"a{i}: &a{i} [{','.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 12)
     )
@@ -203,7 +192,7 @@ def hostile_recipe(rng: random.Random, content: bytes) -> bytes:
     return "\n".join(lines).encode()
 
 
-def hostile_text(rng: random.Random) -> bytes:
+def hostile_text(rng):
     """Lines of a text: NULs, bytes that are no UTF-8, marks of direction, combining marks, one huge line."""
     texts = ["\u202e\u2066abc\u2069", "e" + "\u0301" * 5_000, "\u200b\u200d\ufeff", "\ufdfa" * 3_000]
     texts += [
@@ -237,14 +226,11 @@ TEMPLATES = [
 ]
 
 
-def generate(rng: random.Random, kind: str, count: int, directory: Path) -> Iterator[Hostile]:
-    """Hostile inputs of one kind, made of the files of a run or of a published checkpoint."""
-
-    def read(name: str) -> bytes:
+def generate(rng, kind, count, directory):
+    def read(name):
         return (directory / name).read_bytes()
 
-    def damage(name: str, change: Callable[[random.Random, Any], Any], share: float) -> bytes:
-        """The JSON file after a change; with the other probability, damaged as bytes."""
+    def damage(name, change, share):
         content = dump(change(rng, json.loads(read(name))))
         return content if rng.random() < share else bad_bytes(rng, read(name))
 
@@ -275,14 +261,12 @@ def generate(rng: random.Random, kind: str, count: int, directory: Path) -> Iter
 
 
 class Outcome(NamedTuple):
-    """Exit code and output of a process."""
-
     code: int  # negative: the signal that ended it
     output: str
     errors: str
 
 
-def run_apart(command: list[str], directory: Path, hostile: Hostile) -> Outcome:
+def run_apart(command, directory, hostile):
     """Run a verb in a child of this process, which has imported everything already, with limited memory."""
     with tempfile.TemporaryDirectory() as parent:
         run_dir = Path(shutil.copytree(directory, Path(parent) / "run"))
@@ -301,7 +285,7 @@ def run_apart(command: list[str], directory: Path, hostile: Hostile) -> Outcome:
         return Outcome(os.waitstatus_to_exitcode(status[1]), output, errors)
 
 
-def _run_child(arguments: list[str], files: list[Path]) -> None:
+def _run_child(arguments, files):
     code = 70
     try:
         for number, file in enumerate(files):

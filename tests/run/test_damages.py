@@ -1,15 +1,9 @@
-"""2,000 damages to run directories by a seeded generator: each is reported, and none is a crash."""
-
-from __future__ import annotations
-
 import hashlib
 import os
 import random
 import shutil
 import signal
-from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -20,7 +14,6 @@ import polyhead as ph
 from polyhead.config.recipe import Recipe
 from polyhead.core.errors import UserError
 from polyhead.nn.state import named_state
-from polyhead.run.run import Run
 from polyhead.run.verify_run import verify_run
 from polyhead.train.run_training import run_training
 
@@ -38,14 +31,12 @@ COVERED_FILES += ["tokenizer.json", "tokenizer_config.json"]
 
 
 class Pristine(NamedTuple):
-    """A finished run as training left it."""
-
     recipe: Recipe
     fingerprint: dict[str, Any]
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pristine]:
+def runs(tmp_path_factory):
     directory = tmp_path_factory.mktemp("damages")
     write_texts(directory)
     runs = {}
@@ -56,13 +47,12 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pristine]:
     return runs
 
 
-def fingerprint(run: Run) -> dict[str, Any]:
-    """Everything that outputs depend on, and some outputs."""
+def fingerprint(run):
     digest = hashlib.sha256()
     for name, tensor in sorted(named_state(run.model).items()):
         digest.update(name.encode() + tensor.detach().numpy().tobytes())
     texts = ["red blue", "the house is green"]
-    outputs: Any = {
+    outputs = {
         "encoder-decoder": lambda: run.translate(texts),
         "decoder": lambda: run.generate(texts, seed=1, max_new_tokens=4),
         "classifier": lambda: run.classify(texts),
@@ -89,7 +79,6 @@ def write_zeros(path, content, rng, other):
 
 
 def link(path, content, rng, other):
-    """Link to itself, to nothing, to a device, or to another file."""
     path.symlink_to(rng.choice([path.name, "nothing", "/dev/zero", "/dev/null", str(other)]))
 
 
@@ -110,8 +99,7 @@ DAMAGES = {
 NAMES = [name for name, (_, weight) in DAMAGES.items() for _ in range(weight)]
 
 
-def damage_file(directory: Path, rng: random.Random, other_paths: list[Path]) -> str:
-    """Damage, delete or replace one file of a run; returns what was done."""
+def damage_file(directory, rng, other_paths):
     files = [path for path in sorted(directory.rglob("*")) if path.is_file() and not path.is_symlink()]
     at_top = [path for path in files if path.parent == directory and path.name in COVERED_FILES]
     path = rng.choice(rng.choice([at_top, files]) or files)
@@ -128,8 +116,8 @@ def damage_file(directory: Path, rng: random.Random, other_paths: list[Path]) ->
 
 
 @contextmanager
-def time_limit() -> Iterator[None]:
-    def fail(*_: Any) -> None:
+def time_limit():
+    def fail(*_):
         raise TimeoutError(f"more than {TIME_LIMIT} s")
 
     previous = signal.signal(signal.SIGALRM, fail)
@@ -141,11 +129,11 @@ def time_limit() -> Iterator[None]:
         signal.signal(signal.SIGALRM, previous)
 
 
-def same_content(a: Path, b: Path) -> bool:
+def same_content(a, b):
     return a.is_file() and a.read_bytes() == b.read_bytes()
 
 
-def find_fault(directory: Path, pristine: Pristine, caplog: pytest.LogCaptureFixture) -> str:
+def find_fault(directory, pristine, caplog):
     """Why the damage to a run is not handled as it must be; "" if it is."""
     caplog.clear()
     try:
@@ -178,7 +166,7 @@ def find_fault(directory: Path, pristine: Pristine, caplog: pytest.LogCaptureFix
     return ""
 
 
-def find_resume_fault(directory: Path, pristine: Pristine, caplog: pytest.LogCaptureFixture) -> str:
+def find_resume_fault(directory, pristine, caplog):
     """As ``find_fault``, for ``--resume``: refused, or the weights of the undamaged run."""
     caplog.clear()
     recipe = pristine.recipe.model_copy(update={"out": directory})

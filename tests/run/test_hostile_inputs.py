@@ -1,12 +1,7 @@
-"""Hostile files and texts: each is used, or refused in one line, and none crashes the process."""
-
-from __future__ import annotations
-
 import random
-from pathlib import Path
 
 import pytest
-from tests.run.hostile_helpers import Hostile, Outcome, generate, run_apart
+from tests.run.hostile_helpers import generate, run_apart
 from tests.run.run_helpers import TEXTS, make_run
 
 from polyhead.cli import main
@@ -26,8 +21,7 @@ N_EACH = {
 
 
 @pytest.fixture(scope="module")
-def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A trained translator, which has a recipe, and a language model as a published checkpoint."""
+def directories(tmp_path_factory):
     root = tmp_path_factory.mktemp("hostile")
     for side in ("src", "tgt"):
         (root / f"train.{side}").write_text("\n".join(TEXTS * 4) + "\n")
@@ -44,8 +38,7 @@ def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {"translator": root / "translator", "published": root / "published"}
 
 
-def find_problem(outcome: Outcome, hostile: Hostile) -> str:
-    """What is wrong with an outcome; empty if nothing."""
+def find_problem(outcome, hostile):
     lines = outcome.errors.splitlines()
     signs = ("Traceback", "panicked", "bug in Polyhead", "out of memory", "stack backtrace")
     if outcome.code not in (0, 2) or any(sign in outcome.errors for sign in signs):

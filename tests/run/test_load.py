@@ -1,5 +1,3 @@
-"""Tests of run/load.py."""
-
 import json
 import re
 
@@ -135,7 +133,6 @@ def test_missing_directory_names_the_nearest(run_dir):
 
 @pytest.fixture
 def unfinished_run(run_copy):
-    """A run with two checkpoints and no final weights; the directory and the newer weights."""
     (run_copy / "model.safetensors").unlink()
     weights = {name: p.detach().clone() for name, p in make_run().model.named_parameters()}
     digest = {"tokenizer_sha256": make_tokenizer().sha256}

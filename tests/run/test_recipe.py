@@ -1,5 +1,3 @@
-"""Tests of run/recipe.py: a model that cannot be built is refused wherever its recipe or config is read."""
-
 import json
 from pathlib import Path
 

@@ -1,5 +1,3 @@
-"""Tests of run/run.py: saved and loaded runs, scores, options and empty texts."""
-
 import json
 import math
 import subprocess

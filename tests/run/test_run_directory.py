@@ -1,5 +1,3 @@
-"""Tests of run/run_directory.py."""
-
 import json
 import shutil
 
@@ -52,7 +50,6 @@ def test_keys_of_hugging_face_are_ignored(run_copy):
 
 
 def save_untrained(directory, task, **data):
-    """Save a run of a task with random weights, as training saves it."""
     recipe = task_recipe(directory, task, directory / "run")
     recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update=data)})
     tokenizer = make_tokenizer()

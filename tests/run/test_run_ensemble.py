@@ -1,5 +1,3 @@
-"""Tests of run/run_ensemble.py: outputs are the means of the runs, in Python and on the command line."""
-
 import re
 
 import numpy as np
@@ -40,7 +38,6 @@ KINDS = {
 
 
 def save(directory, kind, number, **changes):
-    """Save the first or the second run of a kind."""
     size = 300 if kind != "classifier" else 300 - 10 * number  # the tokenizers of classifiers differ
     tokenizer = train_tokenizer(TEXTS * 20, Choice("bpe"), size)
     sizes = {"d_ff": 32, "tie_embeddings": "none"} | SIZES[number] | KINDS[kind][number] | changes
@@ -56,7 +53,6 @@ def save(directory, kind, number, **changes):
 
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory):
-    """The directories of two runs of each kind."""
     directory = tmp_path_factory.mktemp("ensemble")
     return {kind: [save(directory / f"{kind}-{n}", kind, n) for n in (0, 1)] for kind in KINDS}
 
@@ -73,7 +69,6 @@ def assert_different(a, b):
 
 
 def mean_log_prob(runs, inputs, labels):
-    """The log of the mean probability of labels, whose logits are those of the model for the inputs."""
     logits = [run.model(*inputs)[0].detach().double() for run in runs]
     p = [row.softmax(-1).numpy()[range(len(labels)), labels] for row in logits]
     assert_different(*p)

@@ -1,5 +1,3 @@
-"""Tests of run/run_manifest.py: digests, lost weights and files of the wrong type."""
-
 import hashlib
 import json
 import os
@@ -31,7 +29,6 @@ def are_equal(a, b):
 
 
 def make_other_run():
-    """A run with other weights."""
     run = make_run()
     for tensor in run.model.parameters():
         tensor.data += 1
@@ -150,7 +147,6 @@ def test_checkpoints_that_are_a_file_are_damage(run_copy):
 
 
 def test_interrupted_save_loads_the_new_weights(run_copy, monkeypatch):
-    """The weights are new and their digest is missing."""
     other = make_other_run()
 
     def interrupt(*_):
@@ -174,7 +170,6 @@ def test_resumed_run_keeps_the_digest_of_its_weights(run_copy):
 
 @pytest.fixture
 def checkpoints(run_copy):
-    """Steps 2, 4 and 6, each with a moving average; the best evaluation was at step 4."""
     states = {}
     base = {name: p.detach().clone() for name, p in make_run().model.named_parameters()}
     extra = {"tokenizer_sha256": make_run().tokenizer.sha256}

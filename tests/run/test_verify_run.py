@@ -1,5 +1,3 @@
-"""Tests of run/verify_run.py."""
-
 import pytest
 from tests.run.run_helpers import edit, make_run
 
@@ -17,7 +15,6 @@ def statuses(directory):
 
 @pytest.fixture
 def expected(run_copy):
-    """The statuses of an undamaged run with two checkpoints."""
     for step in (1, 2):
         groups = {"model": dict(make_run().model.named_parameters())}
         save_checkpoint(run_copy / "checkpoints", step, groups, {})

@@ -1,14 +1,11 @@
-"""The forms of a fused residual."""
-
 import pytest
 
 from polyhead.kernels.training import feed_forward_forms, linear_forms
 
 
 @pytest.fixture(params=["passes", "blocks"])
-def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Each form in turn; without this the fastest is chosen."""
-    name: str = request.param
+def form(request, monkeypatch):
+    name = request.param
     for module in (feed_forward_forms, linear_forms):
         monkeypatch.setattr(module, "fastest_product", lambda kind, forms, *_: forms[name])
     return name

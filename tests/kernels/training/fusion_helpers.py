@@ -1,14 +1,6 @@
-"""Shared by the tests of fused sub-layers: whether they are fused, and their gradients in each precision."""
+from contextlib import ExitStack, contextmanager
 
-from __future__ import annotations
-
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Any
-
-import pytest
 import torch
-from torch import Tensor, nn
 
 from polyhead.kernels.training import mode
 from polyhead.kernels.training.mode import TrainingKernels
@@ -16,12 +8,12 @@ from polyhead.nn import kv
 
 
 @contextmanager
-def record_fusions(monkeypatch: pytest.MonkeyPatch, table: str = "SUBLAYER_FUSIONS") -> Iterator[list[bool]]:
+def record_fusions(monkeypatch, table="SUBLAYER_FUSIONS"):
     """For each call that has a form in this table of ``mode``, whether it was fused."""
-    record: list[bool] = []
+    record = []
 
-    def record_use(fusion: Any) -> Any:
-        def call(*args: Any, **kwargs: Any) -> Any:
+    def record_use(fusion):
+        def call(*args, **kwargs):
             index = len(record)
             record.append(True)  # before the call, which a recomputation leaves by an exception
             out = fusion(*args, **kwargs)
@@ -36,20 +28,17 @@ def record_fusions(monkeypatch: pytest.MonkeyPatch, table: str = "SUBLAYER_FUSIO
         yield record
 
 
-def compute_gradients(sublayer: nn.Module, inputs: Sequence[Tensor], weights: Tensor) -> list[Tensor]:
-    """The output, and the gradients of the inputs and of all parameters."""
+def compute_gradients(sublayer, inputs, weights):
     inputs = [x.clone().requires_grad_() for x in inputs]
     out = sublayer(*inputs)
     return [out, *torch.autograd.grad((out * weights.to(out.dtype)).sum(), (*inputs, *sublayer.parameters()))]
 
 
-def run_precisions(
-    sublayer: nn.Module, inputs: Sequence[Tensor], weights: Tensor, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+def run_precisions(sublayer, inputs, weights, monkeypatch):
     """Each output and gradient: fused in fp32, fused in bf16, plain in bf16, plain in fp64."""
     state = torch.get_rng_state()
 
-    def run(*contexts: AbstractContextManager[object]) -> list[Tensor]:
+    def run(*contexts):
         torch.set_rng_state(state)
         with ExitStack() as stack:
             for context in contexts:

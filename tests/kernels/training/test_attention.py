@@ -1,16 +1,9 @@
-"""Attention of training in one kernel, against float64."""
-
 import pytest
 import torch
 import torch.nn.functional as F
 from tests.kernels.build_extension_helpers import needs_kernels
-from torch import Tensor
 
-from polyhead.kernels.training.attention import (
-    AttentionCall,
-    attend_in_training,
-    can_attend,
-)
+from polyhead.kernels.training.attention import AttentionCall, attend_in_training, can_attend
 
 pytestmark = needs_kernels
 
@@ -26,7 +19,7 @@ SIZES = [
 ]
 
 
-def draw_qkv(size: tuple[int, ...], dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
+def draw_qkv(size, dtype=torch.float32):
     """Queries, keys and values as slices of one buffer, as a projection returns them."""
     B, T, S, H, K, D, Dv = size
     widths = H * D, K * D, K * Dv
@@ -35,7 +28,7 @@ def draw_qkv(size: tuple[int, ...], dtype: torch.dtype = torch.float32) -> tuple
     return q.requires_grad_(), k.requires_grad_(), v.requires_grad_()
 
 
-def reference_attention(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> Tensor:
+def reference_attention(q, k, v, call):
     """The formula in float64: softmax(q kᵀ scale + bias) v, 0 for queries without keys."""
     group = q.size(2) // k.size(2)
     q, k, v = (x.double().transpose(1, 2) for x in (q, k, v))
@@ -51,7 +44,7 @@ def reference_attention(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) ->
     return (weights @ v).transpose(1, 2)
 
 
-def rotate_reference(x: Tensor, call: AttentionCall) -> Tensor:
+def rotate_reference(x, call):
     """(B, H, T, D), as complex numbers times e^iθ."""
     cos, sin = (angle.double()[:, None] for angle in (call.cos, call.sin))
     width = 2 * cos.size(-1)
@@ -61,11 +54,11 @@ def rotate_reference(x: Tensor, call: AttentionCall) -> Tensor:
     return torch.cat([(rotary if call.is_interleaved else rotary.mT).flatten(-2), rest], -1)
 
 
-def output_and_gradients(out: Tensor, inputs: tuple[Tensor, ...], grad: Tensor) -> list[Tensor]:
+def output_and_gradients(out, inputs, grad):
     return [out.detach(), *torch.autograd.grad(out, inputs, grad.to(out.dtype))]
 
 
-def check(size: tuple[int, ...], call: AttentionCall) -> None:
+def check(size, call):
     qkv = draw_qkv(size)
     grad = torch.randn(*qkv[0].shape[:3], size[-1])
     results = output_and_gradients(attend_in_training(*qkv, call), qkv, grad)
@@ -76,34 +69,33 @@ def check(size: tuple[int, ...], call: AttentionCall) -> None:
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("causal", [False, True])
-def test_outputs_and_gradients_are_those_of_float64(size: tuple[int, ...], causal: bool) -> None:
+def test_outputs_and_gradients_are_those_of_float64(size, causal):
     check(size, AttentionCall(causal=causal, scale=0.3))
 
 
 @pytest.mark.parametrize("shape", [(2, 1, 1, 70), (1, 4, 1, 70), (2, 1, 33, 70), (2, 4, 33, 70)], ids=str)
 @pytest.mark.parametrize("causal", [False, True])
-def test_masked_queries_give_zero(shape: tuple[int, ...], causal: bool) -> None:
+def test_masked_queries_give_zero(shape, causal):
     mask = torch.rand(shape) < 0.4
     mask[..., 60:] = False
     mask[-1, :, 3 % shape[2]] = False
     check((2, 33, 70, 4, 2, 32, 48), AttentionCall(mask, causal=causal))
 
 
-def test_blocks_that_no_query_sees_are_skipped() -> None:
-    """A window of 20 keys, far from most of the others."""
+def test_blocks_that_no_query_sees_are_skipped():
     distance = torch.arange(300)[:, None] - torch.arange(300)
     check((1, 300, 300, 2, 1, 32, 32), AttentionCall(((distance >= 0) & (distance < 20))[None, None]))
 
 
 @pytest.mark.parametrize("shape", [(1, 4, 33, 70), (2, 1, 1, 70), (1, 4, 1, 70)], ids=str)
-def test_bias_is_added(shape: tuple[int, ...]) -> None:
+def test_bias_is_added(shape):
     check((2, 33, 70, 4, 2, 32, 48), AttentionCall(torch.rand(2, 1, 1, 70) < 0.7, torch.randn(shape)))
 
 
 @pytest.mark.parametrize("is_interleaved", [False, True])
 @pytest.mark.parametrize("width", [32, 12])
 @pytest.mark.parametrize("rows", [1, 2])
-def test_queries_and_keys_are_rotary(is_interleaved: bool, width: int, rows: int) -> None:
+def test_queries_and_keys_are_rotary(is_interleaved, width, rows):
     angle = torch.randn(rows, 70, width // 2)
     check(
         (2, 70, 70, 4, 2, 32, 48),
@@ -113,7 +105,7 @@ def test_queries_and_keys_are_rotary(is_interleaved: bool, width: int, rows: int
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("size", SIZES[1:], ids=str)
-def test_bf16_is_as_exact_as_torch(size: tuple[int, ...], causal: bool) -> None:
+def test_bf16_is_as_exact_as_torch(size, causal):
     causal = causal and size[1] == size[2]  # torch aligns the triangle of other lengths in another way
     qkv = draw_qkv(size, torch.bfloat16)
     grad = torch.randn(*qkv[0].shape[:3], size[-1]).bfloat16()
@@ -132,8 +124,7 @@ def test_bf16_is_as_exact_as_torch(size: tuple[int, ...], causal: bool) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_row_does_not_depend_on_the_batch(dtype: torch.dtype) -> None:
-    """A row alone and in a batch with more padding gives the same bits."""
+def test_a_row_does_not_depend_on_the_batch(dtype):
     q, k, v = draw_qkv((3, 40, 40, 2, 1, 32, 32), dtype)
     mask = torch.arange(40) < torch.tensor([40, 25, 31])[:, None, None, None]
     grad = torch.randn(3, 40, 2, 32).to(dtype)
@@ -147,17 +138,14 @@ def test_a_row_does_not_depend_on_the_batch(dtype: torch.dtype) -> None:
     assert torch.equal(results[0], batch_results[0][1:2, :25])
     full_rows = [x.detach()[1:2].requires_grad_() for x in (q, k, v)]
     results = output_and_gradients(
-        attend_in_training(*full_rows, AttentionCall(mask[1:2], causal=True)),
-        tuple(full_rows),
-        grad[1:2],
+        attend_in_training(*full_rows, AttentionCall(mask[1:2], causal=True)), tuple(full_rows), grad[1:2]
     )
     for result, expected in zip(results, batch_results, strict=True):
         assert torch.equal(result, expected[1:2])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_nan_propagates(dtype: torch.dtype) -> None:
-    """A NaN key makes all queries that see it NaN, and their gradients."""
+def test_nan_propagates(dtype):
     q, k, v = draw_qkv((1, 40, 40, 2, 2, 32, 32), dtype)
     with torch.no_grad():
         k[0, 30, 0, 5] = torch.nan
@@ -170,7 +158,7 @@ def test_nan_propagates(dtype: torch.dtype) -> None:
     assert dq[0, 30:, 0].isnan().any() and dk.isnan().any() and dv.isnan().any()
 
 
-def test_supported_head_dims() -> None:
+def test_supported_head_dims():
     x, odd = torch.zeros(1, 3, 2, 32), torch.zeros(1, 3, 2, 24)
     assert can_attend(x, x, x)
     assert not can_attend(odd, odd, x)

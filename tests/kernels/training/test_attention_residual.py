@@ -1,12 +1,8 @@
-"""Fused residuals with attention against the plain modules in fp64."""
-
-from typing import Any
-
 import pytest
 import torch
 from tests.kernels.build_extension_helpers import needs_kernels
 from tests.kernels.training.fusion_helpers import record_fusions, run_precisions
-from torch import Tensor, nn
+from torch import nn
 
 from polyhead.config.model import AttentionShape
 from polyhead.core.choice import Choice
@@ -14,10 +10,7 @@ from polyhead.core.registry import ATTENTION, NORM, POSITION
 from polyhead.kernels.training.mode import TrainingKernels
 from polyhead.nn.residual import Residual
 
-pytestmark = [
-    needs_kernels,
-    pytest.mark.usefixtures("form"),
-]
+pytestmark = [needs_kernels, pytest.mark.usefixtures("form")]
 
 WIDTH, HEADS, LENGTH, SOURCE_LENGTH = 64, 4, 37, 21
 PADDING = torch.arange(LENGTH) >= torch.tensor([37, 20, 1])[:, None]
@@ -25,18 +18,16 @@ POS = torch.arange(LENGTH).expand(3, -1).masked_fill(PADDING, -1)
 
 
 class Sublayer(nn.Module):
-    """A residual and attention to its own tokens, or to those of a source (B, S, C)."""
-
     def __init__(
         self,
-        attention: dict[str, Any],
-        position: str = "none",
-        norm: str = "layernorm",
-        norm_first: bool = True,
-        causal: bool = True,
-        shape: dict[str, int] | None = None,
-        **options: Any,
-    ) -> None:
+        attention,
+        position="none",
+        norm="layernorm",
+        norm_first=True,
+        causal=True,
+        shape=None,
+        **options,
+    ):
         super().__init__()
         sizes = {"n_heads": HEADS, "n_kv_heads": HEADS, "head_dim": 16, "v_head_dim": 16} | (shape or {})
         of_attention = AttentionShape(WIDTH, causal=causal, max_len=64, **sizes)
@@ -45,11 +36,11 @@ class Sublayer(nn.Module):
             Choice.from_config({"name": "softmax"} | attention), of_attention, self.scheme
         )
         self.residual = Residual(NORM.build(Choice(norm), WIDTH), norm_first, **options)
-        self.pos: Tensor | None = None
+        self.pos = None
         for weight in self.parameters():
             nn.init.normal_(weight, std=0.2)
 
-    def forward(self, x: Tensor, source: Tensor | None = None) -> Tensor:
+    def forward(self, x, source=None):
         pos, memory = self.pos, None
         if source is not None:
             source_pos = torch.arange(SOURCE_LENGTH).expand(len(x), -1).clone()
@@ -59,12 +50,7 @@ class Sublayer(nn.Module):
         return self.residual(x, self.layer, pos, None, memory, scheme)
 
 
-def check_sublayer(
-    sublayer: Sublayer,
-    monkeypatch: pytest.MonkeyPatch,
-    pos: Tensor | None = None,
-    source: Tensor | None = None,
-) -> None:
+def check_sublayer(sublayer, monkeypatch, pos=None, source=None):
     torch.manual_seed(2)
     x, weights = torch.randn(3, LENGTH, WIDTH), torch.randn(3, LENGTH, WIDTH)
     if pos is not None:
@@ -82,9 +68,7 @@ def check_sublayer(
 @pytest.mark.parametrize("norm_first", [True, False])
 @pytest.mark.parametrize("norm", ["layernorm", "rmsnorm", "none"])
 @pytest.mark.parametrize("pos", [None, POS], ids=["full", "padded"])
-def test_self_attention(
-    norm: str, norm_first: bool, pos: Tensor | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_self_attention(norm, norm_first, pos, monkeypatch):
     torch.manual_seed(1)
     check_sublayer(Sublayer({}, norm=norm, norm_first=norm_first, dropout=0.1, scale=0.5), monkeypatch, pos)
 
@@ -95,22 +79,20 @@ def test_self_attention(
     ids=str,
 )
 @pytest.mark.parametrize("causal", [True, False])
-def test_options_of_attention(
-    attention: dict[str, Any], causal: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_options_of_attention(attention, causal, monkeypatch):
     torch.manual_seed(1)
     check_sublayer(Sublayer(attention, causal=causal), monkeypatch)
 
 
 @pytest.mark.parametrize("position", ["rope", "alibi", "sinusoidal"])
 @pytest.mark.parametrize("shape", [{}, {"n_kv_heads": 2}, {"head_dim": 32, "v_head_dim": 48}], ids=str)
-def test_positions_and_shapes(position: str, shape: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_positions_and_shapes(position, shape, monkeypatch):
     torch.manual_seed(1)
     check_sublayer(Sublayer({}, position, shape=shape), monkeypatch, POS)
 
 
 @pytest.mark.parametrize("norm_first", [True, False])
-def test_attention_to_a_source(norm_first: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attention_to_a_source(norm_first, monkeypatch):
     torch.manual_seed(1)
     sublayer = Sublayer({}, norm_first=norm_first, causal=False, dropout=0.1, shape={"n_kv_heads": 2})
     check_sublayer(sublayer, monkeypatch, POS, torch.randn(3, SOURCE_LENGTH, WIDTH))
@@ -121,9 +103,7 @@ def test_attention_to_a_source(norm_first: bool, monkeypatch: pytest.MonkeyPatch
     [({"qk_norm": True}, "none"), ({"tie": "kv"}, "none"), ({"qk_norm": True}, "rope")],
     ids=str,
 )
-def test_attention_is_fused_in_plain_sublayers(
-    attention: dict[str, Any], position: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_attention_is_fused_in_plain_sublayers(attention, position, monkeypatch):
     torch.manual_seed(1)
     sublayer = Sublayer(attention, position)
     sublayer.pos = POS
@@ -137,9 +117,7 @@ def test_attention_is_fused_in_plain_sublayers(
     [({"softcap": 3.0}, "none"), ({"dropout": 0.1}, "none"), ({}, "t5"), ({}, "shaw")],
     ids=str,
 )
-def test_unsupported_attention_is_plain(
-    attention: dict[str, Any], position: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unsupported_attention_is_plain(attention, position, monkeypatch):
     torch.manual_seed(1)
     sublayer, x = Sublayer(attention, position), torch.randn(3, LENGTH, WIDTH)
     sublayer.pos = POS
@@ -151,7 +129,7 @@ def test_unsupported_attention_is_plain(
     assert not any(is_fused)
 
 
-def test_frozen_weights_have_no_gradient() -> None:
+def test_frozen_weights_have_no_gradient():
     torch.manual_seed(1)
     sublayer, x = Sublayer({}), torch.randn(3, LENGTH, WIDTH, requires_grad=True)
     sublayer.layer.requires_grad_(False)

@@ -1,7 +1,3 @@
-"""Products that end in an activation or a residual, each candidate against fp64."""
-
-from typing import Any
-
 import pytest
 import torch
 from tests.kernels.build_extension_helpers import needs_kernels
@@ -15,7 +11,7 @@ SHAPES = [(1, 2, 1), (3, 70, 65), (200, 34, 130), (500, 128, 64)]
 TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 4e-3}
 
 
-def make_inputs(shape: tuple[int, int, int], dtype: torch.dtype, with_bias: bool):
+def make_inputs(shape, dtype, with_bias):
     torch.manual_seed(1)
     rows, inner, columns = shape
     x, weight = torch.randn(rows, inner).to(dtype), torch.randn(columns, inner).to(dtype)
@@ -29,7 +25,7 @@ def make_inputs(shape: tuple[int, int, int], dtype: torch.dtype, with_bias: bool
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("candidate", epilogues._ACTIVATION)
-def test_activations(candidate: str, shape, dtype: torch.dtype, with_bias: bool) -> None:
+def test_activations(candidate, shape, dtype, with_bias):
     x, weight, bias, drop, exact, keep_scale = make_inputs(shape, dtype, with_bias)
     activation = Activation.of(torch.nn.GELU(), is_gated=False)
     hidden, active = epilogues._ACTIVATION[candidate](x, weight, bias, activation, drop)
@@ -42,7 +38,7 @@ def test_activations(candidate: str, shape, dtype: torch.dtype, with_bias: bool)
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("candidate", epilogues._RESIDUAL)
-def test_residuals(candidate: str, shape, dtype: torch.dtype, with_bias: bool) -> None:
+def test_residuals(candidate, shape, dtype, with_bias):
     x, weight, bias, drop, exact, keep_scale = make_inputs(shape, dtype, with_bias)
     residual = torch.randn(exact.shape)
     out = epilogues._RESIDUAL[candidate](x, weight, bias, residual, drop)
@@ -54,14 +50,12 @@ def test_residuals(candidate: str, shape, dtype: torch.dtype, with_bias: bool) -
     ("dtype", "inner", "has_epilogue"),
     [(torch.float32, 3, True), (torch.bfloat16, 4, True), (torch.bfloat16, 3, False)],
 )
-def test_epilogues_need_rows_of_full_words(
-    dtype: torch.dtype, inner: int, has_epilogue: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_epilogues_need_rows_of_full_words(dtype, inner, has_epilogue, monkeypatch):
     """Packed rows are steps of 4 bytes; other rows are products of a library and a pass."""
     x, weight, bias, drop, exact, keep_scale = make_inputs((5, inner, 7), dtype, with_bias=True)
-    kinds: list[str] = []
+    kinds = []
 
-    def choose_epilogue(kind: str, candidates: dict[str, Any], *_: Any) -> Any:
+    def choose_epilogue(kind, candidates, *_):
         kinds.append(kind.split("-")[0])
         return candidates["epilogue"]
 

@@ -1,31 +1,24 @@
-"""Fused feed-forward residuals against the plain modules in fp64."""
-
-from typing import Any
-
 import pytest
 import torch
 from tests.kernels.build_extension_helpers import needs_kernels
 from tests.kernels.training.fusion_helpers import run_precisions
-from torch import Tensor, nn
+from torch import nn
 
 from polyhead.core.choice import Choice
 from polyhead.core.registry import FEED_FORWARD, NORM
 from polyhead.nn.residual import Residual
 
-pytestmark = [
-    needs_kernels,
-    pytest.mark.usefixtures("form"),
-]
+pytestmark = [needs_kernels, pytest.mark.usefixtures("form")]
 
 WIDTH, INNER = 48, 80
-LAYERS: list[dict[str, Any]] = [
+LAYERS = [
     *({"name": name} for name in ("relu", "relu2", "leaky_relu", "gelu", "silu", "tanh")),
     {"name": "gelu", "tanh": True, "bias": False},
     *({"name": name} for name in ("glu", "reglu", "geglu", "swiglu")),
     {"name": "swiglu", "bias": True},
     {"name": "geglu", "bias": "down"},
 ]
-NORMS: list[dict[str, Any]] = [
+NORMS = [
     {"name": "layernorm"},
     {"name": "layernorm", "bias": False},
     {"name": "rmsnorm"},
@@ -36,22 +29,18 @@ NORMS: list[dict[str, Any]] = [
 
 
 class Sublayer(nn.Module):
-    """A residual and its layer."""
-
-    def __init__(self, layer: dict[str, Any], norm: dict[str, Any], norm_first: bool, **options: Any) -> None:
+    def __init__(self, layer, norm, norm_first, **options):
         super().__init__()
         self.layer = FEED_FORWARD.build(Choice.from_config(layer), WIDTH, INNER)
         self.residual = Residual(NORM.build(Choice.from_config(norm), WIDTH), norm_first, **options)
         for weight in self.parameters():
             nn.init.normal_(weight, std=0.3)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.residual(x, self.layer)
 
 
-def check_sublayer(
-    sublayer: Sublayer, monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...] = (3, 37, WIDTH)
-) -> None:
+def check_sublayer(sublayer, monkeypatch, shape=(3, 37, WIDTH)):
     x, weights = torch.randn(shape), torch.randn(shape)
     errors, plain_errors = [], []
     for fused_fp32, fused_bf16, plain_bf16, exact in run_precisions(sublayer, [x], weights, monkeypatch):
@@ -64,7 +53,7 @@ def check_sublayer(
 
 @pytest.mark.parametrize("norm_first", [True, False])
 @pytest.mark.parametrize("layer", LAYERS, ids=str)
-def test_every_activation(layer: dict[str, Any], norm_first: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_activation(layer, norm_first, monkeypatch):
     torch.manual_seed(1)
     layer = layer | {"dropout": 0.2}
     check_sublayer(Sublayer(layer, {"name": "layernorm"}, norm_first, dropout=0.1), monkeypatch)
@@ -72,13 +61,13 @@ def test_every_activation(layer: dict[str, Any], norm_first: bool, monkeypatch: 
 
 @pytest.mark.parametrize("norm_first", [True, False])
 @pytest.mark.parametrize("norm", NORMS, ids=str)
-def test_every_norm(norm: dict[str, Any], norm_first: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_norm(norm, norm_first, monkeypatch):
     torch.manual_seed(1)
     check_sublayer(Sublayer({"name": "gelu"}, norm, norm_first, scale=0.5), monkeypatch)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 65, 200])
-def test_any_number_of_rows(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_number_of_rows(rows, monkeypatch):
     torch.manual_seed(1)
     sublayer = Sublayer({"name": "relu"}, {"name": "layernorm"}, True, dropout=0.1)
     check_sublayer(sublayer, monkeypatch, (rows, WIDTH))

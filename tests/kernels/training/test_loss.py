@@ -1,15 +1,10 @@
-"""The fused loss against cross-entropy in fp64."""
-
-from __future__ import annotations
-
 import math
-from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from tests.kernels.build_extension_helpers import needs_kernels
-from torch import Tensor, nn
+from torch import nn
 
 from polyhead.kernels.training import loss as loss_module
 from polyhead.kernels.training.loss import fuse_cross_entropy
@@ -27,7 +22,7 @@ CASES = [  # rows, vocabulary, width, bias, softcap, smoothing, scale
 ]
 
 
-def make_case(rows: int, vocab: int, width: int, has_bias: bool, softcap: float | None, scale: float) -> Any:
+def make_case(rows, vocab, width, has_bias, softcap, scale):
     torch.manual_seed(rows)
     bias = nn.Parameter(torch.randn(vocab)) if has_bias else None
     head = Head(nn.Parameter(torch.randn(vocab, width)), bias, scale, softcap)
@@ -36,13 +31,13 @@ def make_case(rows: int, vocab: int, width: int, has_bias: bool, softcap: float 
     return torch.randn(rows, 2, width, requires_grad=True), head, labels
 
 
-def expected_loss(x: Tensor, head: Head, labels: Tensor, smoothing: float) -> tuple[Tensor, ...]:
+def expected_loss(x, head, labels, smoothing):
     """Total, nll and all gradients of 0.3 total by torch's loss in fp64."""
     x, weight = (value.detach().double().requires_grad_() for value in (x, head.weight))
     bias = None if head.bias is None else head.bias.detach().double().requires_grad_()
     logits = F.linear(x * head.scale, weight, bias).flatten(0, 1)
     logits = logits if head.softcap is None else head.softcap * torch.tanh(logits / head.softcap)
-    options: dict[str, Any] = {"ignore_index": IGNORE_INDEX, "reduction": "sum"}
+    options = {"ignore_index": IGNORE_INDEX, "reduction": "sum"}
     total = F.cross_entropy(logits, labels.flatten(), label_smoothing=smoothing, **options)
     inputs = [x, weight] if bias is None else [x, weight, bias]
     return (
@@ -52,20 +47,20 @@ def expected_loss(x: Tensor, head: Head, labels: Tensor, smoothing: float) -> tu
     )
 
 
-def fused_loss(x: Tensor, head: Head, labels: Tensor, smoothing: float) -> tuple[Tensor, ...]:
+def fused_loss(x, head, labels, smoothing):
     loss = fuse_cross_entropy(WeightCopies(), x, head, labels, smoothing)
     assert loss is not None and loss.count == int((labels != IGNORE_INDEX).sum())
     inputs = [x, head.weight] if head.bias is None else [x, head.weight, head.bias]
     return loss.total, loss.nll, *torch.autograd.grad(0.3 * loss.total, inputs)
 
 
-def distance(a: Tensor, b: Tensor) -> float:
+def distance(a, b):
     return float((a.detach().double() - b.detach()).norm() / (b.detach().norm() + 1e-12))
 
 
 @pytest.mark.parametrize("chunk_bytes", [1, 480, 2**26])
 @pytest.mark.parametrize("case", CASES)
-def test_loss_and_gradients_in_fp32(case: Any, chunk_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loss_and_gradients_in_fp32(case, chunk_bytes, monkeypatch):
     monkeypatch.setattr(loss_module, "LOGITS_BYTES", chunk_bytes)
     *sizes, smoothing, scale = case
     x, head, labels = make_case(*sizes, scale)
@@ -76,7 +71,7 @@ def test_loss_and_gradients_in_fp32(case: Any, chunk_bytes: int, monkeypatch: py
 
 
 @pytest.mark.parametrize("case", CASES[1:])
-def test_bf16_error_is_that_of_plain_loss(case: Any) -> None:
+def test_bf16_error_is_that_of_plain_loss(case):
     *sizes, smoothing, scale = case
     x, head, labels = make_case(*sizes, scale)
     expected = expected_loss(x, head, labels, smoothing)
@@ -88,7 +83,7 @@ def test_bf16_error_is_that_of_plain_loss(case: Any) -> None:
         assert distance(a, c) < 1.2 * distance(b, c) + 1e-5
 
 
-def test_nonfinite_rows_give_a_nonfinite_loss() -> None:
+def test_nonfinite_rows_give_a_nonfinite_loss():
     x, head, labels = make_case(7, 40, 3, False, None, 1.0)
     for value in (math.nan, math.inf):
         with torch.no_grad():
@@ -98,7 +93,7 @@ def test_nonfinite_rows_give_a_nonfinite_loss() -> None:
         assert d_x[2].isfinite().all()
 
 
-def test_no_labels_and_frozen_weights() -> None:
+def test_no_labels_and_frozen_weights():
     x, head, labels = make_case(7, 40, 3, True, None, 1.0)
     total, nll, *gradients = fused_loss(x, head, torch.full_like(labels, IGNORE_INDEX), 0.1)
     assert total.item() == nll.item() == 0 and not any(float(d.norm()) for d in gradients)
@@ -112,7 +107,7 @@ def test_no_labels_and_frozen_weights() -> None:
     assert quiet is not None and float(quiet.total) == pytest.approx(expected[0].item(), rel=1e-6)
 
 
-def test_other_tensors_have_no_fused_form() -> None:
+def test_other_tensors_have_no_fused_form():
     x, head, labels = make_case(7, 40, 3, False, None, 1.0)
     assert fuse_cross_entropy(WeightCopies(), x.double(), head, labels) is None
     assert fuse_cross_entropy(WeightCopies(), x.to("meta"), head, labels) is None

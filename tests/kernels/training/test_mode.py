@@ -1,18 +1,11 @@
-"""Which modules run in fused kernels and which run themselves."""
-
-from collections.abc import Callable, Iterator
-from typing import Any
-
 import pytest
 import torch
 from tests.kernels.build_extension_helpers import needs_kernels
 from tests.kernels.training.fusion_helpers import record_fusions
-from torch import Tensor, nn
+from torch import nn
 
-from polyhead.config.model import ModelConfig
-from polyhead.core.choice import Choice
+from polyhead import Choice, ModelConfig, build
 from polyhead.kernels.training.mode import TrainingKernels
-from polyhead.models import build
 from polyhead.nn.feed_forward.mlp import FeedForward
 from polyhead.nn.lora import LoraLinear
 from polyhead.nn.norm import LayerNorm
@@ -25,13 +18,12 @@ WIDTH = 32
 
 
 @pytest.fixture
-def is_fused(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
-    """For each sub-layer that has a fused form, whether it was used."""
+def is_fused(monkeypatch):
     with record_fusions(monkeypatch) as record:
         yield record
 
 
-def make_sublayer(**options: Any) -> tuple[Residual, FeedForward]:
+def make_sublayer(**options):
     torch.manual_seed(1)
     return Residual(LayerNorm(WIDTH), True, **options), FeedForward(WIDTH, 48, torch.relu, True, 0.0)
 
@@ -40,15 +32,13 @@ class OwnLinear(nn.Linear):
     """A subclass, whose computation is unknown."""
 
 
-CHANGES: dict[str, Callable[[Residual, FeedForward], Any]] = {
+CHANGES = {
     "hook": lambda residual, layer: layer.register_forward_hook(lambda *_: None),
     "hook of a map": lambda residual, layer: layer.up_proj.register_forward_pre_hook(lambda *_: None),
     "hook of the norm": lambda residual, layer: residual.norm.register_full_backward_hook(lambda *_: None),
     "subclass": lambda residual, layer: setattr(layer, "up_proj", OwnLinear(WIDTH, 48)),
     "adapter": lambda residual, layer: setattr(
-        layer,
-        "up_proj",
-        LoraLinear(layer.up_proj, 2, alpha=2.0, dropout=0.0, generator=torch.Generator()),
+        layer, "up_proj", LoraLinear(layer.up_proj, 2, alpha=2.0, dropout=0.0, generator=torch.Generator())
     ),
     "reparametrized": lambda residual, layer: nn.utils.parametrizations.weight_norm(layer.up_proj),
     "rare dropout": lambda residual, layer: setattr(residual.dropout, "p", 0.01),
@@ -59,7 +49,7 @@ CHANGES: dict[str, Callable[[Residual, FeedForward], Any]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_unsupported_modules_are_not_fused(change: str, is_fused: list[bool]) -> None:
+def test_unsupported_modules_are_not_fused(change, is_fused):
     residual, layer = make_sublayer()
     CHANGES[change](residual, layer)
     x = torch.randn(2, 5, WIDTH, dtype=layer.down_proj.weight.dtype)
@@ -73,7 +63,7 @@ def test_unsupported_modules_are_not_fused(change: str, is_fused: list[bool]) ->
     assert torch.equal(out, residual(x, layer))
 
 
-def test_a_hook_on_all_modules(is_fused: list[bool]) -> None:
+def test_a_hook_on_all_modules(is_fused):
     residual, layer = make_sublayer()
     hook = nn.modules.module.register_module_forward_hook(lambda *_: None)
     try:
@@ -84,14 +74,14 @@ def test_a_hook_on_all_modules(is_fused: list[bool]) -> None:
     assert is_fused == [False]
 
 
-def test_passes_without_gradients_are_plain(is_fused: list[bool]) -> None:
+def test_passes_without_gradients_are_plain(is_fused):
     residual, layer = make_sublayer()
     with TrainingKernels(), torch.no_grad():
         residual(torch.randn(2, 5, WIDTH), layer)
     assert not is_fused
 
 
-def test_parts_of_a_plain_residual_may_be_fused(is_fused: list[bool]) -> None:
+def test_parts_of_a_plain_residual_may_be_fused(is_fused):
     """The mode stays active within a residual without a fused form."""
     outer, _ = make_sublayer()
     residual, layer = make_sublayer()
@@ -101,7 +91,7 @@ def test_parts_of_a_plain_residual_may_be_fused(is_fused: list[bool]) -> None:
 
 
 @pytest.mark.parametrize("frozen", ["up_proj.weight", "down_proj.weight", "all but the norm"])
-def test_frozen_weights_have_no_gradient(frozen: str, is_fused: list[bool]) -> None:
+def test_frozen_weights_have_no_gradient(frozen, is_fused):
     residual, layer = make_sublayer()
     for name, weight in layer.named_parameters():
         weight.requires_grad_(name != frozen and frozen != "all but the norm")
@@ -120,7 +110,7 @@ def test_frozen_weights_have_no_gradient(frozen: str, is_fused: list[bool]) -> N
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_recomputation_is_fused_and_has_the_same_bits(precision: str, is_fused: list[bool]) -> None:
+def test_recomputation_is_fused_and_has_the_same_bits(precision, is_fused):
     config = ModelConfig(
         kind="decoder", vocab_size=50, d_model=WIDTH, n_heads=4, head_dim=16, n_layers=2, dropout=0.1,
         feed_forward=Choice("swiglu"),
@@ -140,7 +130,7 @@ def test_recomputation_is_fused_and_has_the_same_bits(precision: str, is_fused: 
     assert all(map(torch.equal, *results))
 
 
-def test_weight_copies_are_renewed_each_batch() -> None:
+def test_weight_copies_are_renewed_each_batch():
     residual, layer = make_sublayer()
     x, outputs = torch.randn(2, 5, WIDTH), []
     for _ in range(2):
@@ -149,5 +139,5 @@ def test_weight_copies_are_renewed_each_batch() -> None:
         layer.up_proj.weight.data.mul_(2)  # no new version, as with gathered shards
     with torch.autocast("cpu", torch.bfloat16):
         layer.up_proj.weight.data.div_(2)
-        plain: Tensor = residual(x, layer)
+        plain = residual(x, layer)
     assert (outputs[1] - plain).norm() < 0.01 * plain.norm() < (outputs[0] - plain).norm()

@@ -1,44 +1,39 @@
-"""The choice between products is measured once and kept."""
-
 import os
 from pathlib import Path
 
 import pytest
 import torch
 from tests.kernels.user_cache_helpers import set_owner
-from torch import Tensor
 
 from polyhead.kernels.training import product_choice
-from polyhead.kernels.training.product_choice import Product, fastest_product
+from polyhead.kernels.training.product_choice import fastest_product
 from polyhead.kernels.training.products import grad_input, grad_weight, linear_output
 
 
 @pytest.fixture(autouse=True)
-def cache_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def cache_home(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     forget_choices()
     yield tmp_path
     forget_choices()
 
 
-def forget_choices() -> None:
+def forget_choices():
     product_choice._choices.clear()
     product_choice._folder.cache_clear()
 
 
-def raise_runtime_error() -> Path:
+def raise_runtime_error():
     raise RuntimeError("Could not determine home directory.")
 
 
 class Clock:
-    """The time, which only the candidates advance."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch):
         self.now, self.calls = 0.0, 0
         monkeypatch.setattr(product_choice.time, "perf_counter", lambda: self.now)
 
-    def product(self, seconds: float):
-        def multiply(x: Tensor, weight: Tensor) -> Tensor:
+    def product(self, seconds):
+        def multiply(x, weight):
             self.now += seconds
             self.calls += 1
             return x @ weight.T
@@ -49,13 +44,11 @@ class Clock:
 X, WEIGHT = torch.randn(256, 64), torch.randn(128, 64)
 
 
-def choose(kind: str, candidates: dict[str, Product], x: Tensor = X) -> Product:
+def choose(kind, candidates, x=X):
     return fastest_product(kind, candidates, (*x.shape, len(WEIGHT)), x, WEIGHT)
 
 
-def test_fastest_choice_is_stored_for_later_processes(
-    cache_home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fastest_choice_is_stored_for_later_processes(cache_home, monkeypatch):
     clock = Clock(monkeypatch)
     candidates = {"slow": clock.product(2.0), "fast": clock.product(1.0)}
     assert choose("linear", candidates) is candidates["fast"]
@@ -69,7 +62,7 @@ def test_fastest_choice_is_stored_for_later_processes(
     assert clock.calls == calls
 
 
-def test_another_shape_or_kind_is_another_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_shape_or_kind_is_another_choice(monkeypatch):
     clock = Clock(monkeypatch)
     candidates = {"slow": clock.product(2.0), "fast": clock.product(1.0)}
     choose("linear", candidates)
@@ -79,7 +72,7 @@ def test_another_shape_or_kind_is_another_choice(monkeypatch: pytest.MonkeyPatch
     assert clock.calls == 3 * calls
 
 
-def test_small_products_are_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_products_are_not_measured(monkeypatch):
     clock = Clock(monkeypatch)
     candidates = {"first": clock.product(2.0), "second": clock.product(1.0)}
     assert choose("linear", candidates, X[:8]) is candidates["first"]
@@ -87,8 +80,7 @@ def test_small_products_are_not_measured(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.fixture
-def damaged_choice(request: pytest.FixtureRequest, cache_home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The file of a choice of "slow", which must not be used."""
+def damaged_choice(request, cache_home, monkeypatch):
     choose("linear", {"slow": lambda x, weight: x})
     [path] = cache_home.glob("polyhead/products-*/linear-*")
     if request.param == "of another user":
@@ -111,7 +103,7 @@ def damaged_choice(request: pytest.FixtureRequest, cache_home: Path, monkeypatch
     ["unknown", "no text", "large", "of another user", "writable by all", "link"],
     indirect=True,
 )
-def test_unusable_choices_are_replaced(damaged_choice: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unusable_choices_are_replaced(damaged_choice, monkeypatch):
     clock = Clock(monkeypatch)
     candidates = {"slow": clock.product(2.0), "fast": clock.product(1.0)}
     assert choose("linear", candidates) is candidates["fast"]
@@ -121,9 +113,7 @@ def test_unusable_choices_are_replaced(damaged_choice: Path, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("failure", ["file", "shared directory", "no home"])
-def test_choices_hold_for_the_process_without_cache(
-    failure: str, cache_home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_choices_hold_for_the_process_without_cache(failure, cache_home, monkeypatch):
     clock = Clock(monkeypatch)
     candidates = {"slow": clock.product(2.0), "fast": clock.product(1.0)}
     if failure == "file":
@@ -142,11 +132,11 @@ def test_choices_hold_for_the_process_without_cache(
     assert not [path for path in cache_home.rglob("*") if path.is_file() and path.read_text() == "fast"]
 
 
-def test_choice_of_the_first_process_holds(cache_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_choice_of_the_first_process_holds(cache_home, monkeypatch):
     """Another process keeps its choice while this one measures."""
-    candidates: dict[str, Product] = {"first": torch.add, "second": torch.mul}
+    candidates = {"first": torch.add, "second": torch.mul}
 
-    def measure(candidates: dict[str, Product], inputs: tuple[Tensor, ...]) -> str:
+    def measure(candidates, inputs):
         monkeypatch.setattr(product_choice, "_measure", lambda candidates, inputs: "second")
         choose("linear", candidates)
         product_choice._choices.clear()
@@ -160,9 +150,7 @@ def test_choice_of_the_first_process_holds(cache_home: Path, monkeypatch: pytest
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("choice", ["torch", "onednn"])
-def test_each_candidate_computes_the_products(
-    choice: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_candidate_computes_the_products(choice, dtype, monkeypatch):
     monkeypatch.setattr(product_choice, "_MIN_MULTIPLICATIONS", 0)
     monkeypatch.setattr(product_choice, "_measure", lambda candidates, inputs: choice)
     torch.manual_seed(1)

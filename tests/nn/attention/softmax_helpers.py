@@ -1,5 +1,3 @@
-"""Shared by the tests of softmax attention."""
-
 import torch
 
 from polyhead.config.model import AttentionShape
@@ -38,11 +36,7 @@ def reference(a, x, memory=None, qk_norm=False):
     heads = []
     for h in range(6):
         g = h // group
-        q, k, v = (
-            queries[..., h * D : (h + 1) * D],
-            keys[..., g * D : (g + 1) * D],
-            values[..., g * V : (g + 1) * V],
-        )
+        q, k, v = (x[..., i * n : (i + 1) * n] for x, i, n in ((queries, h, D), (keys, g, D), (values, g, V)))
         if qk_norm in (True, "zero_centered", "unweighted"):
             q, k = (rms(norm, y, qk_norm == "zero_centered") for norm, y in ((a.q_norm, q), (a.k_norm, k)))
         if qk_norm == "layernorm":

@@ -25,7 +25,6 @@ def test_row_of_padding_gives_zero_and_no_gradient(kind, causal):
 
 
 def test_kernel_attention_reads_key_value_caches():
-    """And slots that stand for several tokens."""
     a, x = make_attention(KernelAttention, causal=True, sim="square"), draw(2, 5)
     assert a.state is None
     cache = StaticCache(CacheShape(1, 2, D, D, torch.double, torch.device("cpu")), 2, 9)
@@ -54,10 +53,7 @@ def test_custom_feature_maps_and_similarities_are_loaded(tmp_path, monkeypatch):
     a = make_attention(causal=True, feature_map="linear_plugin:double", chunk=2)
     assert a.state == ((2, 2 * D, D + 1),)
     assert_close(a(x), make_attention(KernelAttention, causal=True, sim="linear_plugin:same")(x))
-    for name, message in (
-        ("number", "maps a tensor .* to a int"),
-        ("short", r"maps a tensor .* to shape \(1, 2, 3\)"),
-        ("broken", "fails on"),
-    ):
+    messages = {"number": "maps a tensor .* to a int", "short": r"maps a tensor .* to shape \(1, 2, 3\)"}
+    for name, message in (messages | {"broken": "fails on"}).items():
         with pytest.raises(UserError, match=f"feature_map 'linear_plugin:{name}' {message}"):
             make_attention(feature_map=f"linear_plugin:{name}")

@@ -1,10 +1,7 @@
-"""Shared by the tests of recurrent and convolutional blocks."""
-
 import torch
 from tests.nn.model_helpers import randomize
 
-from polyhead.config.model import ModelConfig
-from polyhead.core.choice import Choice
+from polyhead import Choice, ModelConfig
 from polyhead.core.registry import BLOCK
 from polyhead.nn.position.base import Position
 
@@ -16,7 +13,6 @@ HOLES = torch.tensor([[0, 1, 2, 3, 4, 5, 6], [-1, 0, -1, 1, 2, -1, -1], [-1, -1,
 
 
 def make_block(name, cross=False, **options):
-    """One layer in float64 with random weights, no norm."""
     attention = {"name": "softmax", "bias": False}
     config = ModelConfig(**SIZES, norm="none", attention=attention, position="none")
     shape = config.attention_shape(causal=cross)

@@ -1,14 +1,10 @@
-"""Convolutional blocks against loops over the sum, and torch's convolution."""
-
 import pytest
 import torch
 import torch.nn.functional as F
 from tests.nn.block.block_helpers import HOLES, SIZES, C, draw, make_block
 
+from polyhead import ModelConfig, build
 from polyhead.cache.factory import make_cache
-from polyhead.config.model import ModelConfig
-from polyhead.models import build
-from polyhead.nn.validate_model import check_model
 
 
 def gated_sum(layer, tokens, t, n_before):
@@ -66,19 +62,3 @@ def test_cache_holds_the_last_tokens_of_each_row():
     assert torch.equal(state[0], torch.stack([x[0, 2], x[0, 3], y[0, 0]]))
     assert torch.equal(state[1], torch.stack([x[1, 1], x[1, 3], y[1, 1]]))
     assert torch.equal(state[2], torch.cat([torch.zeros(1, C), y[2]]))
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"block": {"name": "gated_conv", "kernel": 4}}, "is 4; in an encoder .* it must be odd: 3 or 5"),
-        ({"block": {"name": "gated_conv", "kernel": 1}}, "it includes the token itself: the minimum is 2"),
-        (
-            {"decoder_block": "gated_conv", "decoder_attention": "softmax"},
-            "a decoder of block 'gated_conv' does not have",
-        ),
-    ],
-)
-def test_invalid_options_are_refused(changes, message):
-    with pytest.raises(ValueError, match=message):
-        check_model(ModelConfig(**SIZES, head_dim=4, **changes))

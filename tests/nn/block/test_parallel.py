@@ -1,12 +1,9 @@
-import pytest
 import torch
 from tests.nn.model_helpers import randomize
 
 from polyhead.config.model import ModelSpec
-from polyhead.core.errors import UserError
 from polyhead.core.registry import BLOCK
 from polyhead.nn.position.base import Position
-from polyhead.nn.validate_model import check_model
 
 
 def test_parallel_sublayers_read_the_input():
@@ -24,9 +21,3 @@ def test_parallel_sublayers_read_the_input():
     torch.testing.assert_close(block(x), expected)
     expected = expected + block.cross(block.cross_residual.norm(x), memory=memory)
     torch.testing.assert_close(block(x, memory=memory), expected)
-
-
-@pytest.mark.parametrize("changes", [{}, {"norm_first": True, "sandwich_norm": True}])
-def test_parallel_block_requires_norm_first(changes):
-    with pytest.raises(UserError, match="block 'parallel' requires norm_first=true without sandwich_norm"):
-        check_model(ModelSpec(d_model=8, n_heads=2, block="parallel", **changes))

@@ -1,5 +1,3 @@
-"""Recurrent blocks against the equations written out, and torch's layers."""
-
 import copy
 
 import pytest
@@ -7,11 +5,10 @@ import torch
 from tests.nn.block.block_helpers import HOLES, SIZES, C, draw, make_block
 from torch import nn
 
+from polyhead import ModelConfig, build
 from polyhead.cache.factory import make_cache
-from polyhead.config.model import ModelConfig
 from polyhead.generation.decoding.beam_search import beam_search
 from polyhead.kernels.pack_model import can_pack, pack_model
-from polyhead.models import build
 from polyhead.nn.block.recurrent import LSTM, RecurrentMemory
 from polyhead.nn.kv import KV
 from polyhead.nn.validate_model import check_model
@@ -34,7 +31,6 @@ def gru_cell(x, h, w, u, bw, bu):
 
 
 def reference(rnn, tokens, start):
-    """The outputs (T, H) of one row of tokens, and the state at its end, one token at a time."""
     weights = dict(rnn.named_parameters())
     w, u, bw, bu = (weights.get(f"{n}_l0") for n in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"))
     state, outputs = start, []
@@ -161,13 +157,11 @@ def test_beam_scores_equal_teacher_forcing(changes):
 
 
 def test_memory_can_be_reordered():
-    k = torch.randn(3, 2, 4, 3)
+    k, rows = torch.randn(3, 2, 4, 3), torch.tensor([2, 0])
     memory = RecurrentMemory(torch.randn(3, C), KV(k, k + 1, torch.arange(4).expand(3, 1, 4)))
-    rows = torch.tensor([2, 0])
     selected = memory.select(rows).contiguous_for_decoding()
     assert torch.equal(selected.start_state, memory.start_state[rows])
-    assert torch.equal(selected.kv.v, k[rows] + 1)
-    assert selected.kv.mask.all()
+    assert torch.equal(selected.kv.v, k[rows] + 1) and selected.kv.mask.all()
     assert memory._replace(kv=None).select(rows).contiguous_for_decoding().kv is None
 
 
@@ -190,8 +184,6 @@ def test_initial_weights_are_orthogonal_with_a_forget_bias(name):
 
 
 def test_lstm_trains_in_bf16_without_processor_support(monkeypatch):
-    """Its products are fp32 then."""
-
     class NoBf16Support:
         def __getattr__(self, name):
             return (lambda: False) if name == "_is_mkldnn_bf16_supported" else getattr(ops, name)
@@ -220,32 +212,6 @@ def test_packed_model_has_the_same_logits(name, dtype):
     torch.testing.assert_close(plain.float(), exact, atol=10 * tolerance, rtol=10 * tolerance)
     packed = pack_model(copy.deepcopy(model))
     torch.testing.assert_close(packed(*inputs), plain, atol=tolerance, rtol=tolerance)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"block": {"name": "lstm", "units": 7}}, "units of block 'lstm' is 7.* even and above 0: 8"),
-        ({"block": {"name": "gru", "units": 0}}, "units of block 'gru' is 0"),
-        ({"block": "lstm", "position": "rope"}, "acts on self-attention, but blocks lstm have none"),
-        (
-            {"block": "gru", "decoder_block": "lstm", "position": "rope"},
-            "blocks gru and lstm have none: use none",
-        ),
-        (
-            {"decoder_block": "lstm", "decoder_attention": "softmax"},
-            "a decoder of block 'lstm' does not have; for att",
-        ),
-        (
-            {"block": {"name": "gru", "attention": False}, "cross_attention": "softmax"},
-            "cross_attention is set, but block 'gru' with attention=false has none",
-        ),
-        ({"block": {"name": "lstm", "bidirectonal": True}}, "did you mean 'bidirectional'"),
-    ],
-)
-def test_invalid_options_are_refused(changes, message):
-    with pytest.raises(ValueError, match=message):
-        check_model(ModelConfig(**SIZES, head_dim=4, **changes))
 
 
 @pytest.mark.parametrize(

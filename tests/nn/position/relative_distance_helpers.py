@@ -1,5 +1,3 @@
-"""Shared by the tests of position schemes that depend on distances."""
-
 import torch
 
 from polyhead.config.model import AttentionShape
@@ -33,7 +31,6 @@ def make_scheme(name, n_heads=4, causal=False, **options):
 
 
 def make_inputs(positions):
-    """Queries of 4 heads, keys and values of 2, and the positions of both."""
     q_pos, k_pos = POSITIONS[positions]
     q = torch.randn(3, 4, 5 if q_pos is None else q_pos.size(1), 3, dtype=torch.double)
     return q, KV(torch.randn(3, 2, 5, 3).double(), torch.randn(3, 2, 5, 2).double(), k_pos), q_pos, k_pos

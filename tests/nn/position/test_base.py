@@ -1,5 +1,3 @@
-"""Properties of every position scheme."""
-
 import pytest
 import torch
 

@@ -1,5 +1,3 @@
-"""Embeddings of distances that attention projects, against loops and against Hugging Face Transformers."""
-
 import math
 
 import pytest
@@ -7,12 +5,11 @@ import torch
 from tests.nn.position.relative_distance_helpers import POSITIONS, iter_positions, make_inputs, make_scheme
 
 from polyhead.config.model import AttentionShape, ModelConfig
-from polyhead.core.errors import UserError
 from polyhead.models import build
 from polyhead.nn.attention.softmax import Attention
 from polyhead.nn.kv import split_heads
 from polyhead.nn.position import disentangled
-from polyhead.nn.position.disentangled import DisentangledPosition, log_bucket_index, near_index_range
+from polyhead.nn.position.disentangled import log_bucket_index, near_index_range
 
 OPTIONS = [
     {"span": 5, "max_distance": 9},
@@ -20,6 +17,8 @@ OPTIONS = [
     {"span": 3, "max_distance": None, "terms": "c2p"},
     {"span": 20, "max_distance": None, "norm_eps": None},
 ]
+
+WIDE = {"span": 40, "max_distance": 100}
 
 
 def table_index(distance, span, max_distance):
@@ -40,7 +39,6 @@ def normalize(table, norm):
 
 
 def draw_projections():
-    """Of 12 features to the 3 of each head, for queries and for keys."""
     return (torch.randn(heads, 12, 3, dtype=torch.double) for heads in (4, 2))
 
 
@@ -83,10 +81,7 @@ def test_buckets_equal_those_of_transformers(span, max_distance):
 @pytest.mark.parametrize("positions", POSITIONS)
 @torch.no_grad()
 def test_unused_vectors_are_not_projected(positions, monkeypatch):
-    scheme, (q, kv, q_pos, k_pos) = (
-        make_scheme("disentangled", span=40, max_distance=100),
-        make_inputs(positions),
-    )
+    scheme, (q, kv, q_pos, k_pos) = make_scheme("disentangled", **WIDE), make_inputs(positions)
     (to_q, to_k), sizes = draw_projections(), []
 
     def project(x):
@@ -131,16 +126,3 @@ def test_layers_share_one_table():
         for position in ("none", {"name": "disentangled", "span": 6, "max_distance": 12})
     )
     assert with_table == plain + 12 * 16 + 2 * 16  # and its norm
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"span": 1}, "span of disentangled is 1; it is the number of vectors for both sides, at least 2"),
-        ({"span": 8, "max_distance": 5}, "is 5; .* up to 4, so it must be at least 6"),
-        ({"dropout": 1.0}, "dropout must be a probability from 0 to below 1"),
-    ],
-)
-def test_invalid_options_are_refused(options, message):
-    with pytest.raises(UserError, match=message):
-        DisentangledPosition(AttentionShape.from_sizes(8, 2), **options)

@@ -1,10 +1,11 @@
+import itertools
+
 import pytest
 import torch
 
 from polyhead.config.model import AttentionShape
 from polyhead.core.errors import UserError
 from polyhead.nn.position.learned import LearnedPosition
-from polyhead.nn.position.sinusoidal import SinusoidalPosition
 
 
 def test_learned_positions_are_rows_of_a_table():
@@ -15,6 +16,10 @@ def test_learned_positions_are_rows_of_a_table():
     assert torch.equal(output[pos >= 0], (x[pos >= 0] + scheme.weight[pos[pos >= 0]]))
     output[pos >= 0].sum().backward()
     assert scheme.weight.grad[:, 0].tolist() == [1, 2, 1, 1]
+    for offset, (width, pos) in itertools.product((0, 2), ((5, None), (2, torch.tensor([[0, 4]])))):
+        scheme = LearnedPosition(AttentionShape.from_sizes(6, 1, max_len=4), offset=offset)
+        with pytest.raises(UserError, match=r"5 positions, .* max_len=4"):
+            scheme.embed(torch.zeros(1, width, 6), pos)
 
 
 def test_offset_equals_that_of_opt():
@@ -28,17 +33,3 @@ def test_offset_equals_that_of_opt():
     pos = torch.where(mask == 1, mask.cumsum(1) - 1, -1)
     assert torch.equal(scheme.embed(torch.zeros(2, 7, 6), pos)[pos >= 0], expected(mask)[pos >= 0])
     assert torch.equal(scheme.embed(torch.zeros(1, 5, 6), None)[0], scheme.weight[2:7])
-
-
-@pytest.mark.parametrize("scheme", [LearnedPosition, SinusoidalPosition])
-def test_negative_offset_is_refused(scheme):
-    with pytest.raises(UserError, match=r"offset of .* (0 or more|from 0 to).*, got -1"):
-        scheme(AttentionShape.from_sizes(6, 1), offset=-1)
-
-
-@pytest.mark.parametrize("offset", [0, 2])
-@pytest.mark.parametrize("pos", [None, torch.tensor([[0, 4]])])
-def test_positions_beyond_max_len_are_refused(pos, offset):
-    scheme = LearnedPosition(AttentionShape.from_sizes(6, 1, max_len=4), offset=offset)
-    with pytest.raises(UserError, match=r"5 positions, .* max_len=4"):
-        scheme.embed(torch.zeros(1, 5 if pos is None else 2, 6), pos)

@@ -1,15 +1,12 @@
-"""Tables of positions are computed once per forward pass, for all layers of a stack, and not kept."""
-
 import copy
 
 import pytest
 import torch
 
+from polyhead import Choice, build
 from polyhead.cache.factory import make_cache
 from polyhead.config.model import AttentionShape, ModelConfig
-from polyhead.core.choice import Choice
 from polyhead.core.registry import POSITION
-from polyhead.models import build
 from polyhead.nn.kv import KV
 from polyhead.nn.position import alibi, disentangled, rope, shaw, t5
 
@@ -28,7 +25,6 @@ RAGGED_POS = torch.tensor([[0, 1, 2, 3], [0, 1, -1, -1]])
 
 
 def count_calls(name, monkeypatch):
-    """The calls of the method that computes the tables of a scheme."""
     part, method = METHODS[name]
     calls, original = [], getattr(part, method)
     monkeypatch.setattr(part, method, lambda *inputs: calls.append(inputs) or original(*inputs))
@@ -118,7 +114,6 @@ def test_layers_of_a_pattern_entry_share_tables():
 
 @pytest.mark.parametrize("name", METHODS)
 def test_outputs_do_not_depend_on_previous_calls(name):
-    """Training, decoding in inference mode, bf16, copies and casts of one model."""
     model, fresh = (build(ModelConfig(**SIZES, position=name), seed=1) for _ in range(2))
     source, target = torch.randint(0, 20, (2, 4)), torch.randint(0, 20, (2, 6))
     ragged = RAGGED_POS.clone()

@@ -1,5 +1,3 @@
-"""Schemes that add a bias to the scores, against loops in double precision."""
-
 import itertools
 import math
 
@@ -8,8 +6,6 @@ import torch
 from tests.nn.position.relative_distance_helpers import POSITIONS, iter_positions, make_inputs, make_scheme
 
 from polyhead.config.model import AttentionShape
-from polyhead.core.errors import UserError
-from polyhead.core.registry import POSITION
 from polyhead.nn.attention.softmax import Attention
 from polyhead.nn.position.alibi import Alibi
 from polyhead.nn.position.shaw import Shaw
@@ -41,7 +37,6 @@ def clip_distance(scheme, distance):
 
 
 def compute_biases(scheme, q, q_pos, k_pos, scale, n_slots=5):
-    """{(b, h, t, s): bias} without padding and masked slots."""
     (B, H, T, _), biases, q = q.shape, {}, q.detach()
     for index, i, j in iter_positions(q_pos, k_pos, T, H, B, n_slots):
         b, h, t, _ = index
@@ -114,17 +109,3 @@ def test_gradients_equal_finite_differences(name, options, positions):
         return bias if values is None else (bias, values)
 
     assert torch.autograd.gradcheck(compute, (q.requires_grad_(), *scheme.parameters()), fast_mode=True)
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "message"),
-    [
-        ("t5", {"buckets": 2}, "buckets of t5 is 2; .* try 4"),
-        ("t5", {"buckets": 7}, "try 8"),
-        ("t5", {"max_distance": 16}, "max_distance of t5 is 16; .* at least 17"),
-        ("shaw", {"clip": 0}, "clip of shaw is 0; .* at least 1"),
-    ],
-)
-def test_invalid_options_are_refused(name, options, message):
-    with pytest.raises(UserError, match=message):
-        POSITION.get(name)(AttentionShape.from_sizes(8, 2), **options)

@@ -1,5 +1,3 @@
-"""Scalings of rotary embeddings against Hugging Face Transformers."""
-
 import pytest
 import torch
 
@@ -9,6 +7,7 @@ from polyhead.nn.position.rope import Rope
 transformers = pytest.importorskip("transformers")
 llama = pytest.importorskip("transformers.models.llama.modeling_llama")
 
+FREQUENCY_FACTORS = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
 SCALINGS = [
     ({}, {"rope_type": "default"}),
     ({"scaling": "linear", "factor": 4.0}, {"rope_type": "linear", "factor": 4.0}),
@@ -19,11 +18,7 @@ SCALINGS = [
         )
         for name, options, sizes in (
             ("yarn", {}, [(4.0, 2048), (2.0, 100), (1.0, 512), (16.0, 4)]),
-            (
-                "llama3",
-                {"low_freq_factor": 1.0, "high_freq_factor": 4.0},
-                [(8.0, 8192), (2.0, 100), (32.0, 4)],
-            ),
+            ("llama3", FREQUENCY_FACTORS, [(8.0, 8192), (2.0, 100), (32.0, 4)]),
         )
         for factor, length in sizes
     ),

@@ -18,10 +18,10 @@ def compute_table(scheme, length, width):
 
 @pytest.mark.parametrize("width", [1, 2, 5, 8])
 def test_table_equals_the_formula(width):
-    """Also beyond max_len, which is an initial size."""
-    for layout, endpoint, base, offset in itertools.product(
-        ("interleaved", "halves"), (False, True), (10000.0, 50.0), (0, 3)
-    ):
+    """Also beyond max_len, which is an initial size, and at positions that are given."""
+    layouts, bases = ("interleaved", "halves"), (10000.0, 50.0)
+    x, pos = torch.randn(2, 3, width), torch.tensor([[5, -1, 0], [2, 700, 1]])
+    for layout, endpoint, base, offset in itertools.product(layouts, (False, True), bases, (0, 3)):
         scheme = make_scheme(width, layout=layout, endpoint=endpoint, base=base, offset=offset)
         n_rates = (width + 1) // 2
         for length in (3, 5, 300):
@@ -31,14 +31,9 @@ def test_table_equals_the_formula(width):
                 angle = (i + offset) / base ** (j / max(1, n_rates - 1) if endpoint else 2 * j / width)
                 expected = math.cos(angle) if is_cosine else math.sin(angle)
                 assert float(output[i, c]) == pytest.approx(expected, abs=1e-6 if i < 9 else 2e-5)
-
-
-def test_sinusoids_are_added_at_given_positions():
-    scheme = make_scheme(6)
-    x, pos = torch.randn(2, 3, 6), torch.tensor([[5, -1, 0], [2, 700, 1]])
-    table, output, is_token = compute_table(scheme, 701, 6), scheme.embed(x, pos), pos >= 0
-    torch.testing.assert_close(output[is_token], x[is_token] + table[pos[is_token]])
-    assert output.isfinite().all()
+        table, output, is_token = compute_table(scheme, 701, width), scheme.embed(x, pos), pos >= 0
+        torch.testing.assert_close(output[is_token], x[is_token] + table[pos[is_token]])
+        assert output.isfinite().all()
 
 
 @pytest.mark.parametrize("width", [4, 6, 7, 16])

@@ -1,5 +1,3 @@
-"""Tests of run/speculative/draft_model.py: in Python, on the command line and in a saved run."""
-
 import json
 
 import pytest
@@ -31,7 +29,6 @@ def make_run(seed, texts=TEXTS, **changes):
 
 @pytest.fixture(scope="module")
 def runs_dir(tmp_path_factory):
-    """Runs with one tokenizer, and "other" with another one."""
     directory = tmp_path_factory.mktemp("runs")
     make_run(1).save(directory / "large")
     make_run(2, n_layers=1, d_model=16).save(directory / "small")

@@ -1,5 +1,3 @@
-"""Tests of run/speculative/prompt_lookup.py."""
-
 import math
 
 import numpy as np
@@ -44,7 +42,6 @@ def test_periodic_text_takes_few_steps(model):
 
 
 def find_continuation(text, sizes, n_tokens):
-    """The definition of the docstring, by a search over all positions."""
     for n in [n for n in sizes if n <= len(text)]:
         matches = [i for i in range(n, len(text)) if text[i - n : i] == text[-n:]]
         if matches:
