@@ -50,14 +50,6 @@ def test_full_disk_keeps_old_file_and_names_it(tmp_path, name):
     assert os.listdir(tmp_path) == [name] and path.read_text() == "old"
 
 
-def test_error_without_a_number_keeps_its_message(tmp_path):
-    message = "Not a gzipped file (b'xx')"
-    with pytest.raises(OSError, match="Not a gzipped file") as error, atomic_writer(tmp_path / "out"):
-        raise gzip.BadGzipFile(message)
-    assert describe_error(error.value)[0] == f"{tmp_path / 'out'}: {message}"
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.parametrize("write", [save_page, lambda path, text: write_lines(path, [text])])
 def test_links_are_followed_and_pipes_stay_pipes(tmp_path, write):
     (tmp_path / "shared").mkdir()
@@ -72,13 +64,18 @@ def test_links_are_followed_and_pipes_stay_pipes(tmp_path, write):
         assert pipe.is_fifo() and reader.communicate()[0].decode().strip() == "é"
 
 
-def test_replace_file_replaces_a_link_itself(tmp_path):
+def test_replaced_links_and_errors_without_a_number(tmp_path):
     target, link = tmp_path / "target", tmp_path / "latest"
     target.write_text("old")
     link.symlink_to("target")
     replace_file(link, b"new")
     assert not link.is_symlink()
     assert (link.read_text(), target.read_text()) == ("new", "old")
+    message = "Not a gzipped file (b'xx')"
+    with pytest.raises(OSError, match="Not a gzipped file") as error, atomic_writer(tmp_path / "out"):
+        raise gzip.BadGzipFile(message)
+    assert describe_error(error.value)[0] == f"{tmp_path / 'out'}: {message}"
+    assert sorted(os.listdir(tmp_path)) == ["latest", "target"]
 
 
 def test_temporary_directories_of_dead_processes_are_removed(tmp_path):

@@ -40,12 +40,8 @@ def strings_of_script(path):
 @cache
 def source_strings():
     """Every text in the sources; values in f-strings are the character 0."""
-    strings = set()
-    for path in ROOT.rglob("*.py"):
-        strings.update(strings_of_python(path))
-    for path in ROOT.rglob("*.js"):
-        strings.update(strings_of_script(path))
-    return frozenset(strings)
+    readers = {"py": strings_of_python, "js": strings_of_script}
+    return frozenset(s for end, read in readers.items() for p in ROOT.rglob(f"*.{end}") for s in read(p))
 
 
 @cache

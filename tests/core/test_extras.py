@@ -46,9 +46,6 @@ def test_clone_uses_the_pinned_versions(tmp_path, monkeypatch):
     assert install_command("serve") == f"pip install -c {tmp_path}/constraints.txt -e '{tmp_path}[serve]'"
 
 
-GIT = {"url": "https://example.org/p.git", "vcs_info": {"vcs": "git", "commit_id": "ab12"}}
-
-
 @pytest.mark.usefixtures("own_pip")
 @pytest.mark.parametrize(
     ("origin", "source"),
@@ -56,7 +53,10 @@ GIT = {"url": "https://example.org/p.git", "vcs_info": {"vcs": "git", "commit_id
         (None, ""),
         ({"url": "file:///tmp/a.whl", "archive_info": {}}, " @ file:///tmp/a.whl"),
         ({"url": "file:///tmp/clone", "dir_info": {}}, " @ file:///tmp/clone"),
-        (GIT, " @ git+https://example.org/p.git@ab12"),
+        (
+            {"url": "https://example.org/p.git", "vcs_info": {"vcs": "git", "commit_id": "ab12"}},
+            " @ git+https://example.org/p.git@ab12",
+        ),
     ],
 )
 def test_package_has_extras_of_its_origin(origin, source, install):
@@ -82,14 +82,8 @@ def test_extras_are_those_of_the_project():
     assert packages["all"] == (f"polyhead[{','.join(extra for extra in EXTRAS if extra not in SERVICES)}]",)
     assert {extra: packages[extra] for extra in EXTRAS} == EXTRAS
     assert packages.keys() - EXTRAS.keys() == {"all", "dev", "site"}
-
-
-def test_extra_of_a_module_is_found():
     assert find_extra("prometheus_client") == "serve"
     assert find_extra("onnx_ir") == find_extra("gguf") == "export"
     assert find_extra("torch") is find_extra(None) is None
-
-
-def test_no_other_module_writes_an_install_command():
     for path in (ROOT / "src").rglob("*.py"):
         assert path.name == "extras.py" or "pip install" not in path.read_text(), path

@@ -111,18 +111,6 @@ def test_run_names_the_missing_package(package, monkeypatch):
         read_run_config(package / "run")
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("my_parts.mine.Twice", rf"unknown norm 'my_parts.mine.Twice'; .*is written {TWICE}$"),
-        ("layernrom", r"^unknown norm 'layernrom'; did you mean 'layernorm'\?[^:]*: [^:]*$"),
-    ],
-)
-def test_dot_in_place_of_the_colon_is_explained(package, name, message):
-    with pytest.raises(UserError, match=message):
-        NORM.get(name)
-
-
 def test_attention_without_its_position_is_refused(package):
     attention = Choice("my_parts.mine:NoPosition")
     sizes = SIZES | {"kind": "decoder", "attention": attention}
@@ -133,28 +121,21 @@ def test_attention_without_its_position_is_refused(package):
         check_model(ModelConfig(**sizes, position="rope"))
 
 
-def test_installed_packages_come_first(workdir, site_dir):
-    (site_dir / "twin_parts.py").write_text(SOURCE)
-    (workdir / "twin_parts.py").write_text("raise RuntimeError('the wrong one')")
-    assert NORM.get("twin_parts:Twice").__doc__ == "Doubles."
-
-
-FORMAT = "is written package.module:Name"
-IN_PACKAGES = "in the installed packages"
-
-
 @pytest.mark.whole
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("a:b:c", f"norm 'a:b:c': a component of another package {FORMAT}"),
-        (":Twice", FORMAT),
-        ("my_parts.mine:", FORMAT),
-        ("my_parts..mine:Twice", FORMAT),
-        ("my_parts/mine.py:Twice", FORMAT),
-        ("my_part.mine:Twice", f"norm 'my_part.mine:Twice': no module 'my_part' {IN_PACKAGES} and /"),
-        ("my_parts.mein:Twice", f"no module 'my_parts.mein' {IN_PACKAGES}"),
-        ("my_parts.mine.deep:Twice", f"no module 'my_parts.mine.deep' {IN_PACKAGES}"),
+        ("a:b:c", "norm 'a:b:c': a component of another package is written package.module:Name"),
+        (":Twice", "is written package.module:Name"),
+        ("my_parts.mine:", "is written package.module:Name"),
+        ("my_parts..mine:Twice", "is written package.module:Name"),
+        ("my_parts/mine.py:Twice", "is written package.module:Name"),
+        (
+            "my_part.mine:Twice",
+            "norm 'my_part.mine:Twice': no module 'my_part' in the installed packages and /",
+        ),
+        ("my_parts.mein:Twice", "no module 'my_parts.mein' in the installed packages"),
+        ("my_parts.mine.deep:Twice", "no module 'my_parts.mine.deep' in the installed packages"),
         ("my_parts.mine:Twise", "my_parts.mine has no 'Twise'; did you mean 'Twice'?"),
         ("my_parts.slip:half", r"my_parts.slip cannot be imported: SyntaxError: .*slip.py, line 1"),
         ("my_parts.raises:x", "my_parts.raises cannot be imported: ModuleNotFoundError: .*'nowhere_at_all'"),
@@ -164,6 +145,8 @@ IN_PACKAGES = "in the installed packages"
         ("os:abort", "os is part of Python itself and has no components"),
         ("posix:kill", "posix is part of Python itself"),
         ("__main__:main", "__main__ is part of Python itself"),
+        ("my_parts.mine.Twice", rf"unknown norm 'my_parts.mine.Twice'; .*is written {TWICE}$"),
+        ("layernrom", r"^unknown norm 'layernrom'; did you mean 'layernorm'\?[^:]*: [^:]*$"),
     ],
 )
 def test_invalid_name_is_refused(package, name, message):
@@ -171,12 +154,9 @@ def test_invalid_name_is_refused(package, name, message):
         NORM.check(Choice(name))
 
 
-def test_parameters_must_be_those_of_the_kind(package):
+def test_part_of_another_kind_or_with_an_error_is_named(package):
     with pytest.raises(UserError, match=r"it takes \(d_model\), but is called with \(d_model, d_ff\)"):
         FEED_FORWARD.check(Choice(TWICE))
-
-
-def test_part_whose_constructor_fails_is_named(package):
     message = "norm 'my_parts.mine:Broken' cannot be built: IndexError: list index out of range"
     with pytest.raises(ValueError, match=message):
         check_model(ModelConfig(**SIZES, norm="my_parts.mine:Broken"))
@@ -214,12 +194,14 @@ def test_code_in_a_run_directory_is_never_executed(workdir, cwd, file, name, is_
     assert not (workdir / "mark").exists()
 
 
-def test_optional_import_is_not_from_a_run(workdir, site_dir):
+def test_installed_packages_come_first_and_import_nothing_else(workdir, site_dir):
+    """Neither a module of the same name nor an optional import is taken from the working directory."""
     optional = "try:\n    import extra_parts\nexcept ImportError:\n    pass\n"
-    (site_dir / "asking_parts.py").write_text(optional + SOURCE)
+    (site_dir / "twin_parts.py").write_text(optional + SOURCE)
     (workdir / "config.json").write_text('{"model_type": "polyhead"}')
-    (workdir / "extra_parts.py").write_text(f"open({str(workdir / 'mark')!r}, 'w')")
-    assert NORM.get("asking_parts:Twice").__doc__ == "Doubles."
+    for name in ("twin_parts", "extra_parts"):
+        (workdir / f"{name}.py").write_text(f"open({str(workdir / 'mark')!r}, 'w')")
+    assert NORM.get("twin_parts:Twice").__doc__ == "Doubles."
     assert not (workdir / "mark").exists()
 
 

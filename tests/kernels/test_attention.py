@@ -1,3 +1,5 @@
+import itertools
+
 import pytest
 import torch
 from tests.kernels.build_extension_helpers import CONFIGS, PRECISIONS, assert_close, needs_kernels
@@ -8,21 +10,24 @@ from polyhead.kernels.pack_model import pack_model
 from polyhead.models import build
 
 
+def view_rows(k, v):
+    """One page for each row."""
+    return PagedView(k, v, torch.arange(len(k))[:, None], lambda x: x)
+
+
 def attention(q, k, v, mask, scale):
     """The formula in fp64, one query at a time: (N, H, T, D) over (B, K, S, D) -> (N, T, H * Dv)."""
     N, H, T, _ = q.shape
     n, group = N // len(k), H // k.size(1)
     out = torch.zeros(N, T, H, v.size(3), dtype=torch.float64)
-    for i in range(N):
-        for h in range(H):
-            for t in range(T):
-                row, head = i // n, h // group
-                is_visible = torch.ones(k.size(2), dtype=torch.bool)
-                if mask is not None:
-                    is_visible = mask.expand(len(k), k.size(1), T, -1)[row, head, t]
-                if is_visible.any():
-                    scores = (k[row, head, is_visible].double() @ q[i, h, t].double()) * scale
-                    out[i, t, h] = scores.softmax(0) @ v[row, head, is_visible].double()
+    for i, h, t in itertools.product(range(N), range(H), range(T)):
+        row, head = i // n, h // group
+        is_visible = torch.ones(k.size(2), dtype=torch.bool)
+        if mask is not None:
+            is_visible = mask.expand(len(k), k.size(1), T, -1)[row, head, t]
+        if is_visible.any():
+            scores = (k[row, head, is_visible].double() @ q[i, h, t].double()) * scale
+            out[i, t, h] = scores.softmax(0) @ v[row, head, is_visible].double()
     return out.flatten(2)
 
 
@@ -43,18 +48,12 @@ def test_paged_attention_with_masks(dtype, tolerance, mask_shape, share, queries
     pages_of_kv = []
     for x in (k, v):
         pages = torch.empty(B * n, K, block, x.size(3), dtype=dtype)
-        for row in range(B):
-            for i in range(n):
-                pages[table[row, i]] = x[row, :, i * block : (i + 1) * block]
+        pages[table.flatten()] = x.unflatten(2, (n, block)).transpose(1, 2).flatten(0, 1)
         pages_of_kv.append(pages)
-    expected = attention(q, k, v, mask, 0.2)
-    assert_close(
-        paged_attention(q, PagedView(*pages_of_kv, table, lambda x: x), mask, 0.2), expected, tolerance
-    )
-    contiguous_view = PagedView(
-        k.transpose(1, 2).contiguous().transpose(1, 2), v, torch.arange(B)[:, None], lambda x: x
-    )
-    assert_close(paged_attention(q.contiguous(), contiguous_view, mask, 0.2), expected, tolerance)
+    expected, view = attention(q, k, v, mask, 0.2), PagedView(*pages_of_kv, table, lambda x: x)
+    assert_close(paged_attention(q, view, mask, 0.2), expected, tolerance)
+    view = view_rows(k.transpose(1, 2).contiguous().transpose(1, 2), v)
+    assert_close(paged_attention(q.contiguous(), view, mask, 0.2), expected, tolerance)
 
 
 @needs_kernels
@@ -64,35 +63,28 @@ def test_many_queries_over_several_panels(dtype, tolerance, slots, queries):
     q = 2 * torch.randn(2, queries, 2, 48, dtype=dtype).transpose(1, 2)
     k, v = torch.randn(2, 2, slots, 48, dtype=dtype), torch.randn(2, 2, slots, 80, dtype=dtype)
     mask = torch.rand(2, 1, queries, slots) < 0.7
-    assert_close(
-        paged_attention(q, PagedView(k, v, torch.arange(2)[:, None], lambda x: x), mask),
-        attention(q, k, v, mask, 48**-0.5),
-        tolerance,
-    )
+    expected = attention(q, k, v, mask, 48**-0.5)
+    assert_close(paged_attention(q, view_rows(k, v), mask), expected, tolerance)
 
 
 @needs_kernels
 def test_large_scores_do_not_overflow():
     k = torch.tensor([[-1e4], [-90.0], [-86.0], [-20.0], [0.0], [80.0], [1e4]]).expand(7, 16)[None, None] / 16
     v, q = torch.randn(1, 1, 7, 16), torch.ones(1, 1, 1, 16)
-    table = torch.zeros(1, 1, dtype=torch.int64)
     for last in range(1, 8):
-        assert_close(
-            paged_attention(q, PagedView(k[:, :, :last], v[:, :, :last], table, lambda x: x), None, 1.0),
-            attention(q, k[:, :, :last], v[:, :, :last], None, 1.0),
-            1e-5,
-        )
+        keys, values = k[:, :, :last], v[:, :, :last]
+        expected = attention(q, keys, values, None, 1.0)
+        assert_close(paged_attention(q, view_rows(keys, values), None, 1.0), expected, 1e-5)
 
 
 @needs_kernels
 def test_long_texts_use_torch_attention(monkeypatch):
     fast = pack_model(build(CONFIGS["grouped"], seed=1).eval())
     source = torch.randint(5, 97, (2, 40))
-    tolerance = fast.encode(source)
+    expected = fast.encode(source)
     monkeypatch.setattr("polyhead.kernels.attention.MAX_SCORES", 40)
     monkeypatch.setattr(
-        "polyhead.kernels.attention.paged_attention",
-        lambda *_: pytest.fail("the kernel was called with too many scores"),
+        "polyhead.kernels.attention.paged_attention", lambda *_: pytest.fail("too many scores")
     )
-    for one, other in zip(tolerance, fast.encode(source), strict=True):
+    for one, other in zip(expected, fast.encode(source), strict=True):
         torch.testing.assert_close(one.k, other.k, rtol=0, atol=1e-5)

@@ -30,11 +30,10 @@ def test_rows_do_not_depend_on_the_batch(dtype, tolerance):
     q, k, v = (torch.randn(4, 2, *size, dtype=dtype) for size in sizes)
     mask = torch.rand(4, 1, 1, 40) < 0.5
     mask[1, ..., 21:] = False
-    batch_output = paged_attention(q, PagedView(k, v, torch.arange(4)[:, None], lambda x: x), mask)
-    single_output = paged_attention(
-        q[1:2], PagedView(k[:, :, :21], v[:, :, :21], torch.tensor([[1]]), lambda x: x), mask[1:2, ..., :21]
-    )
-    assert torch.equal(batch_output[1:2], single_output)
+    view = PagedView(k, v, torch.arange(4)[:, None], lambda x: x)
+    row = PagedView(k[:, :, :21], v[:, :, :21], torch.tensor([[1]]), lambda x: x)
+    output = paged_attention(q[1:2], row, mask[1:2, ..., :21])
+    assert torch.equal(paged_attention(q, view, mask)[1:2], output)
 
 
 @needs_kernels
@@ -43,8 +42,8 @@ def test_rows_do_not_depend_on_the_batch(dtype, tolerance):
 def test_packed_decoding_with_every_cache(name, cache):
     plain = build(CONFIGS[name], seed=1).eval()
     fast = pack_model(copy.deepcopy(plain))
-    num_packed = sum(isinstance(part, PackedAttention) for part in fast.modules())
-    assert num_packed == (6 if name == "grouped" else 2)
+    n_packed = 6 if name == "grouped" else 2
+    assert sum(isinstance(part, PackedAttention) for part in fast.modules()) == n_packed
     source = torch.randint(5, 97, (3, 11), generator=torch.Generator().manual_seed(2))
     pos = torch.arange(11).repeat(3, 1)
     pos[1, 4:] = -1
@@ -91,37 +90,28 @@ def test_reason_without_kernels_is_reported_once(failure, fake_compiler, monkeyp
     elif failure == "file in place of the cache":
         (tmp_path / "cache").write_text("a file")
     elif failure == "no home":
-
-        def raise_error():
-            raise RuntimeError("Could not determine home directory.")
-
         monkeypatch.delenv("XDG_CACHE_HOME")
-        monkeypatch.setattr(build_extension.Path, "home", raise_error)
+        monkeypatch.setattr(os.path, "expanduser", lambda path: path)
     with ThreadPoolExecutor(4) as executor:
         assert list(executor.map(lambda _: load_kernels(), range(8))) == [None] * 8
     reason = kernels_status().reason
     assert re.fullmatch(REASONS[failure], reason)
-    lines = capsys.readouterr().err.splitlines()
-    assert [line for line in lines if "compiling" not in line] == [
-        f"polyhead: kernels are not used: {reason}"
-    ]
+    lines = [line for line in capsys.readouterr().err.splitlines() if "compiling" not in line]
+    assert lines == [f"polyhead: kernels are not used: {reason}"]
     if can_pack():
         model = pack_model(build(CONFIGS["grouped"], seed=1).eval())
         assert any(isinstance(part, PackedLinear) for part in model.modules())
         assert not any(isinstance(part, NativeLinear | PackedAttention) for part in model.modules())
 
 
-def test_other_ranks_do_not_report(fake_compiler, monkeypatch, capsys):
-    monkeypatch.setenv("LOCAL_RANK", "1")
-    assert load_kernels() is None
-    assert "not used" not in capsys.readouterr().err
-
-
-def test_report_is_translated(fake_compiler, monkeypatch, capsys):
-    monkeypatch.setenv("POLYHEAD_LANG", "zh")
+def test_report_is_translated_and_by_the_first_rank(fake_compiler, monkeypatch, capsys):
     monkeypatch.setattr(build_extension.shutil, "which", lambda name: None)
-    assert load_kernels() is None
-    assert capsys.readouterr().err == "polyhead: 不使用内核：没有安装编译器（g++）\n"
+    for rank, report in (("1", ""), ("0", "polyhead: 不使用内核：没有安装编译器（g++）\n")):
+        clear_kernels()
+        monkeypatch.setenv("LOCAL_RANK", rank)
+        monkeypatch.setenv("POLYHEAD_LANG", "zh")
+        assert load_kernels() is None
+        assert capsys.readouterr().err == report
 
 
 def test_failure_is_remembered_until_the_compiler_changes(fake_compiler, tmp_path):
@@ -142,20 +132,14 @@ def test_inspection_does_not_compile(fake_compiler, tmp_path):
     assert (tmp_path / "calls").read_text() == "call\n"
 
 
-@needs_kernels
-def test_inspection_names_the_library(reset_kernels):
-    assert load_kernels() is not None
-    status = inspect_kernels()
-    assert status.path == kernels_status().path
-    assert status.path.parent == user_cache_dir()
-    assert status.reason == ""
-
-
 @pytest.mark.slow
 @needs_kernels
-def test_kernels_are_compiled_once(reset_kernels, monkeypatch, tmp_path):
+def test_kernels_are_compiled_once_and_named(reset_kernels, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert load_kernels() is not None
+    status = inspect_kernels()
+    assert (status.path, status.reason) == (kernels_status().path, "")
+    assert status.path.parent == user_cache_dir()
     files = sorted((tmp_path / "polyhead").iterdir())
     assert [path.suffix for path in files] == [".sha256", ".so", ""]
     clear_kernels()

@@ -96,44 +96,38 @@ def test_compiled_library_is_found_again(tmp_path, library, capsys):
     compile_library(library, ["g++", "-shared", "-fPIC", "kernels.cpp"], tmp_path)
     assert ctypes.CDLL(str(library)).answer() == 42
     assert capsys.readouterr().err.startswith("polyhead: compiling kernels")
-    assert sorted(path.name for path in library.parent.iterdir()) == [
-        "kernels-1.sha256",
-        "kernels-1.so",
-        "lock",
-    ]
+    names = sorted(path.name for path in library.parent.iterdir())
+    assert names == ["kernels-1.sha256", "kernels-1.so", "lock"]
     compile_library(library, ["no-such-compiler"], tmp_path)
     assert capsys.readouterr().err == ""
 
 
-def test_library_is_private_with_any_umask(compiler, library):
-    old = os.umask(0)
+DAMAGES = {
+    "truncated": lambda library, digest: library.write_bytes(library.read_bytes()[:-1]),
+    "changed": lambda library, digest: library.write_bytes(b"L" + library.read_bytes()[1:]),
+    "no digest": lambda library, digest: digest.unlink(),
+    "damaged digest": lambda library, digest: digest.write_bytes(b"\xff" * 1000),
+    "digest of another user": None,
+    "no library": lambda library, digest: library.unlink(),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_libraries_are_rebuilt(damage, compiler, library, monkeypatch):
+    compiler.compile(library)
+    digest = library.with_suffix(".sha256")
+    if change := DAMAGES[damage]:
+        change(library, digest)
+    else:
+        set_owner(monkeypatch, digest, 4321)
+    assert not has_library(library)
+    old = os.umask(0)  # libraries are private with any umask
     try:
         compiler.compile(library)
     finally:
         os.umask(old)
-    assert has_library(library)
-    assert library.stat().st_mode & 0o777 == 0o700
-
-
-@pytest.mark.parametrize("damage", ["truncated", "changed", "no digest", "damaged digest", "no library"])
-def test_damaged_libraries_are_rebuilt(damage, compiler, library):
-    compiler.compile(library)
-    digest = library.with_suffix(".sha256")
-    if damage == "truncated":
-        library.write_bytes(library.read_bytes()[:-1])
-    elif damage == "changed":
-        library.write_bytes(b"L" + library.read_bytes()[1:])
-    elif damage == "no digest":
-        digest.unlink()
-    elif damage == "damaged digest":
-        digest.write_bytes(b"\xff" * 1000)
-    else:
-        library.unlink()
-    assert not has_library(library)
-    compiler.compile(library)
-    assert compiler.num_calls == 2
-    assert library.read_text() == "library\n"
-    assert has_library(library)
+    assert compiler.num_calls == 2 and library.read_text() == "library\n"
+    assert has_library(library) and library.stat().st_mode & 0o777 == 0o700
 
 
 @pytest.mark.parametrize("reason", ["writable by the group", "writable by all", "of another user"])
@@ -146,14 +140,6 @@ def test_shared_libraries_are_refused(reason, compiler, library, monkeypatch):
     with pytest.raises(PermissionError, match=str(library)):
         compiler.compile(library)
     assert compiler.num_calls == 1
-
-
-def test_digests_of_other_users_are_replaced(compiler, library, monkeypatch):
-    compiler.compile(library)
-    set_owner(monkeypatch, library.with_suffix(".sha256"), 4321)
-    assert not has_library(library)
-    compiler.compile(library)
-    assert has_library(library)
 
 
 @pytest.mark.parametrize("has_locks", [True, False])
@@ -240,14 +226,11 @@ def test_interrupted_compilation_cleans_up(compiler, library, monkeypatch):
     assert [path.name for path in library.parent.iterdir()] == ["lock"]
 
 
-def test_compiler_messages_are_english(compiler, library, monkeypatch):
+def test_compilers_are_english_and_write_nothing_to_stdout(compiler, library, monkeypatch, capfd):
     monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
-    compiler.write('echo "error: $LC_ALL" >&2; exit 1')
-    with pytest.raises(CompileError, match=r"error: C$"):
-        compiler.compile(library)
-
-
-def test_compilers_do_not_write_to_stdout(compiler, library, capfd):
     compiler.write("echo output")
     compiler.compile(library)
     assert capfd.readouterr().out == ""
+    compiler.write('echo "error: $LC_ALL" >&2; exit 1')
+    with pytest.raises(CompileError, match=r"error: C$"):
+        compiler.compile(library.with_name("kernels-2.so"))

@@ -21,13 +21,8 @@ FLAGS = {  # compiler flags, and the feature that they need of this processor
     "no bf16 or int8": (["-march=x86-64-v4"], "avx512vl"),
     "no tiles": (["-march=native", "-mno-amx-int8", "-mno-amx-bf16"], "amx_int8"),
 }
-TEST_FILES = [
-    f"test_{name}.py"
-    for name in (
-        "build_extension", "linear", "attention", "logits", "int_linear", "int4", "int8",
-        "fused_step", "program",
-    )
-]  # fmt: skip
+NAMES = "build_extension linear attention logits int_linear int4 int8 fused_step program"
+OPTIONS = "-m pytest -q -x -p compiler_flags -p no:cacheprovider"
 
 
 @pytest.mark.slow
@@ -39,26 +34,12 @@ def test_kernels_for_other_instruction_sets(instructions, tmp_path):
     if feature not in cpu_flags():
         pytest.skip(f"not applicable: this processor has no {feature}")
     (tmp_path / "compiler_flags.py").write_text(PLUGIN.format(flags=flags))
-    files = [str(Path(__file__).with_name(name)) for name in TEST_FILES]
+    files = [str(Path(__file__).with_name(f"test_{name}.py")) for name in NAMES.split()]
     process = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "-x",
-            "-p",
-            "compiler_flags",
-            "-p",
-            "no:cacheprovider",
-            *files,
-        ],
+        [sys.executable, *OPTIONS.split(), *files],
         env=os.environ
-        | {
-            "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path]),
-            "XDG_CACHE_HOME": str(tmp_path),
-            "OMP_NUM_THREADS": "1",
-        },
+        | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+        | {"XDG_CACHE_HOME": str(tmp_path), "OMP_NUM_THREADS": "1"},
         cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,

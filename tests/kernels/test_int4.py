@@ -11,23 +11,17 @@ def test_int4_scales_are_nearly_optimal():
     weight = torch.randn(40, 6 * GROUP_SIZE) * torch.rand(40, 1)
     weight[:, 7] *= 12  # an outlier, which makes the scale of its row large
     quantized, (real, _) = Int4(weight), quantize_rows(weight)
-    real = torch.where(real == 0, 0, weight.double() / quantized.scales.double()[:, None]).view(
-        40, 6, GROUP_SIZE
-    )
+    real = torch.where(real == 0, 0, weight.double() / quantized.scales.double()[:, None])
+    real = real.view(40, 6, GROUP_SIZE)
     error = (quantized.values.double().view(40, 6, GROUP_SIZE) - real).square().sum(-1)
-    each = torch.stack(
-        [
-            ((real / f).round().clamp(-8, 7) * f - real).square().sum(-1)
-            for f in [*range(-MAX_GROUP_SCALE, 0), *range(1, MAX_GROUP_SCALE + 1)]
-        ]
-    )
-    least = each.amin(0)
+    scales = [*range(-MAX_GROUP_SCALE, 0), *range(1, MAX_GROUP_SCALE + 1)]
+    errors = [((real / f).round().clamp(-8, 7) * f - real).square().sum(-1) for f in scales]
+    least = torch.stack(errors).amin(0)
     assert (error >= least * (1 - 1e-4)).all()
     assert error.sum() < 1.03 * least.sum()
     # each value is its 4-bit value times the scale of its group
     fours, factors = quantized.int4_values, quantized.group_scales
-    assert fours.min() >= -8
-    assert fours.max() <= 7
+    assert fours.min() >= -8 and fours.max() <= 7
     assert factors.abs().max() <= MAX_GROUP_SCALE
     assert torch.equal((fours.int() * factors.int()).flatten(1), quantized.values.int())
 

@@ -8,15 +8,9 @@ from polyhead.kernels.training.attention import AttentionCall, attend_in_trainin
 pytestmark = needs_kernels
 
 # B, T, S, H, K, D, Dv
-SIZES = [
-    (1, 1, 1, 1, 1, 16, 16),
-    (2, 7, 7, 2, 2, 32, 32),
-    (1, 70, 70, 2, 1, 64, 64),
-    (2, 33, 70, 4, 2, 48, 80),
-    (2, 70, 5, 2, 2, 16, 32),
-    (1, 130, 130, 1, 1, 128, 128),
-    (1, 200, 200, 3, 1, 32, 32),
-]
+SIZES = [(1, 1, 1, 1, 1, 16, 16), (2, 7, 7, 2, 2, 32, 32), (1, 70, 70, 2, 1, 64, 64)]
+SIZES += [(2, 33, 70, 4, 2, 48, 80), (2, 70, 5, 2, 2, 16, 32)]
+SIZES += [(1, 130, 130, 1, 1, 128, 128), (1, 200, 200, 3, 1, 32, 32)]
 
 
 def draw_qkv(size, dtype=torch.float32):
@@ -75,21 +69,20 @@ def test_outputs_and_gradients_are_those_of_float64(size, causal):
 
 @pytest.mark.parametrize("shape", [(2, 1, 1, 70), (1, 4, 1, 70), (2, 1, 33, 70), (2, 4, 33, 70)], ids=str)
 @pytest.mark.parametrize("causal", [False, True])
-def test_masked_queries_give_zero(shape, causal):
+def test_masks_and_biases(shape, causal):
+    """Queries whose keys are all masked give zero."""
     mask = torch.rand(shape) < 0.4
     mask[..., 60:] = False
     mask[-1, :, 3 % shape[2]] = False
     check((2, 33, 70, 4, 2, 32, 48), AttentionCall(mask, causal=causal))
+    if not causal:
+        bias = torch.randn(1, *shape[1:]) if shape[1] > 1 else torch.randn(shape)
+        check((2, 33, 70, 4, 2, 32, 48), AttentionCall(torch.rand(2, 1, 1, 70) < 0.7, bias))
 
 
 def test_blocks_that_no_query_sees_are_skipped():
-    distance = torch.arange(300)[:, None] - torch.arange(300)
+    distance = torch.arange(300)[:, None] - torch.arange(300)  # a window of 20 keys, far from most others
     check((1, 300, 300, 2, 1, 32, 32), AttentionCall(((distance >= 0) & (distance < 20))[None, None]))
-
-
-@pytest.mark.parametrize("shape", [(1, 4, 33, 70), (2, 1, 1, 70), (1, 4, 1, 70)], ids=str)
-def test_bias_is_added(shape):
-    check((2, 33, 70, 4, 2, 32, 48), AttentionCall(torch.rand(2, 1, 1, 70) < 0.7, torch.randn(shape)))
 
 
 @pytest.mark.parametrize("is_interleaved", [False, True])
@@ -97,10 +90,8 @@ def test_bias_is_added(shape):
 @pytest.mark.parametrize("rows", [1, 2])
 def test_queries_and_keys_are_rotary(is_interleaved, width, rows):
     angle = torch.randn(rows, 70, width // 2)
-    check(
-        (2, 70, 70, 4, 2, 32, 48),
-        AttentionCall(causal=True, cos=angle.cos(), sin=angle.sin(), is_interleaved=is_interleaved),
-    )
+    options = {"cos": angle.cos(), "sin": angle.sin(), "is_interleaved": is_interleaved}
+    check((2, 70, 70, 4, 2, 32, 48), AttentionCall(causal=True, **options))
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -125,22 +116,18 @@ def test_bf16_is_as_exact_as_torch(size, causal):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_row_does_not_depend_on_the_batch(dtype):
-    q, k, v = draw_qkv((3, 40, 40, 2, 1, 32, 32), dtype)
+    qkv, grad = draw_qkv((3, 40, 40, 2, 1, 32, 32), dtype), torch.randn(3, 40, 2, 32).to(dtype)
     mask = torch.arange(40) < torch.tensor([40, 25, 31])[:, None, None, None]
-    grad = torch.randn(3, 40, 2, 32).to(dtype)
-    batch_results = output_and_gradients(
-        attend_in_training(q, k, v, AttentionCall(mask, causal=True)), (q, k, v), grad
-    )
-    row = [x.detach()[1:2, :25].requires_grad_() for x in (q, k, v)]
-    single = attend_in_training(*row, AttentionCall(causal=True))
+
+    def attend(rows, length, mask):
+        inputs = [x.detach()[rows, :length].requires_grad_() for x in qkv]
+        output = attend_in_training(*inputs, AttentionCall(mask, causal=True))
+        return output_and_gradients(output, tuple(inputs), grad[rows, :length])
+
+    batch = attend(slice(3), 40, mask)
     # queries in the padding see the same keys and have no gradient
-    results = output_and_gradients(single, tuple(row), grad[1:2, :25])
-    assert torch.equal(results[0], batch_results[0][1:2, :25])
-    full_rows = [x.detach()[1:2].requires_grad_() for x in (q, k, v)]
-    results = output_and_gradients(
-        attend_in_training(*full_rows, AttentionCall(mask[1:2], causal=True)), tuple(full_rows), grad[1:2]
-    )
-    for result, expected in zip(results, batch_results, strict=True):
+    assert torch.equal(attend(slice(1, 2), 25, None)[0], batch[0][1:2, :25])
+    for result, expected in zip(attend(slice(1, 2), 40, mask[1:2]), batch, strict=True):
         assert torch.equal(result, expected[1:2])
 
 
@@ -149,19 +136,15 @@ def test_nan_propagates(dtype):
     q, k, v = draw_qkv((1, 40, 40, 2, 2, 32, 32), dtype)
     with torch.no_grad():
         k[0, 30, 0, 5] = torch.nan
-    out, dq, dk, dv = output_and_gradients(
-        attend_in_training(q, k, v, AttentionCall(causal=True)), (q, k, v), torch.ones(1, 40, 2, 32)
-    )
+    output = attend_in_training(q, k, v, AttentionCall(causal=True))
+    out, dq, dk, dv = output_and_gradients(output, (q, k, v), torch.ones(1, 40, 2, 32))
     assert out[0, 30:, 0].isnan().all()
-    assert not out[0, :30].isnan().any()
-    assert not out[0, :, 1].isnan().any()
+    assert not out[0, :30].isnan().any() and not out[0, :, 1].isnan().any()
     assert dq[0, 30:, 0].isnan().any() and dk.isnan().any() and dv.isnan().any()
 
 
 def test_supported_head_dims():
     x, odd = torch.zeros(1, 3, 2, 32), torch.zeros(1, 3, 2, 24)
     assert can_attend(x, x, x)
-    assert not can_attend(odd, odd, x)
-    assert not can_attend(x, x, odd)
-    assert not can_attend(x, x.double(), x)
-    assert not can_attend(x.double(), x.double(), x.double())
+    for qkv in ((odd, odd, x), (x, x, odd), (x, x.double(), x), (x.double(),) * 3):
+        assert not can_attend(*qkv)

@@ -29,6 +29,7 @@ class Sublayer(nn.Module):
         **options,
     ):
         super().__init__()
+        torch.manual_seed(1)
         sizes = {"n_heads": HEADS, "n_kv_heads": HEADS, "head_dim": 16, "v_head_dim": 16} | (shape or {})
         of_attention = AttentionShape(WIDTH, causal=causal, max_len=64, **sizes)
         self.scheme = POSITION.build(Choice(position), of_attention)
@@ -69,7 +70,6 @@ def check_sublayer(sublayer, monkeypatch, pos=None, source=None):
 @pytest.mark.parametrize("norm", ["layernorm", "rmsnorm", "none"])
 @pytest.mark.parametrize("pos", [None, POS], ids=["full", "padded"])
 def test_self_attention(norm, norm_first, pos, monkeypatch):
-    torch.manual_seed(1)
     check_sublayer(Sublayer({}, norm=norm, norm_first=norm_first, dropout=0.1, scale=0.5), monkeypatch, pos)
 
 
@@ -80,20 +80,17 @@ def test_self_attention(norm, norm_first, pos, monkeypatch):
 )
 @pytest.mark.parametrize("causal", [True, False])
 def test_options_of_attention(attention, causal, monkeypatch):
-    torch.manual_seed(1)
     check_sublayer(Sublayer(attention, causal=causal), monkeypatch)
 
 
 @pytest.mark.parametrize("position", ["rope", "alibi", "sinusoidal"])
 @pytest.mark.parametrize("shape", [{}, {"n_kv_heads": 2}, {"head_dim": 32, "v_head_dim": 48}], ids=str)
 def test_positions_and_shapes(position, shape, monkeypatch):
-    torch.manual_seed(1)
     check_sublayer(Sublayer({}, position, shape=shape), monkeypatch, POS)
 
 
 @pytest.mark.parametrize("norm_first", [True, False])
 def test_attention_to_a_source(norm_first, monkeypatch):
-    torch.manual_seed(1)
     sublayer = Sublayer({}, norm_first=norm_first, causal=False, dropout=0.1, shape={"n_kv_heads": 2})
     check_sublayer(sublayer, monkeypatch, POS, torch.randn(3, SOURCE_LENGTH, WIDTH))
 
@@ -104,7 +101,6 @@ def test_attention_to_a_source(norm_first, monkeypatch):
     ids=str,
 )
 def test_attention_is_fused_in_plain_sublayers(attention, position, monkeypatch):
-    torch.manual_seed(1)
     sublayer = Sublayer(attention, position)
     sublayer.pos = POS
     with record_fusions(monkeypatch, "FUSIONS") as is_fused, TrainingKernels():
@@ -118,7 +114,6 @@ def test_attention_is_fused_in_plain_sublayers(attention, position, monkeypatch)
     ids=str,
 )
 def test_unsupported_attention_is_plain(attention, position, monkeypatch):
-    torch.manual_seed(1)
     sublayer, x = Sublayer(attention, position), torch.randn(3, LENGTH, WIDTH)
     sublayer.pos = POS
     torch.manual_seed(3)
@@ -130,7 +125,6 @@ def test_unsupported_attention_is_plain(attention, position, monkeypatch):
 
 
 def test_frozen_weights_have_no_gradient():
-    torch.manual_seed(1)
     sublayer, x = Sublayer({}), torch.randn(3, LENGTH, WIDTH, requires_grad=True)
     sublayer.layer.requires_grad_(False)
     sublayer.layer.o_proj.bias.requires_grad_(True)

@@ -31,6 +31,7 @@ NORMS = [
 class Sublayer(nn.Module):
     def __init__(self, layer, norm, norm_first, **options):
         super().__init__()
+        torch.manual_seed(1)
         self.layer = FEED_FORWARD.build(Choice.from_config(layer), WIDTH, INNER)
         self.residual = Residual(NORM.build(Choice.from_config(norm), WIDTH), norm_first, **options)
         for weight in self.parameters():
@@ -54,20 +55,17 @@ def check_sublayer(sublayer, monkeypatch, shape=(3, 37, WIDTH)):
 @pytest.mark.parametrize("norm_first", [True, False])
 @pytest.mark.parametrize("layer", LAYERS, ids=str)
 def test_every_activation(layer, norm_first, monkeypatch):
-    torch.manual_seed(1)
-    layer = layer | {"dropout": 0.2}
-    check_sublayer(Sublayer(layer, {"name": "layernorm"}, norm_first, dropout=0.1), monkeypatch)
+    sublayer = Sublayer(layer | {"dropout": 0.2}, {"name": "layernorm"}, norm_first, dropout=0.1)
+    check_sublayer(sublayer, monkeypatch)
 
 
 @pytest.mark.parametrize("norm_first", [True, False])
 @pytest.mark.parametrize("norm", NORMS, ids=str)
 def test_every_norm(norm, norm_first, monkeypatch):
-    torch.manual_seed(1)
     check_sublayer(Sublayer({"name": "gelu"}, norm, norm_first, scale=0.5), monkeypatch)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 65, 200])
 def test_any_number_of_rows(rows, monkeypatch):
-    torch.manual_seed(1)
     sublayer = Sublayer({"name": "relu"}, {"name": "layernorm"}, True, dropout=0.1)
     check_sublayer(sublayer, monkeypatch, (rows, WIDTH))

@@ -32,14 +32,13 @@ class OwnLinear(nn.Linear):
     """A subclass, whose computation is unknown."""
 
 
+ADAPTER = {"alpha": 2.0, "dropout": 0.0, "generator": torch.Generator()}
 CHANGES = {
     "hook": lambda residual, layer: layer.register_forward_hook(lambda *_: None),
     "hook of a map": lambda residual, layer: layer.up_proj.register_forward_pre_hook(lambda *_: None),
     "hook of the norm": lambda residual, layer: residual.norm.register_full_backward_hook(lambda *_: None),
     "subclass": lambda residual, layer: setattr(layer, "up_proj", OwnLinear(WIDTH, 48)),
-    "adapter": lambda residual, layer: setattr(
-        layer, "up_proj", LoraLinear(layer.up_proj, 2, alpha=2.0, dropout=0.0, generator=torch.Generator())
-    ),
+    "adapter": lambda residual, layer: setattr(layer, "up_proj", LoraLinear(layer.up_proj, 2, **ADAPTER)),
     "reparametrized": lambda residual, layer: nn.utils.parametrizations.weight_norm(layer.up_proj),
     "rare dropout": lambda residual, layer: setattr(residual.dropout, "p", 0.01),
     "another activation": lambda residual, layer: setattr(layer, "activation", torch.sin),
@@ -63,7 +62,7 @@ def test_unsupported_modules_are_not_fused(change, is_fused):
     assert torch.equal(out, residual(x, layer))
 
 
-def test_a_hook_on_all_modules(is_fused):
+def test_global_hooks_and_passes_without_gradients_are_plain(is_fused):
     residual, layer = make_sublayer()
     hook = nn.modules.module.register_module_forward_hook(lambda *_: None)
     try:
@@ -71,14 +70,9 @@ def test_a_hook_on_all_modules(is_fused):
             residual(torch.randn(2, 5, WIDTH), layer)
     finally:
         hook.remove()
-    assert is_fused == [False]
-
-
-def test_passes_without_gradients_are_plain(is_fused):
-    residual, layer = make_sublayer()
     with TrainingKernels(), torch.no_grad():
         residual(torch.randn(2, 5, WIDTH), layer)
-    assert not is_fused
+    assert is_fused == [False]  # of a pass without gradients nothing is recorded
 
 
 def test_parts_of_a_plain_residual_may_be_fused(is_fused):
@@ -124,9 +118,8 @@ def test_recomputation_is_fused_and_has_the_same_bits(precision, is_fused):
             loss = model(tokens).float().square().mean()
         loss.backward()
         results.append([loss.detach(), *(weight.grad for weight in model.parameters())])
-    assert (
-        is_fused == [True] * 12
-    )  # two sub-layers of two layers three times: the recomputation is in the backward pass
+    # two sub-layers of two layers three times: the recomputation is in the backward pass
+    assert is_fused == [True] * 12
     assert all(map(torch.equal, *results))
 
 
