@@ -9,14 +9,12 @@ from polyhead.estimate.data_sample import find_missing_files
 
 CONVERTED_REVISION = "refs/convert/parquet"
 DATASET = "hf://datasets/owner/small"
+INVALID_NAMES = ["hf://datasets/small/a.tsv", "hf://owner/small/a.tsv"]
+INVALID_NAMES += [DATASET + path for path in ("/../../../x", "//data/test.tsv", "/data/", "/.")]
 
 
 def make_data(root, *train):
     return DataConfig(root=root, train=list(train), valid_fraction=0.1)
-
-
-def train_paths(root, *names):
-    return make_data(root, *names).split_paths("train")
 
 
 @pytest.fixture
@@ -51,17 +49,15 @@ def test_pattern_is_its_sorted_files(names, expected, tmp_path):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     (tmp_path / "b/0.txt").mkdir()
-    assert [str(path.relative_to(tmp_path)) for path in train_paths(tmp_path, *names)] == expected
+    paths = make_data(tmp_path, *names).split_paths("train")
+    assert [str(path.relative_to(tmp_path)) for path in paths] == expected
     message = r"^data\.train: no file 'b/4\*\.txt' in .*; did you mean 'b/2\.txt'\?$"
     with pytest.raises(UserError, match=message):
-        train_paths(tmp_path, "b/4*.txt")
-
-
-def test_root_may_have_characters_of_patterns(tmp_path):
-    root = tmp_path / "a[b]*"
+        make_data(tmp_path, "b/4*.txt").split_paths("train")
+    root = tmp_path / "a[b]*"  # a root is no pattern
     root.mkdir()
     (root / "1.txt").touch()
-    assert train_paths(root, "*.txt") == [root / "1.txt"]
+    assert make_data(root, "*.txt").split_paths("train") == [root / "1.txt"]
 
 
 ALL = ["main data/test.tsv", "main data/train-0.tsv", "main data/train-1.tsv"]
@@ -81,10 +77,8 @@ ALL = ["main data/test.tsv", "main data/train-0.tsv", "main data/train-1.tsv"]
     ],
 )
 def test_dataset_files_are_of_their_revision(name, expected, cache):
-    assert [path.read_text().strip() for path in train_paths(cache, DATASET + name)] == expected
-
-
-FORMAT = "expected hf://datasets/OWNER/NAME/PATH"
+    paths = make_data(cache, DATASET + name).split_paths("train")
+    assert [path.read_text().strip() for path in paths] == expected
 
 
 @pytest.mark.parametrize(
@@ -92,17 +86,12 @@ FORMAT = "expected hf://datasets/OWNER/NAME/PATH"
     [
         (f"{DATASET}/data/trian-0.tsv", "dataset 'owner/small' has no file 'data/trian-0.tsv'; did you"),
         ("hf://datasets/owner/large/a.tsv", "dataset 'owner/large' cannot be downloaded from the hub:"),
-        ("hf://datasets/small/a.tsv", FORMAT),
-        (f"{DATASET}/../../../x", FORMAT),
-        (f"{DATASET}//data/test.tsv", FORMAT),
-        (f"{DATASET}/data/", FORMAT),
-        (f"{DATASET}/.", FORMAT),
-        ("hf://owner/small/a.tsv", FORMAT),
+        *((name, "expected hf://datasets/OWNER/NAME/PATH") for name in INVALID_NAMES),
     ],
 )
 def test_missing_or_invalid_dataset_file_is_refused(name, message, cache):
     with pytest.raises(UserError, match=f"^data\\.train: .*{re.escape(message)}"):
-        train_paths(cache, name)
+        make_data(cache, name).split_paths("train")
 
 
 def test_only_local_files_are_missing_for_an_estimate(cache):

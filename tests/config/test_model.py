@@ -7,18 +7,26 @@ from polyhead.nn.validate_model import check_model
 SMALL = {"vocab_size": 10, "d_model": 16, "n_heads": 4, "n_layers": 1, "max_len": 8}
 
 
-def test_defaults_are_the_base_model_of_the_paper():
+def test_missing_sizes_are_derived_or_of_the_paper():
     config = ModelConfig(vocab_size=37000)
     assert (config.d_model, config.d_ff, config.n_heads, config.head_dim) == (512, 2048, 8, 64)
     assert (config.n_layers, config.n_decoder_layers, config.dropout, config.norm_first) == (6, 6, 0.1, False)
-
-
-def test_missing_sizes_are_derived():
     sizes = {"vocab_size": 10, "d_model": 64, "n_heads": 4}
     config = ModelConfig(**sizes, n_layers=3)
     assert (config.n_kv_heads, config.d_ff, config.n_decoder_layers) == (4, 256, 3)
     config = ModelConfig(**sizes, n_kv_heads=1, d_ff=100, n_decoder_layers=1)
     assert (config.kv_heads, config.d_ff, config.n_decoder_layers) == (1, 100, 1)
+    fields = {"d_model": 64, "n_heads": 4, "norm": Choice("rmsnorm")}
+    assert ModelSpec(**fields).with_vocabulary(99) == ModelConfig(vocab_size=99, **fields)
+    with pytest.raises(ValueError, match="frozen"):
+        config.d_model = 3
+
+
+def test_dumped_config_has_all_options():
+    config = ModelConfig(vocab_size=10, position=Choice("sinusoidal", base=5e5), n_kv_heads=2)
+    assert ModelConfig.model_validate_json(config.model_dump_json()) == config
+    options = {"base": 500000.0, "layout": "interleaved", "endpoint": False, "offset": 0}
+    assert config.model_dump(mode="json")["position"] == {"name": "sinusoidal"} | options
 
 
 @pytest.mark.parametrize(
@@ -59,7 +67,7 @@ def test_attention_shape_derives_missing_sizes():
         ({"decoder_attention": 2, "cross_attention": 3}, [1, 2, 3]),
     ],
 )
-def test_attentions_default_to_that_of_the_encoder(scales, expected):
+def test_attentions_and_blocks_default_to_the_encoder(scales, expected):
     scales = {"attention": 1} | scales
     parts = {key: Choice("softmax", scale=float(scale)) for key, scale in scales.items()}
     config = ModelConfig(**SMALL, **parts)
@@ -69,30 +77,10 @@ def test_attentions_default_to_that_of_the_encoder(scales, expected):
     fields = config.model_dump(mode="json")
     for key in ("decoder_attention", "cross_attention"):
         assert (fields[key] is None) == (key not in scales)
-
-
-@pytest.mark.parametrize(("key", "encoder"), [("block", "RecurrentBlock"), ("decoder_block", "Block")])
-def test_decoder_block_defaults_to_that_of_the_encoder(key, encoder):
-    model = build(ModelConfig(**SMALL, **{key: "gru"}), seed=1)
-    blocks = [type(stack.layers[0]).__name__ for stack in (model.encoder, model.decoder)]
-    assert blocks == [encoder, "RecurrentBlock"]
-
-
-def test_dumped_config_has_all_options():
-    config = ModelConfig(vocab_size=10, position=Choice("sinusoidal", base=5e5), n_kv_heads=2)
-    assert ModelConfig.model_validate_json(config.model_dump_json()) == config
-    options = {"base": 500000.0, "layout": "interleaved", "endpoint": False, "offset": 0}
-    assert config.model_dump(mode="json")["position"] == {"name": "sinusoidal"} | options
-
-
-def test_spec_with_vocabulary_is_a_config():
-    fields = {"d_model": 64, "n_heads": 4, "norm": Choice("rmsnorm")}
-    assert ModelSpec(**fields).with_vocabulary(99) == ModelConfig(vocab_size=99, **fields)
-
-
-def test_config_is_frozen():
-    with pytest.raises(ValueError, match="frozen"):
-        ModelConfig(vocab_size=10).d_model = 3
+    for key, encoder in (("block", "RecurrentBlock"), ("decoder_block", "Block")):
+        model = build(ModelConfig(**SMALL, **{key: "gru"}), seed=1)
+        blocks = [type(stack.layers[0]).__name__ for stack in (model.encoder, model.decoder)]
+        assert blocks == [encoder, "RecurrentBlock"]
 
 
 @pytest.mark.parametrize(
@@ -107,7 +95,4 @@ def test_config_is_frozen():
 def test_sizes_beyond_the_limits_are_refused(fields, message):
     with pytest.raises(ValueError, match=message):
         check_model(ModelConfig(**{"vocab_size": 10, **fields}))
-
-
-def test_check_allocates_no_table_of_positions():
-    check_model(ModelConfig(vocab_size=10, max_len=2**31 - 1, position="sinusoidal"))
+    check_model(ModelConfig(vocab_size=10, max_len=2**31 - 1, position="sinusoidal"))  # without its table

@@ -12,13 +12,11 @@ import pytest
 from tests.config.recipe_helpers import TEXT, error_of, write
 
 from polyhead import Choice
-from polyhead.config.generation_config import GenerationConfig
 from polyhead.config.recipe import Recipe, TrainConfig
 from polyhead.core.errors import UserError
 from polyhead.core.registry import CACHE, POSITION
 from polyhead.run.recipe import load_recipe
 
-SECTIONS = ("data", "tokenizer", "model", "train", "generation")
 TABLE = Path(__file__).with_name("overrides.txt")
 
 
@@ -40,39 +38,21 @@ def update_table():
     TABLE.write_text("\n".join(f"{override}\n{message}\n" for override, message in rows), encoding="utf-8")
 
 
-def test_small_recipe_has_defaults(recipe_file):
-    recipe = load_recipe(recipe_file)
-    assert (recipe.task.name, recipe.out, recipe.data.root) == ("translation", Path("runs/small"), Path("."))
-    assert (recipe.model.d_model, recipe.tokenizer.kind.name, recipe.train.steps) == (512, "bpe", 100)
-    assert recipe.generation == GenerationConfig()
-
-
-def test_dumped_recipe_is_read_back(recipe_file, tmp_path):
-    overrides = ["model.position={name: rope, theta: 5e5}", "data.source_lang=no", "train.lr=1e-5"]
-    overrides += ["train.ema=0.999", "generation.early_stopping=never", "data.source=1e3x"]
-    recipe = load_recipe(recipe_file, overrides)
-    copy = load_recipe(write(tmp_path / "copy.yaml", recipe.dump_yaml()))
-    assert copy == recipe and copy.dump_yaml() == recipe.dump_yaml()
-
-
 @pytest.mark.parametrize("task", ["translation", "language-model", "classification", "masked-lm"])
 def test_dump_has_every_key_and_reads_back(task, recipe_file, tmp_path):
     recipe = load_recipe(recipe_file, [f"task={task}"])
     text = recipe.dump_yaml()
     assert "position:\n    name: sinusoidal\n    base: 10000.0\n" in text
-    for section in SECTIONS:
-        for key in Recipe.model_fields[section].annotation.model_fields:
-            assert f"\n  {key}:" in text
-    assert load_recipe(write(tmp_path / "copy.yaml", text)).generation == recipe.generation
-
-
-def test_every_key_is_described():
-    for section in SECTIONS:
+    for section in ("data", "tokenizer", "model", "train", "generation"):
         for key, field in Recipe.model_fields[section].annotation.model_fields.items():
+            assert f"\n  {key}:" in text
             assert field.description or field.annotation is Choice, f"{section}.{key} has no description"
-
-
-ROPE = POSITION.check(Choice("rope", theta=1e4))
+    assert load_recipe(write(tmp_path / "copy.yaml", text)).generation == recipe.generation
+    overrides = ["model.position={name: rope, theta: 5e5}", "data.source_lang=no", "train.lr=1e-5"]
+    overrides += ["train.ema=0.999", "data.source=1e3x"]
+    recipe = load_recipe(recipe_file, [f"task={task}", *overrides])
+    copy = load_recipe(write(tmp_path / "copy.yaml", recipe.dump_yaml()))
+    assert copy == recipe and copy.dump_yaml() == recipe.dump_yaml()
 
 
 @pytest.mark.whole
@@ -95,8 +75,8 @@ ROPE = POSITION.check(Choice("rope", theta=1e4))
         ("data.source=de", "de"),
         ("data.source=2", 2),
         ("data.train=[2026-01-02, 12:30]", ["2026-01-02", "12:30"]),
-        ("model.position=rope", ROPE),
-        ("model.position.name=rope", ROPE),
+        ("model.position=rope", POSITION.check(Choice("rope", theta=1e4))),
+        ("model.position.name=rope", POSITION.check(Choice("rope", theta=1e4))),
         ("model.position={name: rope, theta: 5e5}", POSITION.check(Choice("rope", theta=5e5))),
         ("train.schedule.warmup=10", Choice("inverse_sqrt", warmup=10, cooldown=0.0)),
         ("generation.cache=static", CACHE.check(Choice("static"))),
@@ -122,15 +102,12 @@ def test_component_and_options_come_in_any_order(recipe_file, overrides):
     assert load_recipe(recipe_file, overrides).model.position == POSITION.check(Choice("rope", theta=5e5))
 
 
-def test_another_component_drops_the_options(tmp_path):
+def test_later_overrides_and_other_components_win(tmp_path):
     path = write(tmp_path / "r.yaml", TEXT + "model:\n  position: {name: rope, theta: 5e5}\n")
     assert load_recipe(path, ["model.position.name=learned"]).model.position == Choice("learned", offset=0)
     position = load_recipe(path, ["model.position.theta=7"]).model.position
     assert position == POSITION.check(Choice("rope", theta=7.0))
-
-
-def test_last_override_of_a_key_wins(recipe_file):
-    assert load_recipe(recipe_file, ["train.lr=0.5", "train.lr=0.25"]).train.lr == 0.25
+    assert load_recipe(path, ["train.lr=0.5", "train.lr=0.25"]).train.lr == 0.25
 
 
 def test_every_mistake_has_its_line(recipe_file):
@@ -140,14 +117,11 @@ def test_every_mistake_has_its_line(recipe_file):
     ]
 
 
-def test_missing_keys_without_default_are_named(tmp_path):
+def test_missing_keys_and_recipes_are_named(recipe_file, tmp_path):
     path = write(tmp_path / "r.yaml", "model: {d_model: 64}\ntrain: {steps: 1}\n")
     assert error_of(path) == "data: missing; this key has no default"
     write(path, "data: {train: a.tsv}\ntrain: {steps: 1}\n")
     assert error_of(path).startswith("data.valid is missing: set it to validation files, or set data.valid_f")
-
-
-def test_missing_recipe_names_the_nearest(recipe_file, tmp_path):
     missing = f"{tmp_path}/smal.yaml"
     assert error_of(Path(missing)) == f"{missing}: no such file; did you mean '{recipe_file}'?"
     assert error_of(tmp_path / "no/r.yaml") == f"{tmp_path}/no/r.yaml: no such file"

@@ -13,6 +13,8 @@ from polyhead.core.output_paths import (
     write_lines,
 )
 
+INPUT = "is an input and would be overwritten; choose another file"
+
 
 @pytest.fixture
 def directory(tmp_path):
@@ -36,11 +38,8 @@ def test_output_file_may_be_new_or_exist(directory):
     ("name", "message"),
     [
         ("folder", "{0}/folder is a directory; expected a file in it"),
-        ("text.txt", "{0}/text.txt is an input and would be overwritten; choose another file"),
-        (
-            "folder/../text.txt",
-            "{0}/folder/../text.txt is an input and would be overwritten; choose another file",
-        ),
+        ("text.txt", f"{{0}}/text.txt {INPUT}"),
+        ("folder/../text.txt", f"{{0}}/folder/../text.txt {INPUT}"),
         ("text.txt/out", "{0}/text.txt/out: {0}/text.txt is a file, not a directory"),
         ("text.txt/a/b", "{0}/text.txt/a/b: {0}/text.txt is a file, not a directory"),
     ],

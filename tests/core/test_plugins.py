@@ -125,15 +125,12 @@ def test_attention_without_its_position_is_refused(package):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("a:b:c", "norm 'a:b:c': a component of another package is written package.module:Name"),
+        ("a:b:c", "norm 'a:b:c': a component of another package is written package"),
         (":Twice", "is written package.module:Name"),
         ("my_parts.mine:", "is written package.module:Name"),
         ("my_parts..mine:Twice", "is written package.module:Name"),
         ("my_parts/mine.py:Twice", "is written package.module:Name"),
-        (
-            "my_part.mine:Twice",
-            "norm 'my_part.mine:Twice': no module 'my_part' in the installed packages and /",
-        ),
+        ("my_part.mine:Twice", "norm 'my_part.mine:Twice': no module 'my_part' in the installed packages"),
         ("my_parts.mein:Twice", "no module 'my_parts.mein' in the installed packages"),
         ("my_parts.mine.deep:Twice", "no module 'my_parts.mine.deep' in the installed packages"),
         ("my_parts.mine:Twise", "my_parts.mine has no 'Twise'; did you mean 'Twice'?"),
@@ -154,7 +151,7 @@ def test_invalid_name_is_refused(package, name, message):
         NORM.check(Choice(name))
 
 
-def test_part_of_another_kind_or_with_an_error_is_named(package):
+def test_part_of_another_kind_or_broken_is_named(package):
     with pytest.raises(UserError, match=r"it takes \(d_model\), but is called with \(d_model, d_ff\)"):
         FEED_FORWARD.check(Choice(TWICE))
     message = "norm 'my_parts.mine:Broken' cannot be built: IndexError: list index out of range"
@@ -194,7 +191,7 @@ def test_code_in_a_run_directory_is_never_executed(workdir, cwd, file, name, is_
     assert not (workdir / "mark").exists()
 
 
-def test_installed_packages_come_first_and_import_nothing_else(workdir, site_dir):
+def test_installed_packages_come_before_the_working_directory(workdir, site_dir):
     """Neither a module of the same name nor an optional import is taken from the working directory."""
     optional = "try:\n    import extra_parts\nexcept ImportError:\n    pass\n"
     (site_dir / "twin_parts.py").write_text(optional + SOURCE)

@@ -34,18 +34,12 @@ def test_text_map_aligns_and_names_maxima():
     assert lines[-1] == "1 in  2 3  3 days  4 </s>"
 
 
-def test_the_shade_of_the_text_follows_the_weight():
+def test_shades_follow_the_weights_and_wide_maps_wrap():
     sharp = AttentionMap(["a", "b", "c"], ["x"], [[[[1.0, 0.5, 0.0]]]])
     assert "x   ██ ▒▒     1.00 a" in attention_text(sharp)
-    assert "mean of 1 heads" in attention_text(sharp)
-
-
-def test_wide_map_wraps():
-    wide = AttentionMap(
-        [f"s{i}" for i in range(9)], ["甲", "b"], [[[[0.0] * 6 + [0.9, 0.1, 0], [0.1, 0.9] + [0.0] * 7]]]
-    )
-    lines = attention_text(wide, width=25).splitlines()
-    assert lines == [
+    weights = [[[[0.0] * 6 + [0.9, 0.1, 0], [0.1, 0.9] + [0.0] * 7]]]
+    wide = AttentionMap([f"s{i}" for i in range(9)], ["甲", "b"], weights)
+    assert attention_text(wide, width=25).splitlines() == [
         "cross-attention, layer 1 of 1, mean of 1 heads", "",
         "      1  2  3  4", "甲", " b      ██        0.90 s1", "",
         "      5  6  7  8", "甲         ██     0.90 s6", " b", "",

@@ -30,11 +30,8 @@ from polyhead.tokenizers.train_tokenizer import train_tokenizer
 from polyhead.viz.attention_page import heat_map_svg
 
 V, BOS, EOS = 17, 1, 2
-NAMES = {
-    "cross": "decoder.layers.{}.cross",
-    "encoder": "encoder.layers.{}.attn",
-    "decoder": "decoder.layers.{}.attn",
-}
+NAMES = {"cross": "decoder.layers.{}.cross"}
+NAMES |= {kind: f"{kind}.layers.{{}}.attn" for kind in ("encoder", "decoder")}
 
 
 def build_model(kind="encoder-decoder", vocab_size=V, **parts):
@@ -61,16 +58,6 @@ def teacher_forced_maps(model, source, target, training=False):
     return {name: passes[0] for name, passes in maps.items()}
 
 
-def assert_maps_close(maps, expected):
-    for name, weights in expected.items():
-        assert len(maps[name]) == 1
-        torch.testing.assert_close(maps[name][0], weights, rtol=0, atol=1e-6)
-
-
-def has_no_hooks(model):
-    return all(not m.weights_hooks for m in model.modules() if hasattr(m, "weights_hooks"))
-
-
 def test_all_attentions_are_recorded_with_normalized_rows(model, source):
     maps = teacher_forced_maps(model, source, torch.randint(5, V, (2, 4)), training=True)
     assert set(maps) == {name.format(i) for name in NAMES.values() for i in range(2)}
@@ -95,7 +82,7 @@ def test_recording_changes_no_output(model, source):
         torch.testing.assert_close(model(source, target), expected, rtol=0, atol=1e-5)
     with pytest.raises(RuntimeError, match="inside"), record_attention(model):
         raise RuntimeError("inside")
-    assert has_no_hooks(model)
+    assert not any(getattr(module, "weights_hooks", ()) for module in model.modules())
 
 
 def test_threads_record_attention_independently(model, source):
@@ -116,9 +103,10 @@ def test_threads_record_attention_independently(model, source):
         model(source, target)
     has_left.set()
     thread.join()
-    assert_maps_close(maps, teacher_forced_maps(model, source, target))
-    assert_maps_close(other_maps[0], teacher_forced_maps(model, source, other_target))
-    assert has_no_hooks(model)
+    for actual, inputs in ((maps, target), (other_maps[0], other_target)):
+        for name, weights in teacher_forced_maps(model, source, inputs).items():
+            torch.testing.assert_close(actual[name], [weights], rtol=0, atol=1e-6)
+    assert not any(getattr(module, "weights_hooks", ()) for module in model.modules())
 
 
 @torch.no_grad()
@@ -153,10 +141,8 @@ def test_beam_search_records_maps_of_each_hypothesis(model, source, monkeypatch)
     prefixes, decode, select, selections = [], model.decode, StaticCache.select, []
 
     def decode_recording(tokens, pos, cache, memory):
-        if prefixes:
-            previous = [prefixes[-1][row] for row in (selections.pop() if selections else range(len(tokens)))]
-        else:
-            previous = [[] for _ in tokens]
+        rows = selections.pop() if selections else range(len(tokens))
+        previous = [prefixes[-1][row] if prefixes else [] for row in rows]
         prefixes.append([[*prefix, int(t)] for prefix, t in zip(previous, tokens[:, 0], strict=True)])
         return decode(tokens, pos, cache, memory)
 
@@ -245,29 +231,22 @@ def is_mojibake(text):
         (b"", ""),
     ],
 )
-def test_partial_characters_are_escaped(utf8, text):
+def test_partial_characters_are_escaped(utf8, text, byte_level):
     assert escape_bytes(utf8).replace("\xa0", " ") == text
+    ids = byte_level.encode(["中文"])[0]
+    assert tokens_to_text(byte_level, ids) == "中文"
+    assert tokens_to_text(byte_level, ids[:-1]).replace("\xa0", " ") == "中⟨E6 96⟩"
 
 
-def test_axis_labels_have_all_bytes(tokenizer):
+def test_axis_labels_and_visible_tokens_have_all_bytes(tokenizer):
     labels = axis_labels(tokenizer, tokenizer.encode([SENTENCE])[0])
     assert any("⟨" in label for label in labels)
     assert not any(map(is_mojibake, labels)), labels
     parts = re.split("(⟨[^⟩]*⟩)", "".join(labels).replace("\xa0", " "))
     data = b"".join(bytes.fromhex(p[1:-1]) if p.startswith("⟨") else p.encode() for p in parts)
     assert " ".join(data.decode().replace("▁", " ").split()) == SENTENCE
-
-
-def test_visible_tokens_have_no_mojibake(tokenizer):
-    for token in range(tokenizer.vocab_size):
-        text = visible_token(tokenizer, token)
+    for text in (visible_token(tokenizer, token) for token in range(tokenizer.vocab_size)):
         assert text and "\ufffd" not in text and " " not in text
-
-
-def test_partial_character_is_displayed_as_bytes(byte_level):
-    ids = byte_level.encode(["中文"])[0]
-    assert tokens_to_text(byte_level, ids) == "中文"
-    assert tokens_to_text(byte_level, ids[:-1]).replace("\xa0", " ") == "中⟨E6 96⟩"
 
 
 @pytest.fixture(scope="module")
@@ -288,12 +267,10 @@ def test_maps_and_pictures_have_no_mojibake(run_dir):
 
 @pytest.mark.parametrize("arguments", [["attention", SENTENCE], ["visualize", "--tokens", "270"]])
 def test_pages_have_no_mojibake(arguments, run_dir, tmp_path, capsys):
-    page = tmp_path / "page.html"
-    verb, *options = arguments
+    page, (verb, *options) = tmp_path / "page.html", arguments
     assert main([verb, str(run_dir), *options, "--out", str(page)]) == 0
     html = page.read_text()
-    assert "⟨F0\xa09F\xa098⟩" in html
-    assert "\ufffd" not in html + capsys.readouterr().out
+    assert "⟨F0\xa09F\xa098⟩" in html and "\ufffd" not in html + capsys.readouterr().out
     assert not [c for c in html if unicodedata.name(c, "").startswith("LATIN") and ord(c) > 0xFF]
 
 

@@ -3,14 +3,8 @@ import math
 import pytest
 import torch
 
-from polyhead.introspect.projection import (
-    affinities,
-    nearest_neighbours,
-    pca,
-    tsne,
-    tsne_divergence,
-    tsne_gradient,
-)
+from polyhead.introspect import projection
+from polyhead.introspect.projection import affinities, pca, tsne, tsne_divergence
 
 
 @pytest.fixture
@@ -65,7 +59,7 @@ def test_gradient_is_that_of_the_divergence():
     expected = plain_divergence(p, y)
     expected.backward()
     assert tsne_divergence(p, y.detach()) == pytest.approx(expected.item())
-    assert torch.allclose(tsne_gradient(p, y.detach()), y.grad)
+    assert torch.allclose(projection.tsne_gradient(p, y.detach()), y.grad)
 
 
 def test_tsne_separates_groups_and_is_deterministic(mixture):
@@ -92,7 +86,7 @@ def test_few_or_equal_points_are_projected(n):
 
 def test_neighbours_are_the_nearest_by_cosine(mixture):
     x, _ = mixture
-    result = nearest_neighbours(x, 4)
+    result = projection.nearest_neighbours(x, 4)
     for i in (0, 50, 119):
         cosines = torch.nn.functional.cosine_similarity(x[i : i + 1].double(), x.double())
         order = [j for j in cosines.argsort(descending=True).tolist() if j != i]

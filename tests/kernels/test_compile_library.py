@@ -226,7 +226,7 @@ def test_interrupted_compilation_cleans_up(compiler, library, monkeypatch):
     assert [path.name for path in library.parent.iterdir()] == ["lock"]
 
 
-def test_compilers_are_english_and_write_nothing_to_stdout(compiler, library, monkeypatch, capfd):
+def test_compilers_are_english_and_silent_on_stdout(compiler, library, monkeypatch, capfd):
     monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
     compiler.write("echo output")
     compiler.compile(library)

@@ -4,16 +4,14 @@ import json
 import os
 import resource
 import shutil
-import signal
 import sys
 import tempfile
-import time
 import traceback
 from pathlib import Path
 from typing import NamedTuple
 
 MEMORY = 6 << 30  # bytes of address space; a bomb needs more
-SECONDS = 60
+SECONDS = 60  # of processor time, after which the kernel kills the process
 BIG = [2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**63, 10**18, 10**30, 10**400, -1, -(2**31), 0]
 ODD = [
     None,
@@ -73,21 +71,20 @@ def mutate(rng, value):
 
 def bad_bytes(rng, content):
     """The content damaged as bytes: cut, nested, with half a surrogate pair, a long number or a BOM."""
-    kind = rng.randrange(6)
-    if kind == 0:
-        return content[: rng.randrange(len(content))]
-    if kind == 1:
-        return rng.choice([b"[", b'{"a":', b'[{"x":']) * rng.choice([150, 900, 50_000])
-    if kind == 2:
-        return content.replace(b"{", b'{"\\ud800": "\\udfff", ', 1)
-    if kind == 3:
-        return content.replace(b"{", b'{"n": ' + b"9" * rng.choice([350, 4_000, 5_000]) + b", ", 1)
-    if kind == 4:
-        return rng.choice([b"\xef\xbb\xbf", b"\xff\xfe", b"\0"]) + content
-    content_copy = bytearray(content)
+    digits = b"9" * rng.choice([350, 4_000, 5_000])
+    flipped = bytearray(content)
     for _ in range(rng.choice([1, 5, 50])):
-        content_copy[rng.randrange(len(content_copy))] = rng.randrange(256)
-    return bytes(content_copy)
+        flipped[rng.randrange(len(flipped))] = rng.randrange(256)
+    return rng.choice(
+        [
+            content[: rng.randrange(len(content))],
+            rng.choice([b"[", b'{"a":', b'[{"x":']) * rng.choice([150, 900, 50_000]),
+            content.replace(b"{", b'{"\\ud800": "\\udfff", ', 1),
+            content.replace(b"{", b'{"n": ' + digits + b", ", 1),
+            rng.choice([b"\xef\xbb\xbf", b"\xff\xfe", b"\0"]) + content,
+            bytes(flipped),
+        ]
+    )
 
 
 def hostile_tokenizer(rng, rules):
@@ -114,11 +111,12 @@ def hostile_tokenizer(rng, rules):
             rules["added_tokens"].append({"id": rng.choice([*BIG, 7, 300]), "content": content, **flags})
         case 6:
             sequence, special = {"id": "A", "type_id": 0}, {"id": "q", "type_id": 9}
-            parts = [rng.choice([{"Sequence": sequence}, {"SpecialToken": special}])] * rng.choice(
-                [0, 1, 2, 5_000]
+            part, n = (
+                rng.choice([{"Sequence": sequence}, {"SpecialToken": special}]),
+                rng.choice([0, 1, 2, 5_000]),
             )
             tokens = {"q": {"id": "q", "ids": [rng.choice([*BIG, 5])], "tokens": ["q"]}}
-            template = {"type": "TemplateProcessing", "single": parts, "pair": parts}
+            template = {"type": "TemplateProcessing", "single": [part] * n, "pair": [part] * n}
             rules["post_processor"] = template | {"special_tokens": tokens}
         case 7:
             strip = {"type": "Strip", "content": "a", "start": rng.choice(BIG), "stop": rng.choice(BIG)}
@@ -131,10 +129,9 @@ def hostile_tokenizer(rng, rules):
             charsmap = rng.choice(["", "AAAA", "/////w==", "BAAAAP////9h", 7])
             long = {"type": "Prepend", "prepend": "a" * rng.choice([2_000, 10**6])}
             forms = [{"type": "NFKD"}, *[bomb, {"type": "NFKC"}] * 9]
-            charsmap_normalizer = {"type": "Precompiled", "precompiled_charsmap": charsmap}
-            rules["normalizer"] = rng.choice(
-                [charsmap_normalizer, long, {"type": "Sequence", "normalizers": forms}]
-            )
+            sequence = {"type": "Sequence", "normalizers": forms}
+            charsmap = {"type": "Precompiled", "precompiled_charsmap": charsmap}
+            rules["normalizer"] = rng.choice([charsmap, long, sequence])
         case 9:
             rules["model"]["continuing_subword_prefix"] = rng.choice(["##", "é" * 9, "\0"])
         case 10:
@@ -171,20 +168,18 @@ def hostile_weights(rng, content):
 
 
 def hostile_recipe(rng, content):
-    aliases = "a0: &a0 [x,x,x,x,x,x,x,x,x,x]\n" + "".join(
-        f"a{i}: &a{i} [{','.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 12)
-    )
+    aliases = (f"a{i}: &a{i} [{','.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 12))
+    bomb = "a0: &a0 [x,x,x,x,x,x,x,x,x,x]\n" + "".join(aliases)
     lines = content.decode().splitlines()
     match rng.randrange(5):
         case 0:
-            return rng.choice([aliases, "a: &a [*a]\n", "&a *a", "a: !!python/object:os.system x\n"]).encode()
+            return rng.choice([bomb, "a: &a [*a]\n", "&a *a", "a: !!python/object:os.system x\n"]).encode()
         case 1:
             return bad_bytes(rng, content)
         case 2:
             return content + f"\nx: {'[' * rng.choice([90, 500, 5_000])}\n".encode()
         case 3:
-            number = rng.randrange(len(lines))
-            value = rng.choice(["9" * 5_000, "1e999", ".nan", "{}"])
+            number, value = rng.randrange(len(lines)), rng.choice(["9" * 5_000, "1e999", ".nan", "{}"])
             lines[number] = f"{lines[number].partition(':')[0]}: {value}"
         case _:
             line = rng.choice(["<<: 7", "\t- a", "? [a]", "\u202e: 1", "--- !x"])
@@ -226,6 +221,14 @@ TEMPLATES = [
 ]
 
 
+JSON_FILES = {
+    "roles": ("tokenizer_config.json", mutate, 0.5),
+    "config": ("config.json", hostile_config, 0.8),
+    "published": ("config.json", hostile_config, 0.8),
+    "generation": ("generation_config.json", hostile_config, 1.0),
+}
+
+
 def generate(rng, kind, count, directory):
     def read(name):
         return (directory / name).read_bytes()
@@ -240,14 +243,9 @@ def generate(rng, kind, count, directory):
             case "tokenizer":
                 change = hostile_tokenizer if rng.random() < 0.8 else mutate
                 name, content = "tokenizer.json", damage("tokenizer.json", change, 0.9)
-            case "roles":
-                name = "tokenizer_config.json"
-                content = damage(name, mutate, 0.5)
-            case "config" | "published":
-                name, content = "config.json", damage("config.json", hostile_config, 0.8)
-            case "generation":
-                name = "generation_config.json"
-                content = damage(name, hostile_config, 1.0)
+            case "roles" | "config" | "published" | "generation":
+                name, change, share = JSON_FILES[kind]
+                content = damage(name, change, share)
             case "weights":
                 name, content = "model.safetensors", hostile_weights(rng, read("model.safetensors"))
             case "recipe":
@@ -276,13 +274,9 @@ def run_apart(command, directory, hostile):
         files[0].write_bytes(hostile.text)
         if not (pid := os.fork()):
             _run_child([word.replace("RUN", str(run_dir)) for word in command], files)
-        deadline = time.monotonic() + SECONDS
-        while not (status := os.waitpid(pid, os.WNOHANG))[0]:
-            if time.monotonic() > deadline:
-                os.kill(pid, signal.SIGKILL)
-            time.sleep(0.005)
+        status = os.waitpid(pid, 0)[1]
         output, errors = (file.read_text(errors="replace") for file in files[1:])
-        return Outcome(os.waitstatus_to_exitcode(status[1]), output, errors)
+        return Outcome(os.waitstatus_to_exitcode(status), output, errors)
 
 
 def _run_child(arguments, files):
@@ -291,6 +285,7 @@ def _run_child(arguments, files):
         for number, file in enumerate(files):
             os.dup2(os.open(file, os.O_RDONLY if not number else os.O_WRONLY | os.O_CREAT), number)
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+        resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         sys.stdin, sys.stdout, sys.stderr = (
             io.TextIOWrapper(os.fdopen(number, "rb" if not number else "wb"), errors="surrogateescape")

@@ -3,7 +3,6 @@ import os
 import random
 import shutil
 import signal
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import pytest
@@ -21,11 +20,8 @@ pytestmark = pytest.mark.slow
 
 N_ROUNDS, N_PER_ROUND, RESUME_EVERY = 20, 100, 10
 TIME_LIMIT = 120  # seconds per damage: what waits for a fifo waits forever
-TASKS = {
-    "translation": {"average_checkpoints": 2},
-    "language-model": {"ema": 0.5},
-    "classification": {"eval_every": 2},
-}
+TASKS = {"translation": {"average_checkpoints": 2}, "language-model": {"ema": 0.5}}
+TASKS["classification"] = {"eval_every": 2}
 COVERED_FILES = ["config.json", "generation_config.json", "manifest.json", "model.safetensors", "recipe.yaml"]
 COVERED_FILES += ["tokenizer.json", "tokenizer_config.json"]
 
@@ -48,20 +44,18 @@ def runs(tmp_path_factory):
 
 
 def fingerprint(run):
+    """Everything that outputs depend on, and some outputs."""
     digest = hashlib.sha256()
     for name, tensor in sorted(named_state(run.model).items()):
         digest.update(name.encode() + tensor.detach().numpy().tobytes())
     texts = ["red blue", "the house is green"]
-    outputs = {
+    calls = {
         "encoder-decoder": lambda: run.translate(texts),
         "decoder": lambda: run.generate(texts, seed=1, max_new_tokens=4),
         "classifier": lambda: run.classify(texts),
-    }[run.kind]()
-    return {
-        "weights": digest.hexdigest(),
-        "settings": (run.config, run.generation, run.tokenizer.sha256, run.tokenizer.role_ids),
-        "outputs": outputs,
     }
+    settings = (run.config, run.generation, run.tokenizer.sha256, run.tokenizer.role_ids)
+    return {"weights": digest.hexdigest(), "settings": settings, "outputs": calls[run.kind]()}
 
 
 def flip_bits(path, content, rng, other):
@@ -115,20 +109,6 @@ def damage_file(directory, rng, other_paths):
     return f"{name} {path.relative_to(directory)}"
 
 
-@contextmanager
-def time_limit():
-    def fail(*_):
-        raise TimeoutError(f"more than {TIME_LIMIT} s")
-
-    previous = signal.signal(signal.SIGALRM, fail)
-    signal.alarm(TIME_LIMIT)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, previous)
-
-
 def same_content(a, b):
     return a.is_file() and a.read_bytes() == b.read_bytes()
 
@@ -149,14 +129,10 @@ def find_fault(directory, pristine, caplog):
             return "load: other weights, and no message"
     caplog.clear()
     out = pristine.recipe.out
-    steps = [path.relative_to(out) for path in out.glob("checkpoints/step-*")]
     changed_names = {name for name in COVERED_FILES if not same_content(directory / name, out / name)}
-    changed_names |= {
-        str(step)
-        for step in steps
-        for path in (out / step).iterdir()
-        if not same_content(directory / step / path.name, path) or (directory / step / path.name).is_symlink()
-    }
+    for path in [path.relative_to(out) for path in out.glob("checkpoints/step-*/*")]:
+        if not same_content(directory / path, out / path) or (directory / path).is_symlink():
+            changed_names.add(str(path.parent))
     reported_names = {file.name for file in verify_run(directory) if file.status != "ok"} - {str(directory)}
     if "manifest.json" in changed_names:  # lost, or that of another run: only checkpoints have digests
         reported_names -= set(COVERED_FILES)
@@ -180,6 +156,19 @@ def find_resume_fault(directory, pristine, caplog):
     return ""
 
 
+@pytest.fixture
+def alarm():
+    """An alarm is an error of the test, not the end of the process."""
+
+    def fail(*_):
+        raise TimeoutError(f"more than {TIME_LIMIT} s")
+
+    previous = signal.signal(signal.SIGALRM, fail)
+    yield
+    signal.signal(signal.SIGALRM, previous)
+
+
+@pytest.mark.usefixtures("alarm")
 @pytest.mark.acceptance("B12")
 @pytest.mark.parametrize("number", range(N_ROUNDS))
 def test_damage_is_reported_without_a_crash(number, runs, tmp_path, caplog):
@@ -194,13 +183,15 @@ def test_damage_is_reported_without_a_crash(number, runs, tmp_path, caplog):
             (directory / "model.safetensors").unlink()
             names.append("delete model.safetensors")
         names.append(damage_file(directory, rng, other_paths))
-        with time_limit():
-            try:
-                fault = find_fault(directory, pristine, caplog)
-                if not fault and index % RESUME_EVERY == 0:
-                    fault = find_resume_fault(directory, pristine, caplog)
-            except Exception as error:
-                fault = f"{type(error).__name__}: {error}"
+        signal.alarm(TIME_LIMIT)
+        try:
+            fault = find_fault(directory, pristine, caplog)
+            if not fault and index % RESUME_EVERY == 0:
+                fault = find_resume_fault(directory, pristine, caplog)
+        except Exception as error:
+            fault = f"{type(error).__name__}: {error}"
+        finally:
+            signal.alarm(0)
         if fault:
             faults.append(f"{number}/{index} {task}, {' and '.join(names)}: {fault}")
         shutil.rmtree(directory)

@@ -7,17 +7,8 @@ from tests.run.run_helpers import TEXTS, make_run
 from polyhead.cli import main
 
 SEED = 23
-N_EACH = {
-    "tokenizer": 110,
-    "roles": 25,
-    "config": 40,
-    "published": 30,
-    "generation": 25,
-    "weights": 30,
-    "recipe": 25,
-    "template": 15,
-    "text": 30,
-}
+N_EACH = {"tokenizer": 110, "roles": 25, "config": 40, "published": 30, "generation": 25, "weights": 30}
+N_EACH |= {"recipe": 25, "template": 15, "text": 30}
 
 
 @pytest.fixture(scope="module")

@@ -33,13 +33,6 @@ def test_tied_weights_are_saved_once_and_loaded_tied(tying, n_matrices, tmp_path
     assert len({module.weight.data_ptr() for module in embeddings}) == n_matrices
 
 
-def test_wrong_shapes_are_named(run_copy):
-    edit(run_copy, "config.json", d_ff=64)
-    shapes = r"down_proj.weight' is torch.float32 \[16, 32\], expected torch.float32 \[16, 64\]; "
-    with pytest.raises(UserError, match=shapes):
-        ph.load(run_copy)
-
-
 def test_keys_of_hugging_face_are_ignored(run_copy):
     edit(run_copy, "config.json", transformers_version="5.0", torch_dtype="float32")
     edit(run_copy, "generation_config.json", transformers_version="5.0")
@@ -93,28 +86,23 @@ def test_config_tokenizer_and_weights_suffice_to_generate(separator, tmp_path):
     assert ph.load(directory).generate(texts, seed=3, max_new_tokens=5) == expected
 
 
+TEMPLATE = {"prefix_ids": [1], "suffix_ids": [], "always_add_prefix": True}
+TEMPLATES = [[], {}, TEMPLATE | {"always_add_prefix": 1}]
+TEMPLATES += [TEMPLATE | {"prefix_ids": [10**6]}, TEMPLATE | {"prefix_ids": [True]}]
+SHAPES = r"down_proj.weight' is torch.float32 \[16, 32\], expected torch.float32 \[16, 64\]; "
+
+
 @pytest.mark.parametrize(
-    "template",
+    ("fields", "message"),
     [
-        [],
-        {},
-        {"prefix_ids": [1], "suffix_ids": [], "always_add_prefix": 1},
-        {"prefix_ids": [10**6], "suffix_ids": [], "always_add_prefix": True},
-        {"prefix_ids": [True], "suffix_ids": [], "always_add_prefix": True},
+        ({"d_ff": 64}, SHAPES),
+        ({"recipe": []}, r"config\.json: recipe must be an object"),
+        ({"recipe": {"task": "translatoin"}}, r"config\.json: recipe: .*translatoin"),
+        *(({"prompt_template": x}, "prompt_template must have prefix_ids and suffix_ids") for x in TEMPLATES),
     ],
     ids=str,
 )
-def test_invalid_prompt_template_is_refused(template, run_copy):
-    edit(run_copy, "config.json", prompt_template=template)
-    with pytest.raises(UserError, match=r"config\.json: prompt_template must have prefix_ids and suffix_ids"):
-        ph.load(run_copy)
-
-
-@pytest.mark.parametrize(
-    ("recipe", "message"),
-    [([], "recipe must be an object"), ({"task": "translatoin"}, "recipe: .*translatoin")],
-)
-def test_invalid_copy_of_the_recipe_is_refused(recipe, message, run_copy):
-    edit(run_copy, "config.json", recipe=recipe)
-    with pytest.raises(UserError, match=rf"config\.json: {message}"):
+def test_invalid_fields_of_the_config_are_refused(fields, message, run_copy):
+    edit(run_copy, "config.json", **fields)
+    with pytest.raises(UserError, match=message):
         ph.load(run_copy)

@@ -58,20 +58,41 @@ def test_every_flipped_bit_of_the_weights_is_detected(run_copy):
     ph.load(run_copy)
 
 
-@pytest.mark.parametrize("percent", [0, 1, 50, 99, 101])
-def test_weights_of_another_length_are_refused(run_copy, percent):
-    path = run_copy / WEIGHTS
+def test_other_weights_or_manifests_are_refused(run_copy, tmp_path):
+    path, manifest = run_copy / WEIGHTS, run_copy / "manifest.json"
     content = path.read_bytes()
-    path.write_bytes((content + bytes(999))[: len(content) * percent // 100])
-    with pytest.raises(UserError, match=f"^{path} is damaged or truncated: it has "):
-        ph.load(run_copy)
-
-
-def test_weights_of_another_run_are_refused(run_copy, tmp_path):
+    for percent in (0, 1, 50, 99, 101):
+        path.write_bytes((content + bytes(999))[: len(content) * percent // 100])
+        with pytest.raises(UserError, match=f"^{path} is damaged or truncated: it has "):
+            ph.load(run_copy)
     make_other_run().save(tmp_path / "other")
-    shutil.copy(tmp_path / "other" / WEIGHTS, run_copy / WEIGHTS)
+    shutil.copy(tmp_path / "other" / WEIGHTS, path)
     with pytest.raises(UserError, match="is damaged: its SHA-256"):
         ph.load(run_copy)
+    path.write_bytes(content)
+    ph.load(run_copy).save_config_files(run_copy)  # as a resumed run, which keeps the digest of its weights
+    write_run_manifest(run_copy)
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(UserError, match="is damaged: its SHA-256"):
+        ph.load(run_copy)
+    manifest.write_text(manifest.read_text().replace('"step": 0', '"step": 1'))
+    with pytest.raises(UserError, match=r"manifest\.json is damaged: .*; remove it to use the run"):
+        ph.load(run_copy)
+    path.unlink()
+    manifest.unlink()
+    (run_copy / "checkpoints").write_text("")
+    with pytest.raises(UserError, match="checkpoints is not a directory"):
+        ph.load(run_copy)
+
+
+def test_links_to_weights_and_runs_without_digests_load(run_copy, tmp_path, caplog):
+    expected = weights(ph.load(run_copy))
+    (run_copy / WEIGHTS).rename(tmp_path / "big")
+    (run_copy / WEIGHTS).symlink_to(tmp_path / "big")
+    assert are_equal(weights(ph.load(run_copy)), expected)
+    (run_copy / "manifest.json").unlink()
+    edit(run_copy, "generation_config.json", beam_size=3)
+    assert ph.load(run_copy).generation.beam_size == 3 and caplog.messages == []
 
 
 def test_edited_config_is_used_and_reported(run_copy, caplog):
@@ -86,20 +107,6 @@ def test_edited_config_is_used_and_reported(run_copy, caplog):
         f"{message}generation_config.json",
         f"{message}config.json; missing: generation_config.json",
     ]
-
-
-def test_run_without_digests_is_loaded_silently(run_copy, caplog):
-    (run_copy / "manifest.json").unlink()
-    edit(run_copy, "generation_config.json", beam_size=3)
-    assert ph.load(run_copy).generation.beam_size == 3
-    assert caplog.messages == []
-
-
-def test_damaged_manifest_is_refused_with_advice(run_copy):
-    path = run_copy / "manifest.json"
-    path.write_text(path.read_text().replace('"step": 0', '"step": 1'))
-    with pytest.raises(UserError, match=r"manifest\.json is damaged: .*; remove it to use the run"):
-        ph.load(run_copy)
 
 
 UNREADABLE = {
@@ -132,20 +139,6 @@ def test_unreadable_file_is_damage_and_not_absence(run_copy, kind, has_manifest)
     ph.load(run_copy)
 
 
-def test_link_to_weights_is_followed(run_copy, tmp_path):
-    expected = weights(ph.load(run_copy))
-    (run_copy / WEIGHTS).rename(tmp_path / "big")
-    (run_copy / WEIGHTS).symlink_to(tmp_path / "big")
-    assert are_equal(weights(ph.load(run_copy)), expected)
-
-
-def test_checkpoints_that_are_a_file_are_damage(run_copy):
-    (run_copy / WEIGHTS).unlink()
-    (run_copy / "checkpoints").write_text("")
-    with pytest.raises(UserError, match="checkpoints is not a directory"):
-        ph.load(run_copy)
-
-
 def test_interrupted_save_loads_the_new_weights(run_copy, monkeypatch):
     other = make_other_run()
 
@@ -157,15 +150,6 @@ def test_interrupted_save_loads_the_new_weights(run_copy, monkeypatch):
         with pytest.raises(KeyboardInterrupt):
             other.save(run_copy)
     assert are_equal(weights(ph.load(run_copy)), weights(other))
-
-
-def test_resumed_run_keeps_the_digest_of_its_weights(run_copy):
-    ph.load(run_copy).save_config_files(run_copy)
-    write_run_manifest(run_copy)
-    content = (run_copy / WEIGHTS).read_bytes()
-    (run_copy / WEIGHTS).write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    with pytest.raises(UserError, match="is damaged: its SHA-256"):
-        ph.load(run_copy)
 
 
 @pytest.fixture
@@ -193,14 +177,12 @@ def checkpoints(run_copy):
     ],
     ids=str,
 )
-def test_lost_weights_are_those_that_training_selected(
-    run_copy, checkpoints, selection, expected, phrase, caplog
-):
+def test_lost_weights_are_those_of_the_selection(run_copy, checkpoints, selection, expected, phrase, caplog):
     ph.load(run_copy).save(run_copy, selection=selection)
     (run_copy / WEIGHTS).unlink()
     assert are_equal(weights(ph.load(run_copy)), checkpoints[expected])
-    reason = "which was chosen when training ended"
-    assert caplog.messages == [f"{run_copy} has no {WEIGHTS}: using {phrase}, {reason}"]
+    message = f"{run_copy} has no {WEIGHTS}: using {phrase}, which was chosen when training ended"
+    assert caplog.messages == [message]
 
 
 def test_lost_weights_without_selection_are_the_best(run_copy, checkpoints, caplog):

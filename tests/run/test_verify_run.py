@@ -43,16 +43,14 @@ def test_missing_file_and_directory_in_its_place(run_copy, expected, name):
     assert statuses(run_copy) == expected | {name: "damaged"}
 
 
-def test_edited_file_is_changed_and_damaged_if_unloadable(run_copy, expected):
+def test_edited_files_and_lost_digests(run_copy, expected):
     edit(run_copy, "generation_config.json", beam_size=3)
     expected |= {"generation_config.json": "changed"}
     assert statuses(run_copy) == expected
     edit(run_copy, "config.json", d_ff=64)
     assert statuses(run_copy) == expected | {"config.json": "changed", str(run_copy): "damaged"}
     assert "does not match" in list(verify_run(run_copy))[-1].reason
-
-
-def test_run_without_digests_is_loaded(run_copy, expected):
+    edit(run_copy, "config.json", d_ff=32)
     (run_copy / "manifest.json").unlink()
     assert statuses(run_copy) == CHECKPOINTS
     (run_copy / "tokenizer.json").write_text("{")

@@ -59,7 +59,7 @@ def test_cross_attention_sees_all_of_the_memory(n_kv_heads, window):
         torch.testing.assert_close(a(x, pos, memory=memory), expected, rtol=0, atol=1e-9)
 
 
-def test_dropout_is_off_in_evaluation_and_heads_may_be_wide():
+def test_dropout_in_evaluation_and_wide_heads():
     a, x = make_attention(dropout=0.5), torch.randn(1, 5, 12, dtype=torch.double)
     assert not torch.equal(a(x), a(x))
     torch.testing.assert_close(a.eval()(x), reference(a, x), rtol=0, atol=1e-9)
