@@ -91,17 +91,6 @@ def test_projection_of_other_layers_is_refused(tmp_path):
     assert other.cache_shape.select_layers([2, 3]).select_layers([1]).layer_ids == (3,)
 
 
-@torch.no_grad()
-def test_full_rank_is_lossless(tmp_path):
-    model, tokens, path = build_model(), torch.randint(3, 19, (4, 9)), tmp_path / "all.safetensors"
-    fit_low_rank(model, tokens, 4, path)
-    pos = torch.arange(9).expand(4, -1)
-    for options in ({"rank": 4, "projection": str(path)}, {"rank": 4}, {"rank": 99}):
-        cache = make_cache(Choice("low_rank", **options), model.cache_shape, 4, 9)
-        cache.prepare_step(range(4), pos)
-        torch.testing.assert_close(model.decode(tokens, pos, cache), model(tokens), rtol=1e-4, atol=1e-5)
-
-
 def test_memory_counts_projections_and_slots():
     cache = CACHE.build(Choice("low_rank", rank=2, chunk=1), SHAPE, 1, 20)
     cache.prepare_step([0], torch.arange(6)[None])

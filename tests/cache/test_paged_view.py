@@ -9,7 +9,6 @@ FIELDS = ("k", "v", "pos", "log_count", "mask")
 
 @pytest.fixture
 def pair():
-    """Two rows of two pages of two slots, and the same as plain tensors; rows share their first page."""
     torch.manual_seed(0)
     k, v = torch.randn(4, 1, 2, 3), torch.randn(4, 1, 2, 5)
     table = torch.tensor([[1, 2], [1, 3]])

@@ -12,7 +12,6 @@ def build(n_rows, shape=SHAPE, max_len=99, **options):
 
 
 def stamped_kv(pos, stamp):
-    """Keys and values that tell their token, with NaN in padding."""
     x = stamp.masked_fill(pos < 0, torch.nan)[:, None, :, None]
     return KV(x + torch.zeros(1, 2, 1, 3), -x + torch.zeros(1, 2, 1, 5))
 

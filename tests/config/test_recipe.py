@@ -131,7 +131,6 @@ def test_missing_keys_and_recipes_are_named(recipe_file, tmp_path):
 
 @pytest.mark.parametrize(("task", "smoothing"), [("translation", 0.1), ("language-model", 0.0)])
 def test_section_may_be_an_object_or_a_mapping(task, smoothing, tmp_path):
-    """The dumped recipe has all defaults that follow from the task."""
     data = {"train": ["a", "b"], "valid": ["c", "d"]}
     recipe = Recipe(task=task, data=data, train=TrainConfig(steps=1))
     assert recipe.train.label_smoothing == smoothing

@@ -78,7 +78,6 @@ def test_byte_order_mark_and_nested_aliases_in_files(tmp_path):
 
 
 def nested_aliases(is_merge):
-    """Eleven levels of ten aliases each, as lists or as merge keys."""
     lines = ["a0: &a0 {k: 1}"]
     for i in range(1, 12):
         aliases = f"[{', '.join([f'*a{i - 1}'] * 10)}]"

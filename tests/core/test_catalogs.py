@@ -46,7 +46,6 @@ def source_strings():
 
 @cache
 def fragments():
-    """Texts of the sources between values, and of the system and of pydantic, which are passed on."""
     system = [os.strerror(number) for number in errno.errorcode]
     system += [one["message_template_python"].removeprefix("Input ") for one in list_all_errors()]
     plain = [text.replace("``", "") for text in source_strings()]

@@ -21,8 +21,6 @@ def own_pip(monkeypatch):
 
 @pytest.fixture
 def install(tmp_path, monkeypatch):
-    """A function that makes Polyhead a package which pip copied from an origin (PEP 610) or an index."""
-
     def install_from(origin):
         information = tmp_path / "polyhead-0.1.0.dist-info"
         information.mkdir()

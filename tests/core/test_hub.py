@@ -38,7 +38,6 @@ def test_only_the_files_of_a_pattern_are_requested(monkeypatch, tmp_path):
 
 
 def make_server(files, adapter):
-    """A hub with a checkpoint, an adapter of it, one behind a gate, and one whose files are cut off."""
     errors = {"none": (404, "RepoNotFound"), "gated": (403, "GatedRepo")}
 
     class Hub(BaseHTTPRequestHandler):

@@ -19,7 +19,6 @@ REGISTRIES = PART_REGISTRIES | SHARED_REGISTRIES
 
 
 def key_exists(key):
-    """Whether a recipe has a key, which may be an option of a component or have a value."""
     path, _, value = key.partition("=")
     *sections, last = path.split(".")
     fields = Recipe.model_fields

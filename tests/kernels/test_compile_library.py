@@ -39,7 +39,6 @@ class Compiler:
         compile_library(library, [str(self.path)], self.directory)
 
     def start_process(self, library):
-        """Compile in another process, and return when its compiler and the compiler's child run."""
         command = [sys.executable, "-c", OTHER_PROCESS, str(library), str(self.path)]
         process = subprocess.Popen(command, cwd=self.directory, stderr=subprocess.DEVNULL)
         poll(lambda: len(self.pids) == 2)

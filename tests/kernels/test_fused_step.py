@@ -61,25 +61,6 @@ def test_steps_of_some_cache_rows(cache):
         assert_logits_close(other, one)
 
 
-def test_rows_do_not_depend_on_the_batch():
-    model = pack_model(build_model("llama"))
-    torch.manual_seed(3)
-    tokens = torch.randint(5, 97, (20, 4))
-
-    def decode_rows(rows):
-        cache = make_cache(Choice("static"), model.cache_shape, len(rows), 48)
-        with torch.inference_mode():
-            for t in range(4):
-                pos = torch.full((len(rows), 1), t)
-                cache.prepare_step(range(len(rows)), pos)
-                out = model.decode(tokens[rows, t : t + 1], pos, cache)
-        return out
-
-    batch_output = decode_rows(list(range(20)))
-    for rows in ([4], [9, 2, 7]):
-        assert torch.equal(decode_rows(rows), batch_output[rows])
-
-
 @pytest.mark.parametrize("cache", ["growing", "h2o", "window"])
 def test_other_caches_use_the_layers(cache, fused_calls):
     options = {"h2o": {"budget": 40}, "window": {"window": 40}}.get(cache, {})

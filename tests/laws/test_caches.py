@@ -193,12 +193,6 @@ def decode_with_static_cache(design, decoder):
     return decode(build_design(design), decoder, Choice("static"))
 
 
-def test_every_lossy_cache_has_tight_options():
-    lossy = [name for name in CACHES if not CACHE.get(name).lossless]
-    assert sorted(lossy) == sorted(TIGHT)
-    assert all(isinstance(CACHE.get(name).rewinds, bool) for name in CACHES)
-
-
 @pytest.mark.parametrize("decoder", ["greedy", "beams", "sampling"])
 @pytest.mark.parametrize(("cache", "design"), [x for x in CACHES_AND_DESIGNS if x[0] not in ROUNDING])
 def test_decoders_agree_with_the_static_cache(cache, design, decoder):
@@ -259,7 +253,6 @@ def run_history(cached_model, check):
 )
 @torch.no_grad()
 def test_rows_are_independent_of_other_rows(cache, design, tmp_path):
-    """With too little room for all tokens: each row keeps what it keeps in a cache of its own."""
     model, options = build_design(design), dict(TIGHT.get(cache, ROOM.get(cache, {})))
     if cache == "low_rank":
         options["projection"] = str(tmp_path / "bases.safetensors")
@@ -312,7 +305,6 @@ def test_engine_equals_a_cache_with_equal_chunks(choice, chunk):
 @pytest.mark.parametrize("design", [d for d in DESIGNS if {} in DESIGNS[d].get("layer_pattern", [{}])])
 @torch.no_grad()
 def test_window_cache_equals_windowed_attention(design, widths):
-    """28 tokens, four times a window of 7 with its sink; of full and of windowed attention."""
     window_model = build_design(design, (("sink", 2), ("window", 5)))
     rows = draw_rows(28, 28, seed=7)
     for model in (window_model, build_design(design)):

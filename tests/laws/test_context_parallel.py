@@ -144,7 +144,6 @@ def assert_same(world, cases):
 
 
 def combine_parts():
-    """Models with every part that is not refused, several parts in each."""
     registries = {"attention": ATTENTION, "position": POSITION, "norm": NORM, "feed_forward": FEED_FORWARD}
     parts = {key: choices(registry) for key, registry in registries.items()}
     kernels = [part for part in parts["attention"] if part["name"] == "kernel"]

@@ -31,7 +31,6 @@ def _no_grad():
 
 
 def decode_in_chunks(decode, cache, tokens, lengths, widths):
-    """Logits (N, T, V) of ragged rows, of which each step reads the next few tokens."""
     cached_lens, step, chunks = [0] * len(tokens), 0, []
     while cached_lens != lengths:
         width = widths[step % len(widths)]
@@ -76,7 +75,6 @@ def test_cached_decoding_equals_full_forward(model, pairs, widths):
 
 
 def test_beams_share_the_memory_of_their_source(model, pairs):
-    """Rows 2i and 2i + 1 read source i, also if they are ragged."""
     torch.manual_seed(4)
     target = torch.randint(5, model.config.vocab_size, (6, 9))
     pos = pairs.target_pos[[0, 1, 2, 0, 1, 2]]

@@ -28,6 +28,9 @@ def test_similar_valid_designs_are_built():
     """Cross-attention has no positions of its own, so that it never conflicts with them."""
     for changes in (
         {"attention": "linear", "position": "rope"},
+        {"d_model": 8, "position": "rope", "block": "lstm", "decoder_block": "transformer"},
+        {"d_model": 8, "position": "rope", "decoder_block": "lstm"},
+        {"d_model": 5, "n_heads": 1, "block": {"name": "lstm", "bidirectional": False}},
         {"attention": {"name": "linear", "feature_map": "square"}, "position": "none"},
         {"cross_attention": {"name": "linear", "feature_map": "square"}, "position": "rope"},
         *({"cross_attention": a, "position": p} for a, p in itertools.product(ATTENTIONS, BIASES)),

@@ -19,7 +19,6 @@ DESIGNS = [
 
 
 def assert_few_calls(call, functions, total):
-    """Nested functions and comprehensions count as functions."""
     calls = Counter()
 
     def count(frame, event, arg):

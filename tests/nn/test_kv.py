@@ -114,7 +114,6 @@ def test_fully_masked_query_gives_zero_and_finite_gradients(path, dtype):
 
 @pytest.mark.acceptance("A3")
 def test_combined_masks_equal_deleting_hidden_slots(path):
-    """Causal, padding and window at once: each query over the slots it sees."""
     q, kv = make_inputs(queries=6, slots=6)
     pos = torch.tensor([[-1, 0, 1, 2, 3, -1], [0, 1, 2, 3, 4, 5]])
     bias = torch.randn(1, 4, 6, 6) * 3

@@ -64,15 +64,6 @@ def test_frozen_head_gets_no_gradient():
     assert torch.equal(features.grad, expected) and weight.grad is None
 
 
-def test_label_smoothing_is_the_published_mixture():
-    """1 - e + e/V for the label, e/V for the others (Szegedy et al., 2016, sec. 7)."""
-    features, weight, labels = make_inputs(rows=(1, 2), n_ignored=0)
-    log_p = (features.double() @ weight.double().T).log_softmax(-1)
-    targets = torch.full_like(log_p, 0.2 / 11).scatter_add(2, labels[..., None], torch.full_like(log_p, 0.8))
-    total = cross_entropy(features, Head(weight), labels, 0.2).total
-    assert float(total.detach()) == pytest.approx(float(-(targets * log_p).sum().detach()), rel=1e-5)
-
-
 @pytest.mark.acceptance("A5")
 @pytest.mark.parametrize("rows", [(2, 3), (0, 3)])
 def test_batch_without_labels_gives_zero_and_no_gradient(rows):

@@ -5,7 +5,7 @@ from torch import nn
 
 from polyhead.core.choice import Choice
 from polyhead.core.registry import NORM
-from polyhead.nn.norm import BatchNorm, LayerNorm, NoNorm, RMSNorm
+from polyhead.nn.norm import BatchNorm, LayerNorm, RMSNorm
 
 
 def rms(x, weight, eps):
@@ -162,9 +162,3 @@ def test_non_finite_batch_does_not_change_running_statistics():
     norm(torch.tensor([[[1.0, float("inf"), 3.0], [3.0, 4.0, float("nan")]]]))
     assert norm.running_mean.tolist() == [1.0, 0.0, 0.0]
     assert norm.running_var.tolist() == [1.5, 1.0, 1.0]
-
-
-def test_no_norm_returns_its_input():
-    x = torch.randn(2, 3)
-    assert NoNorm(3)(x, None) is x
-    assert not list(NoNorm(3).parameters())

@@ -14,9 +14,7 @@ from polyhead.cost.parameter_count import count_model_parameters, group_paramete
 from polyhead.cost.workload import BatchShape
 from polyhead.introspect.compute_attention import compute_pair_attention, compute_self_attention
 from polyhead.kernels.pack_model import linear_factory, pack_model
-from polyhead.nn.kv import KV
 from polyhead.nn.lora import merge_lora
-from polyhead.nn.stack import Stack
 from polyhead.nn.state import named_state
 from polyhead.run.run import Run
 from polyhead.tokenizers.train_tokenizer import train_tokenizer
@@ -174,18 +172,3 @@ def test_saved_run_has_the_weights_once(tmp_path):
     copy = load(tmp_path).model.eval()
     assert len(set(copy.stack.layers)) == 1 and len(copy.stack.layers) == 4
     torch.testing.assert_close(forward(copy), forward(model))
-
-
-def test_stack_passes_memory_and_ends_with_norm():
-    class Add(nn.Module):
-        def forward(self, x, pos, cache, memory, position):
-            return x + (0 if memory is None else memory.k)
-
-    class Double(nn.Module):
-        def forward(self, x, pos):
-            return 2 * x.relu()
-
-    stack, x = Stack([Add(), Add()], Double()), torch.tensor([1.0, 5.0])
-    memory = [KV(torch.tensor(k), torch.tensor(0.0)) for k in (-3.0, 1.0)]
-    assert stack(x, memory=memory).tolist() == [0.0, 6.0]
-    assert stack(x).tolist() == [2.0, 10.0]

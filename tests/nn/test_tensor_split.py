@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from polyhead.nn.tensor_split import VocabularyShard, get_tensor_split, select_shard
+from polyhead.nn.tensor_split import VocabularyShard, select_shard
 
 
 @pytest.mark.parametrize(("n", "size"), [(8, 2), (19, 2), (19, 4), (5, 4), (2, 4)])
@@ -28,10 +28,3 @@ def test_vocabulary_shard_normalizes_over_all_shards():
         index, is_own = shard.find_labels(labels)
         label_log_p += log_p.gather(1, index[:, None])[:, 0] * is_own
     torch.testing.assert_close(label_log_p, scores.log_softmax(-1).gather(1, labels[:, None])[:, 0])
-
-
-def test_unknown_tensor_split_is_ignored():
-    class Part:
-        tensor_split = "by heads"
-
-    assert get_tensor_split(Part()) is None and get_tensor_split(object()) is None

@@ -188,7 +188,6 @@ def hostile_recipe(rng, content):
 
 
 def hostile_text(rng):
-    """Lines of a text: NULs, bytes that are no UTF-8, marks of direction, combining marks, one huge line."""
     texts = ["\u202e\u2066abc\u2069", "e" + "\u0301" * 5_000, "\u200b\u200d\ufeff", "\ufdfa" * 3_000]
     texts += [
         "\U0010ffff\ufffe",

@@ -143,7 +143,6 @@ def find_fault(directory, pristine, caplog):
 
 
 def find_resume_fault(directory, pristine, caplog):
-    """As ``find_fault``, for ``--resume``: refused, or the weights of the undamaged run."""
     caplog.clear()
     recipe = pristine.recipe.model_copy(update={"out": directory})
     try:

@@ -55,7 +55,6 @@ def replace_tokenizer(directory):
 
 
 def write_sparse_tokenizer(directory):
-    """Give one token an id beyond the rows of the model, in a run without digests."""
     path = directory / "tokenizer.json"
     rules = json.loads(path.read_text())
     token = next(token for token, i in rules["model"]["vocab"].items() if token.isalpha() and i > 250)

@@ -76,7 +76,6 @@ def test_global_hooks_and_passes_without_gradients_are_plain(is_fused):
 
 
 def test_parts_of_a_plain_residual_may_be_fused(is_fused):
-    """The mode stays active within a residual without a fused form."""
     outer, _ = make_sublayer()
     residual, layer = make_sublayer()
     with TrainingKernels():

@@ -10,13 +10,6 @@ def test_qk_eps_is_the_eps_of_qk_norms(kind):
         assert (a.q_norm.eps, a.k_norm.eps) == (eps, eps)
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 6])
-def test_grouped_queries_share_key_and_value_parameters(n):
-    a = make_attention(n)
-    assert a.k_proj.weight.shape == a.v_proj.weight.shape == (2 * n, 12)
-    assert sum(p.numel() for p in a.parameters()) == 2 * (12 * 12 + 12) + 2 * (12 * 2 * n + 2 * n)
-
-
 @pytest.mark.parametrize(("tie", "n_shared"), [("none", 0), ("kv", 1), ("qk", 1), ("qkv", 2)])
 @pytest.mark.parametrize("causal", [False, True])
 def test_tied_projections_share_one_matrix(tie, n_shared, causal):

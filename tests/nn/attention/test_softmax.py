@@ -51,7 +51,6 @@ def test_attention_equals_its_equation(row):
 @pytest.mark.parametrize("n_kv_heads", [1, 3, 6])
 @pytest.mark.parametrize("window", [None, 2])
 def test_cross_attention_sees_all_of_the_memory(n_kv_heads, window):
-    """Whatever the positions of the queries; a window applies to self-attention only."""
     a = make_attention(n_kv_heads, window=window)
     x, source = torch.randn(2, 4, 12, dtype=torch.double), torch.randn(2, 5, 12, dtype=torch.double)
     memory, expected = a.project_kv(source, None), reference(a, x, source)

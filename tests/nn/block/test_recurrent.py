@@ -9,9 +9,7 @@ from polyhead import ModelConfig, build
 from polyhead.cache.factory import make_cache
 from polyhead.generation.decoding.beam_search import beam_search
 from polyhead.kernels.pack_model import can_pack, pack_model
-from polyhead.nn.block.recurrent import LSTM, RecurrentMemory
-from polyhead.nn.kv import KV
-from polyhead.nn.validate_model import check_model
+from polyhead.nn.block.recurrent import LSTM
 
 KINDS = ["rnn", "lstm", "gru"]
 
@@ -58,16 +56,6 @@ def test_encoder_reads_each_row_forward_and_backward(name, units):
         h = torch.cat([forward, backward.flip(0)], 1)
         h = h if units is None else h @ layer.o_proj.weight.mT + layer.o_proj.bias
         torch.testing.assert_close(output[b][is_token], tokens + h, rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize(("name", "torch_class"), [("rnn", nn.RNN), ("lstm", nn.LSTM), ("gru", nn.GRU)])
-def test_full_rows_equal_the_bidirectional_layer_of_torch(name, torch_class):
-    layer, x = make_block(name), draw(3, 7)
-    expected = torch_class(C, C // 2, bias=name != "rnn", batch_first=True, bidirectional=True).double()
-    weights = dict(layer.rnn.named_parameters())
-    weights |= {f"{n}_reverse": p for n, p in layer.reverse.named_parameters()}
-    expected.load_state_dict(weights)
-    torch.testing.assert_close(layer(x), x + expected(x)[0], rtol=0, atol=1e-12)
 
 
 def luong_attention(cross, h, source):
@@ -156,15 +144,6 @@ def test_beam_scores_equal_teacher_forcing(changes):
             assert min(abs(hypothesis.log_prob - float(x.sum())) for x in (scores, scores[:-1])) < 1e-4
 
 
-def test_memory_can_be_reordered():
-    k, rows = torch.randn(3, 2, 4, 3), torch.tensor([2, 0])
-    memory = RecurrentMemory(torch.randn(3, C), KV(k, k + 1, torch.arange(4).expand(3, 1, 4)))
-    selected = memory.select(rows).contiguous_for_decoding()
-    assert torch.equal(selected.start_state, memory.start_state[rows])
-    assert torch.equal(selected.kv.v, k[rows] + 1) and selected.kv.mask.all()
-    assert memory._replace(kv=None).select(rows).contiguous_for_decoding().kv is None
-
-
 @pytest.mark.parametrize("name", KINDS)
 def test_initial_weights_are_orthogonal_with_a_forget_bias(name):
     model = build(ModelConfig(**SIZES | {"d_model": 32, "vocab_size": 30}, block=name), seed=0)
@@ -212,17 +191,3 @@ def test_packed_model_has_the_same_logits(name, dtype):
     torch.testing.assert_close(plain.float(), exact, atol=10 * tolerance, rtol=10 * tolerance)
     packed = pack_model(copy.deepcopy(model))
     torch.testing.assert_close(packed(*inputs), plain, atol=tolerance, rtol=tolerance)
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"d_model": 8, "position": "rope", "block": "lstm", "decoder_block": "transformer"},
-        {"d_model": 8, "position": "rope", "decoder_block": "lstm"},
-        {"d_model": 5, "n_heads": 1, "block": {"name": "lstm", "bidirectional": False}},
-    ],
-    ids=str,
-)
-def test_valid_combinations_are_accepted(changes):
-    """Positions of attention need it on one side; an odd width is valid in one direction."""
-    check_model(ModelConfig(**SIZES | {"head_dim": 4} | changes))

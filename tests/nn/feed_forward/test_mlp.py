@@ -130,7 +130,6 @@ def test_prelu_per_channel_has_a_slope_per_unit():
 
 
 def test_beta_of_swiglu_is_learned():
-    """Its gradient against a difference quotient; a new value changes the output."""
     ffn, x = build_ffn("swiglu", beta="learned"), torch.randn(3, 4).double()
     beta = ffn.activation.beta
     assert isinstance(beta, nn.Parameter) and beta.tolist() == [1.0]

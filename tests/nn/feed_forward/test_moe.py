@@ -8,7 +8,7 @@ from polyhead import Choice, ModelConfig, build
 from polyhead.core.registry import FEED_FORWARD
 from polyhead.kernels.pack_model import linear_factory, pack_model
 from polyhead.nn.feed_forward.grouped_experts import can_group
-from polyhead.nn.feed_forward.moe import BALANCE_GRAD_SCALE, MixtureOfExperts, Router
+from polyhead.nn.feed_forward.moe import BALANCE_GRAD_SCALE, Router
 from polyhead.nn.lora import LoraLinear
 
 
@@ -52,7 +52,6 @@ def test_output_is_the_weighted_sum_of_selected_experts(expert, options):
 
 
 def test_gradients_equal_those_of_a_dense_mixture():
-    """In which the weights of experts that are not selected are 0."""
     ffn = build_moe(n_experts=4, top_k=2, expert="swiglu", balance=False)
     x, weight = draw(9).requires_grad_(), draw(9)
 
@@ -68,17 +67,7 @@ def test_gradients_equal_those_of_a_dense_mixture():
         torch.testing.assert_close(actual, expected, rtol=0, atol=1e-10)
 
 
-def test_balance_bias_selects_experts_without_weighing_them():
-    ffn, x = build_moe(n_experts=4, top_k=2), draw(30)
-    ffn.balance.data[3] = 10.0
-    experts, weights = ffn.route(x)
-    assert (experts == 3).any(-1).all()
-    scores = ffn.router(x).gather(1, experts)
-    torch.testing.assert_close(weights, scores / scores.sum(-1, keepdim=True))
-
-
 def test_balance_gradient_is_the_load_above_mean():
-    """So that a step of the optimizer relieves crowded experts."""
     ffn, x = build_moe(n_experts=4, top_k=2), draw(50)
     ffn(x).sum().backward()
     experts, _ = ffn.route(x)
@@ -105,7 +94,6 @@ def test_idle_expert_has_zero_gradients(expert):
 
 
 def test_balance_gradients_of_shards_add_up():
-    """Of three ranks, the last of them without tokens."""
     ffn, x = build_moe(n_experts=4, top_k=2), draw(50)
     ffn(x).sum().backward()
     expected, total = ffn.balance.grad, 0
@@ -143,11 +131,6 @@ def test_router_scores_are_fp32():
     expected = (x.double() @ ffn.router.weight.double().T).softmax(-1).float()
     torch.testing.assert_close(scores, expected, rtol=0, atol=1e-6)
     assert ffn(x).dtype == torch.bfloat16
-
-
-def test_every_expert_has_dropout():
-    ffn = MixtureOfExperts(4, 8, n_experts=3, dropout=0.25)
-    assert [part.dropout.p for part in ffn.experts] == [0.25] * 3
 
 
 def test_experts_with_adapters_are_not_grouped():

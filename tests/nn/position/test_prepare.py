@@ -31,11 +31,6 @@ def count_calls(name, monkeypatch):
     return calls
 
 
-def test_every_scheme_of_heads_and_scores_is_covered():
-    names = {name for name in POSITION.names() if POSITION.get(name).kind in ("heads", "scores")}
-    assert names == set(METHODS)
-
-
 @pytest.mark.parametrize("pos", [None, RAGGED_POS], ids=["full", "padded"])
 @pytest.mark.parametrize("name", METHODS)
 def test_forward_pass_computes_once_per_stack(name, pos, monkeypatch):

@@ -30,7 +30,6 @@ SCALINGS = [
 @pytest.mark.parametrize("fraction", [1.0, 0.75])
 @pytest.mark.parametrize("longer", [False, True])
 def test_longrope_equals_that_of_phi3(factor, length, fraction, longer):
-    """Short factors up to the training length, long ones where there is room for more."""
     modeling = pytest.importorskip("transformers.models.phi3.modeling_phi3")
     pairs = int(32 * fraction) // 2
     short, long = (1 + torch.arange(pairs) / 7).tolist(), (2 + torch.arange(pairs) ** 1.5).tolist()

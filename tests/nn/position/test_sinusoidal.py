@@ -18,7 +18,6 @@ def compute_table(scheme, length, width):
 
 @pytest.mark.parametrize("width", [1, 2, 5, 8])
 def test_table_equals_the_formula(width):
-    """Also beyond max_len, which is an initial size, and at positions that are given."""
     layouts, bases = ("interleaved", "halves"), (10000.0, 50.0)
     x, pos = torch.randn(2, 3, width), torch.tensor([[5, -1, 0], [2, 700, 1]])
     for layout, endpoint, base, offset in itertools.product(layouts, (False, True), bases, (0, 3)):
