@@ -212,6 +212,7 @@ def fill_table(block_size, n_blocks, *rows):
     return table
 
 
+@pytest.mark.acceptance("D4")
 def test_full_blocks_of_equal_prefixes_are_shared():
     table = fill_table(3, 10, [1, 2, 3, 4, 5, 6, 7], [1, 2, 3, 4, 5, 6, 8], [1, 2, 3, 4, 9, 6])
     a, b, c = (table.block_tables[seq] for seq in range(3))
@@ -219,10 +220,6 @@ def test_full_blocks_of_equal_prefixes_are_shared():
     assert a[:1] == c[:1]
     assert len({*a, *b, *c}) == 2 + 1 + 1 + 1
     assert table.block_stats() == (3, 10, 5, 0, 2, 8, 11, 4, 5)
-
-
-@pytest.mark.acceptance("D4")
-def test_blocks_match_equal_tokens_after_the_same_prefix():
     assert hash((0, (A, 5))) == hash((0, (B, 5)))
     table = fill_table(2, 10, [A, 5], [B, 5])
     assert table.block_tables[0] != table.block_tables[1]
@@ -234,8 +231,8 @@ def test_blocks_match_equal_tokens_after_the_same_prefix():
 
 
 @pytest.mark.acceptance("D4")
-def test_content_ids_are_never_reused():
-    """The second block of an evicted first one must not match after what replaced the first."""
+def test_content_of_a_rewritten_prefix_is_new():
+    """What follows an evicted or rewritten block must not match after what replaced it."""
     table = fill_table(1, 2, [1, 2])
     table.release(0)
     first, n_matched = table._content_to_block[0, (1,)], table.admit(1, [1, 2])
@@ -245,10 +242,6 @@ def test_content_ids_are_never_reused():
     table.insert_prefix(1, [9])
     assert table.block_tables[1] == [first]
     assert table.admit(2, [9, 2]) == 1
-
-
-def test_insert_prefix_replaces_content_of_rewritten_prefix():
-    """The first block is written again with the same token, so the second one follows a new content id."""
     table = fill_table(1, 4, [1, 2])
     table.allocate([WriteSpan(0, 0, 1)])
     assert table.lengths == {0: 2}
@@ -259,7 +252,7 @@ def test_insert_prefix_replaces_content_of_rewritten_prefix():
     assert table.block_tables[1] == table.block_tables[0]
 
 
-def test_eviction_is_least_recently_used_and_prefixes_last():
+def test_eviction_and_allocation_have_an_order():
     table = fill_table(2, 4, [1, 1, 2, 2], [3, 3])
     table.release(1)
     table.release(0)
@@ -271,9 +264,19 @@ def test_eviction_is_least_recently_used_and_prefixes_last():
     assert table.admit(4, [1, 1, 2, 2]) == 2
     assert table.admit(5, [3, 3]) == 2
     table.check_invariants()
+    table = BlockManager(1, 6)
+    for seq, tokens in ((0, 5), (1, 0)):
+        table.admit(seq)
+        table.allocate([WriteSpan(seq, 0, tokens)])
+    freed_blocks = table.block_tables[0][1:3]
+    table.truncate(0, 1)
+    table.allocate([WriteSpan(1, 0, 2)])
+    assert table.block_tables[1] == sorted(freed_blocks)
+    assert Counter(table._ref_counts) == {1: 3, 0: 3}
 
 
-def test_copy_on_write_spares_the_last_owner():
+def test_copies_on_write_and_statistics():
+    """Block 4: lengths 5, 9 and a copy of the second: blocks of 5: [4, 1], of 9: [4, 4, 1]."""
     table = fill_table(4, 10, [1, 2, 3, 4, 5])
     full, last = table.block_tables[0]
     for seq in (1, 2):
@@ -288,10 +291,6 @@ def test_copy_on_write_spares_the_last_owner():
     assert table.block_tables[2][1] == last
     assert table.block_stats().shared_blocks == 1
     assert table.allocate([WriteSpan(0, 6, 9)]) == ([], [table.block_tables[0][2]])
-
-
-def test_block_stats_equal_a_count_by_hand():
-    """Block 4: lengths 5, 9 and a copy of the second: blocks of 5: [4, 1], of 9: [4, 4, 1]."""
     table = BlockManager(4, 20)
     for seq, length in ((0, 5), (1, 9)):
         table.admit(seq)
@@ -336,15 +335,3 @@ def test_misuse_is_an_assertion_that_names_it(misuse, message):
     for sizes in ((0, 4), (4, -1)):
         with pytest.raises(UserError, match="expected at least 1 token"):
             BlockManager(*sizes)
-
-
-def test_lowest_block_numbers_are_allocated_first():
-    table = BlockManager(1, 6)
-    for seq, tokens in ((0, 5), (1, 0)):
-        table.admit(seq)
-        table.allocate([WriteSpan(seq, 0, tokens)])
-    freed_blocks = table.block_tables[0][1:3]
-    table.truncate(0, 1)
-    table.allocate([WriteSpan(1, 0, 2)])
-    assert table.block_tables[1] == sorted(freed_blocks)
-    assert Counter(table._ref_counts) == {1: 3, 0: 3}

@@ -23,7 +23,7 @@ def make_composite(choice):
     return make_cache(choice, make_shape(), 2, 16)
 
 
-def test_cache_shape_of_mixed_layers():
+def test_parts_follow_the_choice_and_the_layers():
     shape = make_shape()
     assert shape.kv_layers == [1, 3]
     # sums of each head, (D, Dv + 1); h and c
@@ -33,9 +33,6 @@ def test_cache_shape_of_mixed_layers():
     assert shape.select_layers([0, 2]).states == (((2, 4, 5),), ((8,), (8,)))
     assert make_shape([{}]).kv_layers == [0, 1, 2, 3, 4]
     assert make_shape([{"attention": "linear"}]).kv_layers == []
-
-
-def test_parts_follow_the_choice_and_the_layers():
     plain, paged_cache = make_composite(None), make_composite(Choice("paged", block_size=4, max_blocks=5))
     assert [type(part) for part in plain.caches] == [StaticCache, StateCache]
     assert [type(part) for part in paged_cache.caches] == [PagedCache, StateCache]

@@ -62,16 +62,13 @@ def test_eviction_is_by_attention_per_head(budget, recent, sink):
     assert len(positions) > 2, "heads evict different tokens"
 
 
-def test_memory_is_budget_plus_one_slot():
+def test_memory_is_fixed_and_hooks_are_needed():
     harness = make_harness(2, budget=6, recent=3, sink=1)
     slot = 2 * ((3 + 5) * 4 + 8 + 4)  # two heads: key, value, position, sum
     assert harness.cache.memory_usage() == (2 * 7 * slot, 0, 2 * 7 * slot, 0)
     harness.step([0, 1], [20, 2])
     assert harness.cache.memory_usage() == (2 * 7 * slot, 8 * slot, 2 * 7 * slot, 0)
     assert CACHE.build(Choice("h2o"), SHAPE, 1, 9).layers[0].pos.size(2) == 10
-
-
-def test_attention_without_hooks_is_refused():
     cache = CACHE.build(Choice("h2o"), SHAPE, 1, 9)
     new = KV(torch.zeros(1, 2, 1, 3), torch.zeros(1, 2, 1, 5))
     cache.prepare_step([0], torch.tensor([[0]]))

@@ -91,7 +91,7 @@ def test_projection_of_other_layers_is_refused(tmp_path):
     assert other.cache_shape.select_layers([2, 3]).select_layers([1]).layer_ids == (3,)
 
 
-def test_memory_counts_projections_and_slots():
+def test_memory_and_rank_of_the_first_step():
     cache = CACHE.build(Choice("low_rank", rank=2, chunk=1), SHAPE, 1, 20)
     cache.prepare_step([0], torch.arange(6)[None])
     for layer in cache.layers:
@@ -100,9 +100,6 @@ def test_memory_counts_projections_and_slots():
     stored_bytes = sum(x.untyped_storage().nbytes() for layer in cache.layers for x in layer.basis)
     assert stored_bytes == bases, "dropped directions take no memory"
     assert cache.memory_usage()[:2] == (7 * slot + bases, 6 * slot + bases)
-
-
-def test_first_step_with_too_few_tokens_is_refused():
     cache = CACHE.build(Choice("low_rank", rank=4), SHAPE, 3, 20)
     cache.prepare_step([0, 1, 2], torch.zeros(3, 1, dtype=torch.int64))
     message = "fits 4 directions in the first step, which has only 3 tokens: set projection"

@@ -83,13 +83,18 @@ def test_step_without_free_pages_keeps_the_cache():
     assert cache.free_tokens() == 0
 
 
-def test_memory_usage_in_bytes():
+def test_memory_usage_and_positions_with_a_gap():
     cache, slot = build_paged(2, block_size=4), 2 * 2 * (3 + 5) * 4
     assert cache.free_tokens() == 2 * MAX_LEN
     feed_tokens(cache, [0], 0, [[1.0, 2, 3, 4, 5]])
     assert cache.memory_usage() == (3 * 4 * slot, 5 * slot, 3 * 4 * slot, 0)
     cache.fork(0, 1)
     assert cache.memory_usage() == (3 * 4 * slot, 5 * slot, 3 * 4 * slot, 2 * 4 * slot)
+    cache = build_paged(1)
+    with pytest.raises(AssertionError, match="would leave a gap"):
+        cache.prepare_step([0], torch.tensor([[5]]))
+    with pytest.raises(AssertionError, match="2 positions from 0 to 2"):
+        cache.prepare_step([0], torch.tensor([[0, 2]]))
 
 
 @pytest.mark.acceptance("D3")
@@ -103,14 +108,6 @@ def test_prefix_pages_are_reused():
     assert cache.match_prefix(0, [8, 8]) == 0
     with pytest.raises(AssertionError, match="row 1 is not empty"):
         cache.match_prefix(1, prompt)
-
-
-def test_positions_that_leave_a_gap_are_an_assertion():
-    cache = build_paged(1)
-    with pytest.raises(AssertionError, match="would leave a gap"):
-        cache.prepare_step([0], torch.tensor([[5]]))
-    with pytest.raises(AssertionError, match="2 positions from 0 to 2"):
-        cache.prepare_step([0], torch.tensor([[0, 2]]))
 
 
 class CountingCache(PagedCache):

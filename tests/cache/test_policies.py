@@ -12,7 +12,7 @@ def make_model(**parts):
     return build(ModelConfig(**{"kind": "decoder", "position": "rope", **sizes, **parts}), seed=1)
 
 
-def test_budgets_are_fractions_of_the_length():
+def test_budgets_and_ranks_are_fractions(tmp_path):
     shape = make_model(attention="linear", position="none").cache_shape
     selected_policies, refusals = select_policies(shape, 64, None)
     assert ([p.choice.name for p in selected_policies], refusals) == (["state"], {})
@@ -29,9 +29,6 @@ def test_budgets_are_fractions_of_the_length():
     kinds = itertools.product(("subgen", "subgen sampled"), ("1/2", "1/4", "1/8"))
     assert set(refusals) == {" ".join(kind) for kind in kinds}
     assert all("alibi" in reason for reason in refusals.values())
-
-
-def test_ranks_are_fractions_of_the_head_width(tmp_path):
     model, path = make_model(), tmp_path / "bases.safetensors"
     fit_low_rank(model, torch.randint(3, 9, (4, 9)), 8, path)
     policies, _ = select_policies(model.cache_shape, 64, path)

@@ -74,7 +74,7 @@ def test_full_groups_are_quantized_and_tails_exact(bits, group):
         harness.step([0, 1, 2, 3], [1, 1, 1, 1])
 
 
-def test_scales_of_early_groups_do_not_change():
+def test_early_scales_are_fixed_and_bytes_counted():
     torch.manual_seed(0)
     harness = QuantizedHarness(1, 8, 4)
     for size in (1e-3, 1.0, 1e4, 1e-3):
@@ -85,6 +85,14 @@ def test_scales_of_early_groups_do_not_change():
     assert (scales[1:3] / scales[:2] > 100).all(), scales
     first = dequantize_groups(layer.k, layer.k_scale, layer.k_zero, 8)[0, :, 0]
     assert (first - harness.rows[0][0][0][:, :4]).abs().max() < 1e-4
+    torch.manual_seed(0)
+    harness, token = QuantizedHarness(2, 4, 8), 2 * (3 + 5) * 4
+    # numbers; scales and zeros of 3 channels and of 8 tokens
+    group = 2 * (8 * (3 + 5) // 2 + 2 * (3 + 8) * 4)
+    assert harness.cache.memory_usage()[:2] == (2 * 2 * 8 * token, 0)
+    harness.step([0, 1], [17, 5])
+    expected = 2 * 2 * (8 * token + 2 * group), 2 * (2 * group + 1 * token + 5 * token)
+    assert harness.cache.memory_usage()[:2] == expected
 
 
 @pytest.mark.parametrize("bits", [8, 4])
@@ -101,14 +109,3 @@ def test_quantization_error_is_half_a_step(bits, dim):
     assert torch.equal(back[0, 0], x[0, 0])
     twice = dequantize_groups(*quantize_groups(back, bits, dim), bits)
     torch.testing.assert_close(twice, back, rtol=0, atol=1e-5)
-
-
-def test_bytes_are_those_of_groups_and_tails():
-    torch.manual_seed(0)
-    harness, token = QuantizedHarness(2, 4, 8), 2 * (3 + 5) * 4
-    # numbers; scales and zeros of 3 channels and of 8 tokens
-    group = 2 * (8 * (3 + 5) // 2 + 2 * (3 + 8) * 4)
-    assert harness.cache.memory_usage()[:2] == (2 * 2 * 8 * token, 0)
-    harness.step([0, 1], [17, 5])
-    expected = 2 * 2 * (8 * token + 2 * group), 2 * (2 * group + 1 * token + 5 * token)
-    assert harness.cache.memory_usage()[:2] == expected

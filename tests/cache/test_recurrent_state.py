@@ -73,7 +73,7 @@ def test_select_reorders_copies_and_drops(rows):
     s.step(list(range(len(rows))), [1] * len(rows))
 
 
-def test_nbytes_does_not_depend_on_length():
+def test_size_and_shape_of_states_are_fixed():
     s = Sums(3)
     free_tokens = s.cache.free_tokens()
     for _ in range(50):
@@ -82,6 +82,11 @@ def test_nbytes_does_not_depend_on_length():
     assert s.cache.free_tokens() == free_tokens > 10**12
     s.select([])
     assert s.cache.nbytes == 0
+    layer = make_cache(2).layers[0]
+    with pytest.raises(AssertionError, match=r"a state of \(3, 2\) where \(2, 3\) was stored"):
+        layer.state = torch.zeros(2, 3, 2), torch.zeros(2, 4)
+    with pytest.raises(AssertionError, match="a recurrent state, not keys and values"):
+        layer.update(KV(torch.zeros(2, 1, 1, 1), torch.zeros(2, 1, 1, 1)))
 
 
 @pytest.mark.parametrize("pos", [[2], [0], [1, 1], [2, 1], [1, 2, 4]], ids=str)
@@ -125,11 +130,3 @@ def test_cache_survives_steps_in_any_grad_mode():
     cache.select([1, 0])
     for layer in cache.layers:
         assert (layer.tensors[0] == torch.tensor([0.0, 3.0])[:, None, None]).all()
-
-
-def test_state_of_another_shape_is_an_assertion():
-    layer = make_cache(2).layers[0]
-    with pytest.raises(AssertionError, match=r"a state of \(3, 2\) where \(2, 3\) was stored"):
-        layer.state = torch.zeros(2, 3, 2), torch.zeros(2, 4)
-    with pytest.raises(AssertionError, match="a recurrent state, not keys and values"):
-        layer.update(KV(torch.zeros(2, 1, 1, 1), torch.zeros(2, 1, 1, 1)))

@@ -26,7 +26,8 @@ BUILDERS = {
 }
 
 
-def test_padding_on_the_left_or_everywhere():
+@pytest.mark.acceptance("A4")
+def test_padding_and_released_rows():
     cache = build_static(2)
     empty = torch.full((2, 1), -1), torch.ones(2, 1)
     feed(cache, range(2), *empty)
@@ -34,6 +35,18 @@ def test_padding_on_the_left_or_everywhere():
     kvs = feed(cache, range(2), torch.tensor([[-1, 0], [-1, 0]]), torch.tensor([[8.0, 1.0], [9.0, 2.0]]))
     for output in (kvs, feed(cache, range(2), *empty)):
         assert [stamps_of(output, row) for row in range(2)] == [{0: 1}, {0: 2}]
+    cache = build_static(2)
+    cache.prepare_step(range(2), torch.arange(4).expand(2, 4))
+    for layer in cache.layers:
+        layer.update(KV(torch.full((2, 2, 4, 3), torch.nan), torch.full((2, 2, 4, 5), torch.nan)))
+    pointers = [(layer.k.data_ptr(), layer.v.data_ptr()) for layer in cache.layers]
+    cache.select(torch.arange(2))  # all rows in order: nothing moves
+    assert [(layer.k.data_ptr(), layer.v.data_ptr()) for layer in cache.layers] == pointers
+    for row in range(2):
+        cache.release(row)
+    for kv in feed(cache, range(2), torch.tensor([[0, 1], [0, -1]]), torch.ones(2, 2)):
+        assert kv.k.isfinite().all() and kv.v.isfinite().all()
+    assert cache.free_tokens() == 2 * MAX_LEN - 3
 
 
 @pytest.mark.acceptance("A4")
@@ -65,22 +78,6 @@ def test_skipped_slots_are_finite_and_masked(rows):
     for kv in feed_tokens(cache, rows, 5, [[1.0]] * len(rows)):
         assert kv.pos[:, 0].tolist() == [[0, -1, -1, -1, -1, 5, -1, -1, -1]] * len(rows)
         assert kv.k.isfinite().all() and kv.v.isfinite().all()
-
-
-@pytest.mark.acceptance("A4")
-def test_released_row_has_no_nonfinite_values():
-    cache = build_static(2)
-    cache.prepare_step(range(2), torch.arange(4).expand(2, 4))
-    for layer in cache.layers:
-        layer.update(KV(torch.full((2, 2, 4, 3), torch.nan), torch.full((2, 2, 4, 5), torch.nan)))
-    pointers = [(layer.k.data_ptr(), layer.v.data_ptr()) for layer in cache.layers]
-    cache.select(torch.arange(2))  # all rows in order: nothing moves
-    assert [(layer.k.data_ptr(), layer.v.data_ptr()) for layer in cache.layers] == pointers
-    for row in range(2):
-        cache.release(row)
-    for kv in feed(cache, range(2), torch.tensor([[0, 1], [0, -1]]), torch.ones(2, 2)):
-        assert kv.k.isfinite().all() and kv.v.isfinite().all()
-    assert cache.free_tokens() == 2 * MAX_LEN - 3
 
 
 @pytest.mark.acceptance("C5")

@@ -29,7 +29,7 @@ def test_aligned_rows_equal_ragged_rows(n_rows):
         assert a.k.data_ptr() == aligned_cache.layers[-1].k.data_ptr(), "aligned rows are read without a copy"
 
 
-def test_unused_slots_are_masked_zeros():
+def test_unused_slots_are_zeros_and_storage_grows():
     cache = build_static(2, max_len=4, chunk=4)
     pos = torch.tensor([[0, 1, 2], [0, -1, -1]])
     kvs = feed(cache, range(2), pos, torch.ones(2, 3))
@@ -44,9 +44,6 @@ def test_unused_slots_are_masked_zeros():
         cache.prepare_step(range(2), torch.tensor([[3], [4]]))
     assert cache.free_tokens() == 4
     assert stamps_of(feed_tokens(cache, [0], 3, [[3.0]]), 0) == {0: 1, 1: 1, 2: 1, 3: 3}
-
-
-def test_nbytes_grows_with_use():
     cache = build_static(3, max_len=100, chunk=8)
     row, positions = 2 * 2 * (3 + 5) * 4, 8
     assert cache.nbytes == 3 * (row + positions)

@@ -141,7 +141,7 @@ def test_attention_equals_the_algorithm_in_lists(is_sampled, budget, recent, rad
     assert memory.used_bytes <= memory.reserved_bytes == harness.cache.nbytes
 
 
-def test_equal_tokens_are_one_lossless_slot():
+def test_equal_tokens_share_a_slot_of_fixed_memory():
     torch.manual_seed(1)
     cache = CACHE.build(Choice("subgen", budget=8, recent=1), SHAPE, 1, 200)
     keys, values, ids = torch.randn(3, 2, 3), torch.randn(3, 2, 5), torch.randint(3, (100,))
@@ -152,9 +152,6 @@ def test_equal_tokens_are_one_lossless_slot():
     q = torch.randn(1, 4, 1, 3)
     assert int((cache.layers[0].pos[0, 0] >= 0).sum()) == 3 + 2
     torch.testing.assert_close(attend(q, kv, kv.mask), attend(q, KV(k, v)), rtol=1e-4, atol=1e-5)
-
-
-def test_memory_is_budget_plus_one_slot():
     harness = make_harness(2, budget=6, recent=2, radius=0.0)
     slot = (3 + 5) * 4 + 8 + 4
     assert harness.cache.memory_usage()[:2] == (2 * 2 * 7 * slot, 0)

@@ -52,7 +52,7 @@ def test_export_has_keys_and_values_of_each_row(name):
                 assert not x[:, len(tokens) :].any()
 
 
-def test_export_has_no_data_of_freed_pages():
+def test_pages_are_transferred_between_block_sizes():
     model = make()
     cache = fill(model, "paged", block_size=4)
     cache.release(0)
@@ -60,9 +60,6 @@ def test_export_has_no_data_of_freed_pages():
     tensors = load(export_cache(cache, [0, 1]))
     assert tensors["layers.0.k"].shape[2] == 3
     assert not tensors["layers.0.k"][0, :, 1:].any()
-
-
-def test_import_into_other_block_size_and_row():
     model = make()
     source, target = fill(model, "paged", block_size=2), empty(model, "paged", block_size=8)
     assert import_cache(target, export_cache(source, [1])) == range(1)
@@ -110,16 +107,13 @@ def test_invalid_files_are_refused(name):
         import_cache(empty(make().bfloat16(), name), export_cache(fill(make(), name), [0, 1]))
 
 
-def test_import_without_free_blocks_keeps_the_cache():
+def test_transfers_without_room_or_other_directions():
     model = make()
     cache = empty(model, "paged", block_size=2, max_blocks=3)
     with pytest.raises(OutOfBlocksError):
         import_cache(cache, export_cache(fill(model, "paged"), [0, 1]))
     import_cache(cache, export_cache(fill(model, "paged"), [0]))
     cache.prepare_step([0], torch.tensor([[5]]))
-
-
-def test_low_rank_projections_are_transferred_and_must_match():
     model = make()
     data, cache = export_cache(fill(model, "low_rank", rank=2), [0, 1]), empty(model, "low_rank", rank=2)
     import_cache(cache, data)

@@ -20,13 +20,15 @@ def test_missing_sizes_are_derived_or_of_the_paper():
     assert ModelSpec(**fields).with_vocabulary(99) == ModelConfig(vocab_size=99, **fields)
     with pytest.raises(ValueError, match="frozen"):
         config.d_model = 3
-
-
-def test_dumped_config_has_all_options():
     config = ModelConfig(vocab_size=10, position=Choice("sinusoidal", base=5e5), n_kv_heads=2)
     assert ModelConfig.model_validate_json(config.model_dump_json()) == config
     options = {"base": 500000.0, "layout": "interleaved", "endpoint": False, "offset": 0}
     assert config.model_dump(mode="json")["position"] == {"name": "sinusoidal"} | options
+    from_sizes = AttentionShape.from_sizes
+    assert from_sizes(32, 4) == AttentionShape(32, 4, 4, 8, 8, 1024, False)
+    shape = from_sizes(32, 4, 2, head_dim=6, max_len=9, causal=True)
+    assert shape == AttentionShape(32, 4, 2, 6, 6, 9, True)
+    assert from_sizes(32, 4, v_head_dim=3) == AttentionShape(32, 4, 4, 8, 3, 1024, False)
 
 
 @pytest.mark.parametrize(
@@ -48,14 +50,6 @@ def test_head_widths_are_those_of_the_projections(fields, widths):
     sizes = [tuple(getattr(attention, f"{name}_proj").weight.shape) for name in "qkvo"]
     assert sizes == [(4 * k, C), (2 * k, C), (2 * v, C), (C, 4 * v)]
     assert ModelConfig.model_validate_json(config.model_dump_json()) == config
-
-
-def test_attention_shape_derives_missing_sizes():
-    from_sizes = AttentionShape.from_sizes
-    assert from_sizes(32, 4) == AttentionShape(32, 4, 4, 8, 8, 1024, False)
-    shape = from_sizes(32, 4, 2, head_dim=6, max_len=9, causal=True)
-    assert shape == AttentionShape(32, 4, 2, 6, 6, 9, True)
-    assert from_sizes(32, 4, v_head_dim=3) == AttentionShape(32, 4, 4, 8, 3, 1024, False)
 
 
 @pytest.mark.parametrize(

@@ -26,12 +26,21 @@ def directory(tmp_path):
     return tmp_path
 
 
-def test_output_file_may_be_new_or_exist(directory):
+def test_output_file_may_be_new_or_replace_pages(directory):
     for name in ("new.txt", "text.txt", "a/b/new.txt"):
         assert check_output_file(directory / name) == directory / name
     assert not (directory / "a").exists()
     ensure_parent(directory / "a/b/new.txt").write_text("x")
     assert (directory / "a/b/new.txt").read_text() == "x"
+    run_dir = directory / "full"
+    for name in ("draw.html", "test.out", "vectors.npy"):
+        (run_dir / name).write_text("x")
+        assert check_output_file(run_dir / name, inputs=run_artifacts(run_dir)) == run_dir / name
+    names = ["model.safetensors", "config.json", "recipe.yaml", "metrics.jsonl", "README.md", "vocab.txt"]
+    for name in [*names, "source.spm"]:
+        (run_dir / name).write_text("x")
+        with pytest.raises(UserError, match="would be overwritten"):
+            check_output_file(run_dir / name, inputs=run_artifacts(run_dir))
 
 
 @pytest.mark.parametrize(
@@ -81,18 +90,6 @@ def test_output_directory_may_exist_or_must_be_empty(directory):
     ):
         with pytest.raises(UserError, match=message):
             check()
-
-
-def test_pages_of_run_may_be_replaced(directory):
-    run_dir = directory / "full"
-    for name in ("draw.html", "test.out", "vectors.npy"):
-        (run_dir / name).write_text("x")
-        assert check_output_file(run_dir / name, inputs=run_artifacts(run_dir)) == run_dir / name
-    names = ["model.safetensors", "config.json", "recipe.yaml", "metrics.jsonl", "README.md", "vocab.txt"]
-    for name in [*names, "source.spm"]:
-        (run_dir / name).write_text("x")
-        with pytest.raises(UserError, match="would be overwritten"):
-            check_output_file(run_dir / name, inputs=run_artifacts(run_dir))
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")

@@ -78,7 +78,7 @@ def package(workdir):
     return workdir
 
 
-def test_plugin_has_options_as_other_parts(package):
+def test_plugins_are_parts_of_configs_and_models(package):
     path = list(sys.path)
     choice = NORM.check(Choice(TWICE, factor="3"))
     assert choice == Choice(TWICE, factor=3.0)
@@ -87,9 +87,6 @@ def test_plugin_has_options_as_other_parts(package):
     message = rf"norm '{TWICE}' has no option 'facto'; did you mean 'factor'\?"
     with pytest.raises(UserError, match=message):
         NORM.check(Choice(TWICE, facto=3))
-
-
-def test_model_has_plugins_and_its_config_reads_back(package):
     config = ModelConfig(**SIZES, norm=Choice(TWICE))
     assert config.model_dump(mode="json")["norm"] == {"name": TWICE, "factor": 2.0}
     assert ModelConfig.model_validate_json(config.model_dump_json()) == config
@@ -111,7 +108,7 @@ def test_run_names_the_missing_package(package, monkeypatch):
         read_run_config(package / "run")
 
 
-def test_attention_without_its_position_is_refused(package):
+def test_parts_that_do_not_fit_are_named(package):
     attention = Choice("my_parts.mine:NoPosition")
     sizes = SIZES | {"kind": "decoder", "attention": attention}
     check_model(ModelConfig(**sizes, position="none"))
@@ -119,6 +116,11 @@ def test_attention_without_its_position_is_refused(package):
     message = f"position 'rope' acts within attention, but attention '{attention.name}' does not store it"
     with pytest.raises(UserError, match=message):
         check_model(ModelConfig(**sizes, position="rope"))
+    with pytest.raises(UserError, match=r"it takes \(d_model\), but is called with \(d_model, d_ff\)"):
+        FEED_FORWARD.check(Choice(TWICE))
+    message = "norm 'my_parts.mine:Broken' cannot be built: IndexError: list index out of range"
+    with pytest.raises(ValueError, match=message):
+        check_model(ModelConfig(**SIZES, norm="my_parts.mine:Broken"))
 
 
 @pytest.mark.whole
@@ -149,14 +151,6 @@ def test_attention_without_its_position_is_refused(package):
 def test_invalid_name_is_refused(package, name, message):
     with pytest.raises(UserError, match=message):
         NORM.check(Choice(name))
-
-
-def test_part_of_another_kind_or_broken_is_named(package):
-    with pytest.raises(UserError, match=r"it takes \(d_model\), but is called with \(d_model, d_ff\)"):
-        FEED_FORWARD.check(Choice(TWICE))
-    message = "norm 'my_parts.mine:Broken' cannot be built: IndexError: list index out of range"
-    with pytest.raises(ValueError, match=message):
-        check_model(ModelConfig(**SIZES, norm="my_parts.mine:Broken"))
 
 
 @pytest.mark.whole

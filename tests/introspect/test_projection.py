@@ -16,7 +16,7 @@ def mixture():
     return points[order], torch.arange(120)[order] // 40
 
 
-def test_principal_components_are_those_of_the_covariance(mixture):
+def test_components_and_neighbours_are_those_of_definitions(mixture):
     x, _ = mixture
     points, share = pca(x, 3)
     values, vectors = torch.linalg.eigh(torch.cov(x.double().T))
@@ -26,6 +26,12 @@ def test_principal_components_are_those_of_the_covariance(mixture):
         axis = axis * axis[axis.abs().argmax()].sign()
         assert torch.allclose(points[:, i], (x.double() - x.double().mean(0)) @ axis, atol=1e-9)
     assert torch.allclose(pca(x + 5, 3)[0], points, atol=1e-4)
+    x, _ = mixture
+    result = projection.nearest_neighbours(x, 4)
+    for i in (0, 50, 119):
+        cosines = torch.nn.functional.cosine_similarity(x[i : i + 1].double(), x.double())
+        order = [j for j in cosines.argsort(descending=True).tolist() if j != i]
+        assert result[i].tolist() == order[:4]
 
 
 def test_affinities_have_the_requested_perplexity(mixture):
@@ -82,12 +88,3 @@ def test_few_or_equal_points_are_projected(n):
     points, share = pca(torch.ones(n, 3))
     assert torch.equal(points.abs(), torch.zeros(n, 2).double())
     assert share.tolist() == [0, 0]
-
-
-def test_neighbours_are_the_nearest_by_cosine(mixture):
-    x, _ = mixture
-    result = projection.nearest_neighbours(x, 4)
-    for i in (0, 50, 119):
-        cosines = torch.nn.functional.cosine_similarity(x[i : i + 1].double(), x.double())
-        order = [j for j in cosines.argsort(descending=True).tolist() if j != i]
-        assert result[i].tolist() == order[:4]

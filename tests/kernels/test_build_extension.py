@@ -114,7 +114,12 @@ def test_report_is_translated_and_by_the_first_rank(fake_compiler, monkeypatch, 
         assert capsys.readouterr().err == report
 
 
-def test_failure_is_remembered_until_the_compiler_changes(fake_compiler, tmp_path):
+def test_failures_are_remembered_and_inspection_compiles_none(fake_compiler, tmp_path):
+    assert inspect_kernels().reason == "not compiled yet; the first use compiles them"
+    assert not (tmp_path / "calls").exists()
+    assert load_kernels() is None
+    assert re.search(r"error: unknown; to compile again, delete .*\.failed$", inspect_kernels().reason)
+    assert (tmp_path / "calls").read_text() == "call\n"
     for _ in range(2):
         clear_kernels()
         assert "unknown" in kernels_status().reason
@@ -122,14 +127,6 @@ def test_failure_is_remembered_until_the_compiler_changes(fake_compiler, tmp_pat
     fake_compiler("echo 'kernels.cpp:1: error: another' >&2; exit 1")
     clear_kernels()
     assert "another" in kernels_status().reason
-
-
-def test_inspection_does_not_compile(fake_compiler, tmp_path):
-    assert inspect_kernels().reason == "not compiled yet; the first use compiles them"
-    assert not (tmp_path / "calls").exists()
-    assert load_kernels() is None
-    assert re.search(r"error: unknown; to compile again, delete .*\.failed$", inspect_kernels().reason)
-    assert (tmp_path / "calls").read_text() == "call\n"
 
 
 @pytest.mark.slow

@@ -17,14 +17,11 @@ def test_chunks_are_disjoint_and_aligned():
         assert bool((chunk == value).all())
 
 
-def test_chunks_are_writable_after_inference_mode(monkeypatch):
+def test_chunks_outlive_neighbours_and_inference_mode(monkeypatch):
     monkeypatch.setattr(huge_pages, "_rest", torch.empty(0))
     with torch.inference_mode():
         alloc_huge_pages(3)
     assert alloc_huge_pages(2).fill_(1).tolist() == [1, 1]
-
-
-def test_chunks_outlive_their_neighbours(monkeypatch):
     chunks = [alloc_huge_pages(1000).fill_(i) for i in range(3)]
     chunk = chunks[1]
     del chunks

@@ -75,15 +75,12 @@ def test_links_need_both_owners(foreign, file, monkeypatch):
         check_private(link)
 
 
-def test_long_and_irregular_files_are_not_read(file):
+def test_irregular_files_are_not_read_and_links_replaced(file):
     assert read_private(file, max_bytes=6) is None
     assert read_private(file.parent, max_bytes=7) is None
     assert read_private(file.with_name("missing"), max_bytes=7) is None
     os.mkfifo(file.with_name("fifo"), 0o600)
     assert read_private(file.with_name("fifo"), max_bytes=7) is None
-
-
-def test_write_private_replaces_links(file):
     link = file.with_name("link")
     link.symlink_to(file)
     write_private(link, b"new")

@@ -43,7 +43,7 @@ def test_batch_moves_to_the_device_of_the_model():
     assert batch.tokens.shape == (2, 3)
 
 
-def test_host_copy_and_pinned_memory_of_moved_tensors(monkeypatch):
+def test_host_copies_and_indices_of_moved_tensors(monkeypatch):
     calls, x, meta = [], torch.arange(4), torch.device("meta")
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda x: calls.append(x) or x.clone())
     assert host_copy(move_tensor(x, meta)) is x and not calls
@@ -52,9 +52,6 @@ def test_host_copy_and_pinned_memory_of_moved_tensors(monkeypatch):
     assert on_device.device == meta and host_copy(on_device) is x and calls[0] is x
     assert move_tensor(x, torch.device("cpu")) is x
     assert host_copy(on_device + 1).device == meta  # a result has no host copy
-
-
-def test_true_indices_of_a_mask():
     mask = torch.tensor([[False, True], [True, False]])
     assert true_indices(mask, torch.device("cpu")).tolist() == [1, 2]
     assert host_copy(true_indices(mask, torch.device("meta"))).tolist() == [1, 2]

@@ -9,16 +9,12 @@ from polyhead.nn.embedding import Embedding
 from polyhead.nn.position.sinusoidal import SinusoidalPosition
 
 
-def test_vectors_are_scaled_before_positions_are_added():
-    """E[token] sqrt(d_model) + p (Vaswani et al., 2017, sec. 3.4 and 3.5)."""
+def test_scaled_vectors_and_positions_are_added_before_dropout():
+    """E[token] sqrt(d_model) + p, with dropout on the sum (Vaswani et al., 2017, sec. 3.4, 3.5, 5.4)."""
     table, position = nn.Embedding(7, 4), SinusoidalPosition(AttentionShape.from_sizes(4, 1))
     tokens, pos = torch.tensor([[3, 1, 3]]), torch.tensor([[0, 5, 2]])
     expected = table.weight[tokens] * 2.0 + position.table[pos]
     torch.testing.assert_close(Embedding(table, position, 2.0, 0.0)(tokens, pos), expected)
-
-
-def test_dropout_applies_to_the_sum_with_positions():
-    """Sec. 5.4: to "the sums of the embeddings and the positional encodings"; in training only."""
     torch.manual_seed(0)
     embedding = Embedding(nn.Embedding(7, 64), SinusoidalPosition(AttentionShape.from_sizes(64, 1)), 8.0, 0.5)
     tokens = torch.randint(0, 7, (4, 9))

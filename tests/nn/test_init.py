@@ -41,10 +41,13 @@ def test_xavier_is_uniform_and_embeddings_are_normal(tying, gain):
         assert abs(float(weight.detach().mean())) < 0.005, name
 
 
-def test_factorized_embeddings_scale_with_their_width():
+def test_factorized_embeddings_and_norms():
     model = build_model(kind="encoder", d_embedding=24, tie_embeddings="none", position="learned")
     for name, weight in find_tables(model).items():
         assert_std(weight, 24**-0.5, name)
+    norms = [module for module in build_model(norm_first=True).modules() if isinstance(module, nn.LayerNorm)]
+    assert len(norms) == 2 * 2 + 2 * 3 + 2
+    assert all((norm.weight == 1).all() and (norm.bias == 0).all() for norm in norms)
 
 
 @pytest.mark.parametrize("tying", TYING)
@@ -73,12 +76,6 @@ def test_std_before_residuals_depends_on_depth(changes, depths):
         assert weights
         for weight in weights:
             assert_std(weight, 0.05 / (2 * depth) ** 0.5)
-
-
-def test_norms_are_initially_the_identity():
-    norms = [module for module in build_model(norm_first=True).modules() if isinstance(module, nn.LayerNorm)]
-    assert len(norms) == 2 * 2 + 2 * 3 + 2
-    assert all((norm.weight == 1).all() and (norm.bias == 0).all() for norm in norms)
 
 
 @pytest.mark.parametrize("name", ["xavier", "normal"])

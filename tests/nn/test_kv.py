@@ -156,7 +156,8 @@ def test_visible_compares_positions():
             assert bool(mask[b, 0, t, s]) == expected
 
 
-def test_mask_of_full_rows_is_the_window():
+def test_masks_of_full_rows_and_packed_documents():
+    """Slots of a cache are one document, though a position 0 among the queries looks like a second one."""
     kv = KV(torch.zeros(1, 1, 4, 2), torch.zeros(1, 1, 4, 2))
     assert attention_mask(None, kv, 4, True, None) is None
     for causal, expected in (
@@ -164,10 +165,6 @@ def test_mask_of_full_rows_is_the_window():
         (True, [[1, 0, 0, 0], [1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 1]]),
     ):
         assert attention_mask(None, kv, 4, causal, Window(2))[0, 0].int().tolist() == expected
-
-
-def test_only_own_tokens_are_separated_by_document():
-    """Slots of a cache are one document, though a position 0 among the queries looks like a second one."""
     pos = torch.tensor([[0, 1, 0, 1]])
     kv = KV(torch.zeros(1, 1, 4, 2), torch.zeros(1, 1, 4, 2), pos[:, None])
     for is_own, expected in (

@@ -24,10 +24,15 @@ def reference(adapter, x, adapter_x):
     return y if adapter.bias is None else y + adapter.bias.detach().double()
 
 
-def test_new_adapter_does_not_change_the_output():
+def test_new_and_absent_adapters_change_no_output():
     adapter, x = make_adapter(is_trained=False), torch.randn(2, 5, 8)
     assert torch.equal(adapter(x), nn.functional.linear(x, adapter.weight, adapter.bias))
     assert 0 < adapter.lora_a.abs().max() <= 8**-0.5
+    model = nn.Sequential(nn.Linear(3, 3))
+    expected = {name: tensor.clone() for name, tensor in named_state(model).items()}
+    merge_lora(model)
+    assert all(torch.equal(expected[name], tensor) for name, tensor in named_state(model).items())
+    assert merge_lora_tensors(expected, 2.0) == expected
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -72,11 +77,3 @@ def test_merged_adapter_is_an_equal_linear():
     assert {name.rpartition(".")[2] for name in names - state.keys()} == {"lora_a", "lora_b"}
     assert tensors.keys() == state.keys()
     assert all(torch.equal(tensors[name], tensor) for name, tensor in state.items())
-
-
-def test_merging_without_adapters_keeps_the_model():
-    model = nn.Sequential(nn.Linear(3, 3))
-    expected = {name: tensor.clone() for name, tensor in named_state(model).items()}
-    merge_lora(model)
-    assert all(torch.equal(expected[name], tensor) for name, tensor in named_state(model).items())
-    assert merge_lora_tensors(expected, 2.0) == expected

@@ -57,11 +57,16 @@ def test_classification_loss_equals_that_of_torch(smoothing):
     assert_equal_to_torch(loss, logits, labels, smoothing, (logits,))
 
 
-def test_frozen_head_gets_no_gradient():
+def test_gradients_of_frozen_and_bf16_heads():
     features, weight, labels = make_inputs()
     (expected,) = torch.autograd.grad(cross_entropy(features, Head(weight), labels).total, features)
     cross_entropy(features, Head(weight.requires_grad_(False)), labels).total.backward()
     assert torch.equal(features.grad, expected) and weight.grad is None
+    features, weight, labels = make_inputs(dtype=torch.bfloat16)
+    loss = cross_entropy(features, Head(weight), labels)
+    loss.total.backward()
+    assert loss.total.dtype == torch.float32
+    assert (features.grad.dtype, weight.grad.dtype) == (torch.bfloat16, torch.bfloat16)
 
 
 @pytest.mark.acceptance("A5")
@@ -100,14 +105,6 @@ def test_autocast_multiplies_in_bf16_and_sums_in_fp32():
     for a, b in zip(actual, expected, strict=True):
         assert a.dtype == torch.float32
         assert (a - b).norm() < 0.03 * b.norm()
-
-
-def test_bf16_models_have_bf16_gradients():
-    features, weight, labels = make_inputs(dtype=torch.bfloat16)
-    loss = cross_entropy(features, Head(weight), labels)
-    loss.total.backward()
-    assert loss.total.dtype == torch.float32
-    assert (features.grad.dtype, weight.grad.dtype) == (torch.bfloat16, torch.bfloat16)
 
 
 def test_huge_logits_stay_finite_with_and_without_gradients():

@@ -43,12 +43,19 @@ def test_rmsnorm_equals_the_formula(shape, eps):
         torch.testing.assert_close(norm(x), rms(x, norm.weight, eps))
 
 
-def test_rmsnorm_without_weight_has_no_parameters():
+def test_rmsnorm_without_weight_in_bf16_and_differentiated_twice():
     norm, x, g = RMSNorm(4, weight=False), torch.randn(3, 4, requires_grad=True), torch.randn(3, 4)
     expected = rms(x, 1, 1e-6)
     torch.testing.assert_close(norm(x), expected)
     torch.testing.assert_close(torch.autograd.grad(norm(x), x, g), torch.autograd.grad(expected, x, g))
     assert not list(norm.parameters()) and not norm.state_dict()
+    x = torch.randn(3, 8).bfloat16()
+    dtypes = [y.dtype for y in compute_gradients(RMSNorm(8), x, torch.ones_like(x))]
+    assert dtypes == [torch.bfloat16, torch.bfloat16, torch.float32]
+    x = torch.randn(2, 4, requires_grad=True)
+    (g,) = torch.autograd.grad(RMSNorm(4)(x).pow(2).sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        g.sum().backward()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -70,25 +77,12 @@ def test_rmsnorm_equals_that_of_torch_or_gemma(zero_centered, dtype):
         torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
 
 
-def test_rmsnorm_of_bf16_gives_bf16_with_fp32_weights():
-    x = torch.randn(3, 8).bfloat16()
-    dtypes = [y.dtype for y in compute_gradients(RMSNorm(8), x, torch.ones_like(x))]
-    assert dtypes == [torch.bfloat16, torch.bfloat16, torch.float32]
-
-
 @pytest.mark.parametrize("name", NORM.names())
 def test_zero_and_huge_tokens_stay_finite(name):
     x = torch.stack([torch.zeros(8), torch.full((8,), 1e15), torch.arange(8.0) * 1e-20]).requires_grad_()
     y = NORM.build(Choice(name), 8)(x)
     (y * torch.arange(8.0)).sum().backward()
     assert y.isfinite().all() and x.grad.isfinite().all()
-
-
-def test_second_derivative_of_rmsnorm_is_refused():
-    x = torch.randn(2, 4, requires_grad=True)
-    (g,) = torch.autograd.grad(RMSNorm(4)(x).pow(2).sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        g.sum().backward()
 
 
 LENGTHS = torch.tensor([5, 0, 3, 1])
@@ -146,7 +140,7 @@ def test_batch_without_variance_uses_running_statistics(n_tokens):
     assert torch.equal(norm.running_mean, mean) and torch.equal(norm.running_var, var)
 
 
-def test_batchnorm_of_bf16_has_fp32_statistics():
+def test_batchnorm_statistics_are_fp32_and_finite():
     """As under autocast, far from 0, where the squares of bf16 would be noise."""
     x = (torch.randn(4, 5, 6) + 20).bfloat16()
     low, exact = BatchNorm(6), BatchNorm(6).double()
@@ -155,9 +149,6 @@ def test_batchnorm_of_bf16_has_fp32_statistics():
     torch.testing.assert_close(low.running_var.double(), exact.running_var, rtol=1e-5, atol=0)
     error = float((expected - y.double())[RAGGED_POS >= 0].detach().abs().max())
     assert error < 0.3  # the rounding of 20 to 8 bits
-
-
-def test_non_finite_batch_does_not_change_running_statistics():
     norm = BatchNorm(3, momentum=0.5)
     norm(torch.tensor([[[1.0, float("inf"), 3.0], [3.0, 4.0, float("nan")]]]))
     assert norm.running_mean.tolist() == [1.0, 0.0, 0.0]

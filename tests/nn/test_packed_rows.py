@@ -25,9 +25,6 @@ def test_unpadded_layer_reads_adjacent_tokens():
     gradients = [torch.autograd.grad((y * weight).sum(), x)[0] for y in (actual, expected)]
     torch.testing.assert_close(*gradients, rtol=0, atol=1e-15)
     assert torch.equal(apply_unpadded(difference, x, None), difference(x))
-
-
-def test_padding_is_not_read():
     x = torch.randn(4, 4, 3).masked_fill(POS[..., None] < 0, float("nan"))
     assert apply_unpadded(difference, x, POS).isfinite().all()
     assert (apply_unpadded(lambda h: h + 1, x, POS)[POS < 0] == 0).all()
@@ -59,9 +56,6 @@ def test_documents_are_separate_rows_of_a_layer():
     assert (output[PACKED_POS < 0] == 0).all()
     (gradient,) = torch.autograd.grad(output[1, 4].sum(), x)
     assert gradient.abs().sum(-1).nonzero().tolist() == [[1, 2], [1, 4]]
-
-
-def test_several_documents_have_position_0_again():
     assert has_several_documents(PACKED_POS)
     assert not has_several_documents(PACKED_POS[2:])
     assert not has_several_documents(torch.arange(4)[None])

@@ -57,12 +57,17 @@ def test_layer_runs_again_with_the_same_random_numbers(expected):
         assert_equal(copy_gradients(layer, x), [n * gradient for gradient in expected])
 
 
-def test_running_statistics_are_updated_once():
+def test_running_statistics_are_updated_once_or_restored():
     layer, plain = Layer(), Layer()
     call(layer, make_input(), True).sum().backward()
     call(plain, make_input(), False)
     assert all(map(torch.equal, layer.norm.buffers(), plain.norm.buffers()))
     torch.testing.assert_close(layer.norm.running_mean, 0.1 * make_input().detach().mean((0, 1)))
+    layer = Layer()
+    all_reduce = layer.norm.all_reduce
+    with pytest.raises(RuntimeError):
+        recompute_in_backward(layer, layer, torch.zeros(2, 5, 7))
+    assert layer.norm.all_reduce is all_reduce
 
 
 def test_rank_sums_are_those_of_the_forward_pass():
@@ -96,11 +101,3 @@ def test_function_modes_are_active_again():
         output.sum().backward()
         results.append(copy_gradients(layer, x))
     assert_equal(*results)
-
-
-def test_error_in_the_layer_restores_its_norms():
-    layer = Layer()
-    all_reduce = layer.norm.all_reduce
-    with pytest.raises(RuntimeError):
-        recompute_in_backward(layer, layer, torch.zeros(2, 5, 7))
-    assert layer.norm.all_reduce is all_reduce

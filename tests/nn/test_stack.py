@@ -151,9 +151,6 @@ def test_adapters_and_optimizers_have_shared_weights_once():
     assert not torch.allclose(output, expected, atol=1e-3)
     merge_lora(sharing)
     torch.testing.assert_close(forward(sharing), output, rtol=1e-4, atol=1e-5)
-
-
-def test_layers_are_named_after_the_first():
     sharing, _ = make_pair("decoder")
     freeze(sharing, ["stack.layers.0"])
     assert all(p.requires_grad == (".layers." not in name) for name, p in sharing.named_parameters())

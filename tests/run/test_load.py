@@ -111,16 +111,13 @@ def test_damage_is_named_in_one_line(damage, message, run_copy):
     assert "\n" not in str(error.value)
 
 
-def test_missing_directory_names_the_nearest(run_dir):
+@pytest.mark.acceptance("A14")
+def test_missing_directories_and_wrong_sizes_are_named(run_dir):
     nearest = rf"no run directory '.*tinny'; did you mean '{run_dir.parent}/tiny'\?"
     with pytest.raises(UserError, match=nearest):
         ph.load(run_dir.parent / "tinny")
     with pytest.raises(UserError, match=r"config\.json is a file; expected a run directory"):
         ph.load(run_dir / "config.json")
-
-
-@pytest.mark.acceptance("A14")
-def test_tokenizer_must_fit_the_rows_of_the_model():
     size = make_tokenizer().vocab_size
     with pytest.raises(UserError, match=f"the tokenizer has {size} tokens, but the model only {size - 1}:"):
         make_run(vocab_size=size - 1)

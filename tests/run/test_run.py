@@ -34,7 +34,7 @@ def test_packed_model_cannot_be_saved(run_copy, options):
     ph.load(run_copy, dtype="bf16").save(run_copy)
 
 
-def test_saved_run_is_loaded(run_dir):
+def test_saved_run_is_loaded_with_its_options(run_dir):
     run, copy = make_run(), ph.load(run_dir)
     assert (copy.config, copy.generation, copy.recipe) == (run.config, GENERATION, None)
     assert copy.tokenizer.sha256 == run.tokenizer.sha256
@@ -48,9 +48,6 @@ def test_saved_run_is_loaded(run_dir):
     assert {name: fields[name] for name in expected} == expected
     sizes = f"{run.config.n_layers} layers of {run.config.d_model}, {t.vocab_size} tokens"
     assert repr(copy) == f"Run(encoder-decoder, {sizes})"
-
-
-def test_options_attention_and_evaluation_of_a_run(run_dir):
     run = ph.load(run_dir)
     assert len(run.translate(["ein hund"], n_best=2)[0]) == 2
     assert run.generation == GENERATION, "options of one call do not persist"

@@ -210,7 +210,7 @@ def test_text_is_measured_with_shortest_max_len(tmp_path):
     assert nlls[0] == pytest.approx(nlls[1])
 
 
-def test_runs_that_do_not_match_are_refused(pairs, tmp_path, cli):
+def test_other_runs_and_features_are_refused(pairs, tmp_path, cli):
     decoder, translator = pairs["decoder"][0], pairs["encoder-decoder"][0]
     no_head = save(tmp_path / "no-head", "encoder", 1, lm_head=False)
     fewer = save(tmp_path / "fewer", "classifier", 1, labels=("odd", "bad"))
@@ -234,9 +234,6 @@ def test_runs_that_do_not_match_are_refused(pairs, tmp_path, cli):
         ensemble_runs([ph.load(decoder), ph.load(translator)])
     assert f"{decoder} a language model" in cli.error("translate", translator, "--ensemble", decoder)
     assert "no run directory" in cli.error("generate", decoder, "a", "--ensemble", tmp_path / "none")
-
-
-def test_features_of_a_single_run_are_refused(pairs, tmp_path):
     ensemble = ph.load(pairs["encoder-decoder"])
     message = "is supported for a single run only, and this is an ensemble of 2: load one"
     for call in (lambda: ensemble.cross_attention("ein hund"), lambda: ensemble.save(tmp_path / "both")):

@@ -35,12 +35,16 @@ def make_other_run():
     return run
 
 
-def test_manifest_has_the_digest_of_every_file(run_dir):
+def test_manifest_has_digests_and_few_files_suffice(run_dir, tmp_path):
     files = {}
     for name in (*CONFIGS, WEIGHTS):
         content = (run_dir / name).read_bytes()
         files[name] = {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
     assert json.loads((run_dir / "manifest.json").read_text())["files"] == files
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json", WEIGHTS):
+        shutil.copy(run_dir / name, tmp_path)
+    settings = GENERATION.model_dump(include={"beam_size", "max_length_ratio", "max_length_extra"})
+    assert ph.load(tmp_path).translate(TEXTS, **settings) == ph.load(run_dir).translate(TEXTS)
 
 
 @pytest.mark.acceptance("B12")
@@ -207,10 +211,3 @@ def test_damaged_selection_is_reported(run_copy, checkpoints, caplog):
     reason = "which was chosen when training ended: "
     assert skipped_message.startswith(f"skipping mean of the checkpoints 2, 6, {reason}")
     assert best.endswith("using EMA at step 4, that of the best evaluation")
-
-
-def test_config_tokenizer_and_weights_suffice_to_translate(run_dir, tmp_path):
-    for name in ("config.json", "tokenizer.json", "tokenizer_config.json", WEIGHTS):
-        shutil.copy(run_dir / name, tmp_path)
-    settings = GENERATION.model_dump(include={"beam_size", "max_length_ratio", "max_length_extra"})
-    assert ph.load(tmp_path).translate(TEXTS, **settings) == ph.load(run_dir).translate(TEXTS)

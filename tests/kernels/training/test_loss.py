@@ -93,7 +93,7 @@ def test_nonfinite_rows_give_a_nonfinite_loss():
         assert d_x[2].isfinite().all()
 
 
-def test_no_labels_and_frozen_weights():
+def test_absent_labels_frozen_weights_and_other_tensors():
     x, head, labels = make_case(7, 40, 3, True, None, 1.0)
     total, nll, *gradients = fused_loss(x, head, torch.full_like(labels, IGNORE_INDEX), 0.1)
     assert total.item() == nll.item() == 0 and not any(float(d.norm()) for d in gradients)
@@ -105,9 +105,6 @@ def test_no_labels_and_frozen_weights():
     with torch.no_grad():
         quiet = fuse_cross_entropy(WeightCopies(), x, frozen, labels)
     assert quiet is not None and float(quiet.total) == pytest.approx(expected[0].item(), rel=1e-6)
-
-
-def test_other_tensors_have_no_fused_form():
     x, head, labels = make_case(7, 40, 3, False, None, 1.0)
     assert fuse_cross_entropy(WeightCopies(), x.double(), head, labels) is None
     assert fuse_cross_entropy(WeightCopies(), x.to("meta"), head, labels) is None

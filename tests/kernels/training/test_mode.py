@@ -62,7 +62,7 @@ def test_unsupported_modules_are_not_fused(change, is_fused):
     assert torch.equal(out, residual(x, layer))
 
 
-def test_global_hooks_and_passes_without_gradients_are_plain(is_fused):
+def test_hooks_and_residuals_around_residuals(is_fused):
     residual, layer = make_sublayer()
     hook = nn.modules.module.register_module_forward_hook(lambda *_: None)
     try:
@@ -73,9 +73,6 @@ def test_global_hooks_and_passes_without_gradients_are_plain(is_fused):
     with TrainingKernels(), torch.no_grad():
         residual(torch.randn(2, 5, WIDTH), layer)
     assert is_fused == [False]  # of a pass without gradients nothing is recorded
-
-
-def test_parts_of_a_plain_residual_may_be_fused(is_fused):
     outer, _ = make_sublayer()
     residual, layer = make_sublayer()
     with TrainingKernels():

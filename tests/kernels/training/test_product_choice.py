@@ -51,7 +51,7 @@ def choose(kind, candidates, x=X):
     return fastest_product(kind, candidates, (*x.shape, len(WEIGHT)), x, WEIGHT)
 
 
-def test_fastest_choice_is_stored_for_later_processes(cache_home, clock):
+def test_fastest_choice_is_stored_by_shape_and_kind(cache_home, clock):
     candidates = clock.make_candidates()
     assert choose("linear", candidates) is candidates["fast"]
     calls = clock.calls
@@ -62,9 +62,6 @@ def test_fastest_choice_is_stored_for_later_processes(cache_home, clock):
     other_candidates = {"slow": clock.product(1.0), "fast": clock.product(2.0)}
     assert choose("linear", other_candidates) is other_candidates["fast"]
     assert clock.calls == calls
-
-
-def test_another_shape_or_kind_is_another_choice(clock):
     candidates = clock.make_candidates()
     choose("linear", candidates)
     calls = clock.calls

@@ -10,17 +10,7 @@ from polyhead.core.errors import UserError
 from polyhead.core.registry import FEED_FORWARD
 from polyhead.nn.feed_forward.mlp import MLPActivation
 
-
-def sigmoid(x):
-    return 1 / (1 + torch.exp(-x))
-
-
-def gelu(x):
-    return x * (1 + torch.erf(x / math.sqrt(2))) / 2
-
-
-def gelu_tanh(x):
-    return x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2
+GATED = {"reglu": "relu", "geglu": "gelu", "swiglu": "silu"}
 
 
 def leaky_relu(slope):
@@ -28,7 +18,7 @@ def leaky_relu(slope):
 
 
 def swish(beta):
-    return lambda x: x * sigmoid(beta * x)
+    return lambda x: x / (1 + torch.exp(-beta * x))
 
 
 ACTIVATIONS = {
@@ -36,24 +26,22 @@ ACTIVATIONS = {
     "relu2": lambda x: x.clamp(min=0) ** 2,
     "leaky_relu": leaky_relu(0.01),
     "prelu": leaky_relu(0.25),
-    "gelu": gelu,
+    "gelu": lambda x: x * (1 + torch.erf(x / math.sqrt(2))) / 2,
+    "gelu_tanh": lambda x: x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2,
     "silu": swish(1),
     "tanh": torch.tanh,
-    "glu": sigmoid,
-    "reglu": lambda x: x.clamp(min=0),
-    "geglu": gelu,
-    "swiglu": swish(1),
+    "glu": lambda x: 1 / (1 + torch.exp(-x)),
 }
+ACTIVATIONS |= {gated: ACTIVATIONS[name] for gated, name in GATED.items()}
+GELU_TANH = ACTIVATIONS.pop("gelu_tanh")
 VARIANTS = [(name, {}, g) for name, g in ACTIVATIONS.items()] + [
     ("leaky_relu", {"slope": 0.3}, leaky_relu(0.3)),
     ("prelu", {"slope": 0.5}, leaky_relu(0.5)),
     ("prelu", {"slope": 0.5, "per_channel": True}, leaky_relu(0.5)),
-    ("swiglu", {"beta": 1.702}, swish(1.702)),
-    ("swiglu", {"beta": 0}, swish(0)),
+    *(("swiglu", {"beta": beta}, swish(beta)) for beta in (1.702, 0)),
     ("swiglu", {"beta": "learned"}, swish(1)),
-    ("gelu", {"tanh": True}, gelu_tanh),
-    ("geglu", {"tanh": True}, gelu_tanh),
-    ("conv1x1", {"activation": "gelu_tanh"}, gelu_tanh),
+    *((name, {"tanh": True}, GELU_TANH) for name in ("gelu", "geglu")),
+    ("conv1x1", {"activation": "gelu_tanh"}, GELU_TANH),
     *(("conv1x1", {"activation": a}, ACTIVATIONS[a]) for a in get_args(MLPActivation) if a in ACTIVATIONS),
 ]
 
@@ -116,7 +104,7 @@ def test_dropout_applies_to_the_inner_layer_in_training(name):
     assert train_zeros > eval_zeros + 0.2
 
 
-def test_prelu_per_channel_has_a_slope_per_unit():
+def test_slopes_of_prelu_and_swiglu_are_learned():
     """He et al. (2015), eq. 1, with different slopes, and its gradient, eq. 10: sum of the negative y_i."""
     ffn = build_ffn("prelu", per_channel=True)
     assert isinstance(ffn.activation, nn.PReLU) and ffn.activation.weight.tolist() == [0.25] * 6
@@ -127,9 +115,6 @@ def test_prelu_per_channel_has_a_slope_per_unit():
     assert torch.equal(output, torch.where(y > 0, y, slopes * y))
     output.sum().backward()
     torch.testing.assert_close(ffn.activation.weight.grad, y.clamp(max=0).sum((0, 1)))
-
-
-def test_beta_of_swiglu_is_learned():
     ffn, x = build_ffn("swiglu", beta="learned"), torch.randn(3, 4).double()
     beta = ffn.activation.beta
     assert isinstance(beta, nn.Parameter) and beta.tolist() == [1.0]

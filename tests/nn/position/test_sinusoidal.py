@@ -53,7 +53,8 @@ def test_endpoint_and_offset_equal_those_of_m2m100(width):
     torch.testing.assert_close(output, expected[pos + 2], rtol=0, atol=1e-5)
 
 
-def test_table_follows_dtype_and_device():
+def test_table_follows_dtype_mode_and_length():
+    """2^31 rows would be 128 GB."""
     scheme = make_scheme(6).to(torch.bfloat16)
     assert scheme.embed(torch.zeros(1, 9, 6, dtype=torch.bfloat16), None).dtype == torch.bfloat16
     assert scheme.table.dtype == torch.bfloat16
@@ -61,9 +62,6 @@ def test_table_follows_dtype_and_device():
     meta = make_scheme(6).to("meta")
     assert meta.embed(torch.zeros(1, 9, 6, device="meta"), None).device.type == "meta"
     assert not list(scheme.state_dict())
-
-
-def test_table_extended_in_inference_mode_allows_training():
     scheme, x = make_scheme(6), torch.zeros(1, 50, 6, requires_grad=True)
     with torch.inference_mode():
         scheme.embed(torch.zeros(1, 50, 6), None)
@@ -71,10 +69,6 @@ def test_table_extended_in_inference_mode_allows_training():
         (scheme.embed(x * 2, pos) ** 2).sum().backward()
     assert x.grad.isfinite().all()
     scheme.to(torch.float64)
-
-
-def test_memory_of_a_huge_max_len_is_bounded():
-    """2^31 rows would be 128 GB."""
     scheme = make_scheme(16, max_len=2**31 - 1)
     assert len(scheme.table) == 2**16
     output = scheme.embed(torch.zeros(1, 1, 16), torch.tensor([[2**16 + 5]]))[0, 0]

@@ -114,14 +114,11 @@ def test_invalid_draft_is_refused(runs_dir, run, choice, message):
         run.generate(["a"], speculative=choice)
 
 
-def test_beam_search_and_translations_refuse_drafts(runs_dir, run):
+def test_drafts_on_the_command_line_and_where_refused(runs_dir, run, cli):
     with pytest.raises(UserError, match="speculative has no effect on beam search"):
         run.generate(["a"], beam_size=2, speculative="lookup")
     with pytest.raises(UserError, match="speculative has no effect on translations"):
         ph.load(runs_dir / "translator").translate(["a"], speculative="lookup")
-
-
-def test_option_of_the_command_line(runs_dir, cli):
     command = ["generate", runs_dir / "large", "a dog", "--temperature", 0]
     expected = cli(*command).out
     for option in ("lookup,tokens=3", f"draft,run={runs_dir / 'small'}"):

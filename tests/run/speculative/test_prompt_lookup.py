@@ -64,13 +64,10 @@ def test_index_finds_the_latest_match(sizes):
             text += rng.integers(0, 4, size=rng.integers(1, 4)).tolist()
 
 
-def test_index_without_match_and_with_overlap():
+def test_index_and_options_at_their_limits():
     assert NgramIndex((3, 2, 1)).find_continuation([1, 2, 3], 4) == []
     assert NgramIndex((3, 2, 1)).find_continuation([1, 2, 3, 9, 1, 2, 3], 0) == []
     assert NgramIndex((2, 1)).find_continuation([7, 8, 7, 8], 5) == [7, 8, 7, 8, 7]
-
-
-def test_options_out_of_range_are_refused():
     for option, value in (("ngram", 0), ("tokens", -2), ("min_ngram", 0)):
         with pytest.raises(UserError, match=f"'lookup': {option} is {value}, expected at least 1"):
             PromptLookup(None, **{option: value})
