@@ -82,16 +82,13 @@ def test_fit_finds_principal_directions(kind, pattern, tmp_path):
         assert torch.equal(a.k, b.k[..., :2]) and torch.equal(a.v, b.v)
 
 
-def test_projection_of_other_layers_is_refused(tmp_path):
+def test_projections_of_other_layers_and_small_steps_are_refused(tmp_path):
     path = tmp_path / "bases.safetensors"
     one, other = (build_model(layer_pattern=p, n_layers=4) for p in (LINEAR_FIRST, LINEAR_FIRST[::-1]))
     fit_low_rank(one, torch.randint(3, 19, (4, 9)), 3, path)
     with pytest.raises(UserError, match=r"has nothing for layers\.0\.k, expected .*: fit it on this model"):
         make_cache(Choice("low_rank", rank=3, projection=str(path)), other.cache_shape, 1, 7)
     assert other.cache_shape.select_layers([2, 3]).select_layers([1]).layer_ids == (3,)
-
-
-def test_memory_and_rank_of_the_first_step():
     cache = CACHE.build(Choice("low_rank", rank=2, chunk=1), SHAPE, 1, 20)
     cache.prepare_step([0], torch.arange(6)[None])
     for layer in cache.layers:

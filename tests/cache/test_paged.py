@@ -70,7 +70,8 @@ def test_steps_see_full_pages_with_positions(block):
 
 
 @pytest.mark.acceptance("D5")
-def test_step_without_free_pages_keeps_the_cache():
+@pytest.mark.acceptance("D3")
+def test_full_caches_and_prefixes_of_pages():
     cache = build_paged(2, block_size=2, max_blocks=3)
     feed_tokens(cache, range(2), 0, [[1.0, 2], [3, 4]])
     assert cache.free_tokens() == 2
@@ -81,6 +82,15 @@ def test_step_without_free_pages_keeps_the_cache():
     assert cache.free_tokens() == 2
     assert stamps_of(feed_tokens(cache, [1], 3, [[6.0, 7]]), 0) == {0: 3, 1: 4, 2: 5, 3: 6, 4: 7}
     assert cache.free_tokens() == 0
+    cache, prompt = build_paged(2, block_size=2), [7, 8, 9, 7, 5]
+    feed_tokens(cache, [0], 0, [prompt])
+    cache.insert_prefix(0, prompt)
+    cache.release(0)
+    assert cache.match_prefix(1, [7, 8, 9, 7, 6]) == 4
+    assert stamps_of(feed_tokens(cache, [1], 4, [[6.0]]), 0) == dict(enumerate([7, 8, 9, 7, 6]))
+    assert cache.match_prefix(0, [8, 8]) == 0
+    with pytest.raises(AssertionError, match="row 1 is not empty"):
+        cache.match_prefix(1, prompt)
 
 
 def test_memory_usage_and_positions_with_a_gap():
@@ -95,19 +105,6 @@ def test_memory_usage_and_positions_with_a_gap():
         cache.prepare_step([0], torch.tensor([[5]]))
     with pytest.raises(AssertionError, match="2 positions from 0 to 2"):
         cache.prepare_step([0], torch.tensor([[0, 2]]))
-
-
-@pytest.mark.acceptance("D3")
-def test_prefix_pages_are_reused():
-    cache, prompt = build_paged(2, block_size=2), [7, 8, 9, 7, 5]
-    feed_tokens(cache, [0], 0, [prompt])
-    cache.insert_prefix(0, prompt)
-    cache.release(0)
-    assert cache.match_prefix(1, [7, 8, 9, 7, 6]) == 4
-    assert stamps_of(feed_tokens(cache, [1], 4, [[6.0]]), 0) == dict(enumerate([7, 8, 9, 7, 6]))
-    assert cache.match_prefix(0, [8, 8]) == 0
-    with pytest.raises(AssertionError, match="row 1 is not empty"):
-        cache.match_prefix(1, prompt)
 
 
 class CountingCache(PagedCache):

@@ -73,22 +73,6 @@ def test_select_reorders_copies_and_drops(rows):
     s.step(list(range(len(rows))), [1] * len(rows))
 
 
-def test_size_and_shape_of_states_are_fixed():
-    s = Sums(3)
-    free_tokens = s.cache.free_tokens()
-    for _ in range(50):
-        s.step([0, 1, 2], [1, 1, 1])
-        assert s.cache.nbytes == 2 * 3 * (2 * 3 + 4) * 4
-    assert s.cache.free_tokens() == free_tokens > 10**12
-    s.select([])
-    assert s.cache.nbytes == 0
-    layer = make_cache(2).layers[0]
-    with pytest.raises(AssertionError, match=r"a state of \(3, 2\) where \(2, 3\) was stored"):
-        layer.state = torch.zeros(2, 3, 2), torch.zeros(2, 4)
-    with pytest.raises(AssertionError, match="a recurrent state, not keys and values"):
-        layer.update(KV(torch.zeros(2, 1, 1, 1), torch.zeros(2, 1, 1, 1)))
-
-
 @pytest.mark.parametrize("pos", [[2], [0], [1, 1], [2, 1], [1, 2, 4]], ids=str)
 def test_positions_must_be_consecutive(pos):
     s = Sums(1)
@@ -115,7 +99,7 @@ def test_states_are_in_fp32_at_least(dtype, stored_dtype):
     assert all(x.dtype == stored_dtype for x in layer.tensors)
 
 
-def test_cache_survives_steps_in_any_grad_mode():
+def test_states_have_fixed_sizes_in_any_grad_mode():
     cache, weight = make_cache(2), torch.ones(2, 3, requires_grad=True)
     for t, mode in enumerate((torch.inference_mode, torch.enable_grad, torch.no_grad)):
         with mode():
@@ -130,3 +114,16 @@ def test_cache_survives_steps_in_any_grad_mode():
     cache.select([1, 0])
     for layer in cache.layers:
         assert (layer.tensors[0] == torch.tensor([0.0, 3.0])[:, None, None]).all()
+    s = Sums(3)
+    free_tokens = s.cache.free_tokens()
+    for _ in range(50):
+        s.step([0, 1, 2], [1, 1, 1])
+        assert s.cache.nbytes == 2 * 3 * (2 * 3 + 4) * 4
+    assert s.cache.free_tokens() == free_tokens > 10**12
+    s.select([])
+    assert s.cache.nbytes == 0
+    layer = make_cache(2).layers[0]
+    with pytest.raises(AssertionError, match=r"a state of \(3, 2\) where \(2, 3\) was stored"):
+        layer.state = torch.zeros(2, 3, 2), torch.zeros(2, 4)
+    with pytest.raises(AssertionError, match="a recurrent state, not keys and values"):
+        layer.update(KV(torch.zeros(2, 1, 1, 1), torch.zeros(2, 1, 1, 1)))

@@ -59,7 +59,7 @@ def test_commas_within_values_are_part_of_them(text, expected):
     assert parse_part(text) == expected
 
 
-def test_limits_and_syntax_of_values():
+def test_limits_and_syntax_of_values_and_files(tmp_path):
     with pytest.raises(UserError, match=r"^regex,pattern=\[0-9\]\{2\}: line 1, column 6: expected"):
         parse_part("regex,pattern=[0-9]{2}")
     expected = {"a": {"b": 1}, "c": [{"b": 1}] * 2, "d": {"b": 1, "e": 2}}
@@ -68,9 +68,6 @@ def test_limits_and_syntax_of_values():
     for text, message in (("9" * 301, "too many digits"), ("[" * 101 + "]" * 101, "nested too deeply")):
         with pytest.raises(UserError, match=message):
             parse_yaml(text)
-
-
-def test_byte_order_mark_and_nested_aliases_in_files(tmp_path):
     path = write(tmp_path / "small.yaml", b"\xef\xbb\xbf" + TEXT.replace("\n", "\r\n").encode())
     assert load_recipe(path).train.steps == 100
     path = write(tmp_path / "bomb.yaml", nested_aliases(False) + TEXT)

@@ -23,9 +23,8 @@ def clear_kernels():
 def assert_close(actual, expected, tolerance, terms=None):
     """Compare within rounding, which is relative to the largest of ``terms``, by default of ``expected``."""
     size = expected if terms is None else terms
-    torch.testing.assert_close(
-        actual.double(), expected, rtol=tolerance, atol=tolerance * float(size.abs().max())
-    )
+    atol = tolerance * float(size.abs().max())
+    torch.testing.assert_close(actual.double(), expected, rtol=tolerance, atol=atol)
 
 
 def quantize_rows(x):

@@ -52,9 +52,8 @@ def test_tokens_and_scores_are_those_of_single_steps(name, cache):
 def test_rounded_weights_give_the_tokens_of_single_steps(name, dtype):
     precision = torch.bfloat16 if dtype == "bf16" else torch.float32
     model = pack_model(build_model(name, precision), linear_factory(dtype))
-    actual, expected = (
-        greedy_search(each, *draw_source(model), **OPTIONS) for each in (model, disable_greedy_kernel(model))
-    )
+    models = model, disable_greedy_kernel(model)
+    actual, expected = (greedy_search(each, *draw_source(model), **OPTIONS) for each in models)
     assert [one.tokens for one in actual] == [one.tokens for one in expected]
 
 

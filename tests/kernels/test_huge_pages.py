@@ -6,7 +6,7 @@ from polyhead.kernels import huge_pages
 from polyhead.kernels.huge_pages import CHUNK_BYTES, alloc_huge_pages
 
 
-def test_chunks_are_disjoint_and_aligned():
+def test_chunks_are_aligned_and_outlive_their_neighbours(monkeypatch):
     sizes = [1, 15, 16, 17, 1000, CHUNK_BYTES // 4 - 5, 3, CHUNK_BYTES // 2 + 1, 2]
     chunks = [alloc_huge_pages(n) for n in sizes]
     for value, chunk in enumerate(chunks):
@@ -15,9 +15,6 @@ def test_chunks_are_disjoint_and_aligned():
         assert chunk.shape == (n,)
         assert chunk.data_ptr() % 64 == 0
         assert bool((chunk == value).all())
-
-
-def test_chunks_outlive_neighbours_and_inference_mode(monkeypatch):
     monkeypatch.setattr(huge_pages, "_rest", torch.empty(0))
     with torch.inference_mode():
         alloc_huge_pages(3)

@@ -69,7 +69,7 @@ def test_products_and_their_gradients_are_those_of_torch(name):
         torch.testing.assert_close(a_grad, other, rtol=1e-5, atol=1e-4)
 
 
-def test_bias_gradient_and_frozen_operands():
+def test_bias_gradients_and_second_derivatives():
     (x, weight), close = (torch.randn(512, 64), torch.randn(128, 64)), {"rtol": 1e-5, "atol": 1e-4}
     bias = torch.randn(128, requires_grad=True)
     with Calls() as calls, TrainingKernels():
@@ -82,9 +82,6 @@ def test_bias_gradient_and_frozen_operands():
         F.linear(x.requires_grad_(), weight.requires_grad_()).sum().backward()
     torch.testing.assert_close(x.grad, weight.detach().sum(0).expand(512, 64), **close)
     torch.testing.assert_close(weight.grad, x.detach().sum(0).expand(128, 64), **close)
-
-
-def test_second_derivatives():
     x, weight = torch.randn(512, 64), torch.randn(128, 64)
 
     def second(mode):

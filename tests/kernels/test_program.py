@@ -27,16 +27,13 @@ def test_quantized_stack_in_fp32_matches_its_layers(dtype, monkeypatch):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"position": "shaw"},
-        {"position": "disentangled"},
+        *({"position": name} for name in ("shaw", "disentangled")),
         {"attention": {"name": "softmax", "tie": "kv"}},
         {"attention": "linear"},
         {"n_layers": 4, "layer_pattern": [{"attention": "linear"}, {}, {"block": "gru"}]},
         {"block": "gated_conv"},
-        {"feed_forward": "moe"},
-        {"feed_forward": "conv1x1"},
-        {"feed_forward": {"name": "swiglu", "beta": 1.702}},
-        {"feed_forward": {"name": "swiglu", "beta": "learned"}},
+        *({"feed_forward": name} for name in ("moe", "conv1x1")),
+        *({"feed_forward": {"name": "swiglu", "beta": beta}} for beta in (1.702, "learned")),
         {"feed_forward": {"name": "prelu", "per_channel": True}},
         {"block": "rnn"},
         {"norm": "batchnorm"},
@@ -63,9 +60,8 @@ def test_uncached_stacks_are_one_call(name, fused_calls):
     padded_pos, document_pos = rows.clone(), rows.clone()
     padded_pos[1, 5:], padded_pos[2, :4] = -1, -1
     document_pos[0, 4:] -= 4
-    parts = [
-        one if hasattr(one, "stack") else one.encoder for one in (model, pack_model(copy.deepcopy(model)))
-    ]
+    models = model, pack_model(copy.deepcopy(model))
+    parts = [one if hasattr(one, "stack") else one.encoder for one in models]
     with torch.inference_mode():
         for pos in (None, padded_pos, document_pos):
             expected, actual = (part.stack(part.embedding(tokens, pos), pos) for part in parts)

@@ -3,39 +3,30 @@ import functools
 
 import pytest
 import torch
+from tests.laws import test_caches as caches
 from tests.laws.conftest import VOCAB
-from tests.laws.test_caches import (
-    DESIGNS,
-    MIXED_DESIGNS,
-    PLAIN,
-    ROOMY_CHOICES,
-    SIZES,
-    TIGHT_CHOICES,
-    CachedModel,
-    build_design,
-    is_supported,
-)
 from torch import Tensor
 
 from polyhead import Choice, ModelConfig, build
 from polyhead.cache.factory import make_cache
 from polyhead.cache.transfer import export_cache, import_cache
 
-ROPE = next(d for d in DESIGNS if d.startswith("rope") and d.endswith("encoder-decoder"))
+ROPE = next(d for d in caches.DESIGNS if d.startswith("rope") and d.endswith("encoder-decoder"))
 CHOICES_AND_DESIGNS = [
     (choice, design)
-    for choice in [*TIGHT_CHOICES, ROOMY_CHOICES["h2o"]]
-    for design in [PLAIN, ROPE, *(d for d in MIXED_DESIGNS if "encoder" not in d)]
-    if is_supported(choice.name, design)
+    for choice in [*caches.TIGHT_CHOICES, caches.ROOMY_CHOICES["h2o"]]
+    for design in [caches.PLAIN, ROPE, *(d for d in caches.MIXED_DESIGNS if "encoder" not in d)]
+    if caches.is_supported(choice.name, design)
 ]
 CHOICES_AND_DESIGNS.append((Choice("state"), "linear attention"))
 
 
 @functools.cache
 def build_model(design):
-    if design in DESIGNS:
-        return build_design(design)
-    return build(ModelConfig(vocab_size=VOCAB, kind="decoder", attention="linear", **SIZES), seed=1).eval()
+    if design in caches.DESIGNS:
+        return caches.build_design(design)
+    config = ModelConfig(vocab_size=VOCAB, kind="decoder", attention="linear", **caches.SIZES)
+    return build(config, seed=1).eval()
 
 
 def decode_greedily(cached_model, last):
@@ -48,7 +39,7 @@ def decode_greedily(cached_model, last):
 
 
 def prefill(choice, design):
-    cached_model = CachedModel(build_model(design), choice, [[5, 6], [7], [8, 9, 10], [4]])
+    cached_model = caches.CachedModel(build_model(design), choice, [[5, 6], [7], [8, 9, 10], [4]])
     with torch.inference_mode():
         last = cached_model.step([0, 1, 2, 3], [[3, 4, 5, 6, 7, 8, 9], [10, 3, 4], [11, 12], [6, 7, 5, 8]])
         cached_model.fork(0, 1)
@@ -87,7 +78,7 @@ def test_imported_rows_continue_bit_for_bit(choice, design):
 @torch.no_grad()
 def test_imported_rows_do_not_interact_with_others(choice, design):
     local, last = prefill(choice, design)
-    hosts = [CachedModel(build_model(design), choice, [[3, 3]]) for _ in range(2)]
+    hosts = [caches.CachedModel(build_model(design), choice, [[3, 3]]) for _ in range(2)]
     (host_logits,), (first,) = (host.step([0], [[9, 8, 7, 6, 5, 4, 3, 9, 8, 7]]) for host in hosts)
     import_cache(hosts[1].cache, export_cache(local.cache, [0, 1, 2]))
     hosts[1].rows += copy.deepcopy(local.rows[:3])

@@ -57,13 +57,11 @@ DESIGNS = {
     for i, (p, heads) in enumerate(itertools.product([p for p in choices(POSITION) if len(p) == 1], HEADS))
     for kind in [("decoder", "encoder-decoder")[i % 2]]
 }
+MIXED = {"position": {"name": "rope"}, "n_kv_heads": 2, "n_layers": 4}
 MIXED_DESIGNS = {
-    f"{format_id(pattern)}-{kind}": {
-        "position": {"name": "rope"}, "n_kv_heads": 2, "kind": kind, "n_layers": 4, "layer_pattern": pattern
-    }
-    for pattern in HYBRIDS
-    for kind in ("decoder", "encoder-decoder")
-}  # fmt: skip
+    f"{format_id(pattern)}-{kind}": {**MIXED, "kind": kind, "layer_pattern": pattern}
+    for pattern, kind in itertools.product(HYBRIDS, ("decoder", "encoder-decoder"))
+}
 DESIGNS |= MIXED_DESIGNS
 PLAIN = next(design for design in DESIGNS if design.startswith("none"))
 ROPE_DECODER = next(d for d in DESIGNS if d.startswith("rope") and not d.endswith("encoder-decoder"))
@@ -176,9 +174,8 @@ def decode(model, decoder, cache):
     bos, prefix = (3, [[4, 5], [], [6]]) if hasattr(model, "encode") else (None, [[], [7, 8], [9]])
     options = {"bos_id": bos, "eos_id": 0, "max_new_tokens": [9, 12, 10], "cache": cache}
     if decoder == "sampling":
-        outputs = list(
-            generate(model, PROMPTS, sampling=Sampling(1.0), eos_id=0, max_new_tokens=9, n=2, cache=cache)
-        )
+        options = {"eos_id": 0, "max_new_tokens": 9, "n": 2, "cache": cache}
+        outputs = list(generate(model, PROMPTS, sampling=Sampling(1.0), **options))
         return [(t.row, t.id) for t in outputs], [t.log_prob for t in outputs]
     if decoder == "greedy":
         hypotheses = greedy_search(model, source, pos, prefix=prefix, **options)

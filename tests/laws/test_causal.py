@@ -3,17 +3,7 @@ import functools
 
 import pytest
 import torch
-from tests.laws.conftest import (
-    SIZES,
-    VOCAB,
-    choices,
-    fit_running_statistics,
-    format_id,
-    is_valid,
-    perturb,
-    ragged_positions,
-    required_options,
-)
+from tests.laws import conftest as laws
 from tests.laws.test_models import assert_close, decode_in_chunks
 
 from polyhead import ModelConfig, build
@@ -30,16 +20,17 @@ LENGTHS = [9, 1, 6]
 
 
 def make_designs():
-    pairs = [(a, p) for a in choices(ATTENTION) for p in choices(POSITION) if len(a) + len(p) == 2]
-    pairs += [(a, {"name": "rope"}) for a in choices(ATTENTION) if len(a) > 1]
-    pairs += [({"name": "softmax"}, p) for p in choices(POSITION) if len(p) > 1]
+    pairs = [(a, p) for a in laws.choices(ATTENTION) for p in laws.choices(POSITION) if len(a) + len(p) == 2]
+    pairs += [(a, {"name": "rope"}) for a in laws.choices(ATTENTION) if len(a) > 1]
+    pairs += [({"name": "softmax"}, p) for p in laws.choices(POSITION) if len(p) > 1]
     cases = [{"attention": a, "position": p} for a, p in pairs]
-    blocks = [{"block": part, "position": {"name": "none"}} for part in choices(BLOCK)]
-    cases += [case | required_options(case) for case in blocks] + [{"norm": {"name": "batchnorm"}}]
+    blocks = [{"block": part, "position": {"name": "none"}} for part in laws.choices(BLOCK)]
+    cases += [case | laws.required_options(case) for case in blocks] + [{"norm": {"name": "batchnorm"}}]
     cases.append({"norm_first": True, "sandwich_norm": True, "tie_embeddings": "none"})
     base = {"kind": "decoder", "n_kv_heads": 2}
     cases = [base | {"norm_first": i % 2 == 0} | case for i, case in enumerate(cases)]
-    return {"-".join(map(format_id, list(case.values())[3:])): case for case in cases if is_valid(case)}
+    ids = ["-".join(map(laws.format_id, list(case.values())[3:])) for case in cases]
+    return {id: case for id, case in zip(ids, cases, strict=True) if laws.is_valid(case)}
 
 
 DESIGNS = make_designs()
@@ -47,9 +38,9 @@ DESIGNS = make_designs()
 
 @functools.cache
 def build_decoder(design):
-    model = build(ModelConfig(vocab_size=VOCAB, **{**SIZES, **DESIGNS[design]}), seed=1)
-    perturb(model, 0.1)
-    fit_running_statistics(model, torch.randint(5, VOCAB, (16, 9)))
+    model = build(ModelConfig(vocab_size=laws.VOCAB, **{**laws.SIZES, **DESIGNS[design]}), seed=1)
+    laws.perturb(model, 0.1)
+    laws.fit_running_statistics(model, torch.randint(5, laws.VOCAB, (16, 9)))
     return model.eval()
 
 
@@ -61,7 +52,7 @@ def model(request):
 @pytest.fixture
 def tokens():
     torch.manual_seed(3)
-    return torch.randint(5, VOCAB, (3, 9))
+    return torch.randint(5, laws.VOCAB, (3, 9))
 
 
 @pytest.mark.acceptance("C6")
@@ -87,7 +78,7 @@ def test_packed_documents_are_independent(model, tokens):
 @torch.no_grad()
 def test_padding_tokens_have_no_effect(model, tokens, training):
     model = copy.deepcopy(model).train(training)
-    for pos in (POS, ragged_positions(*LENGTHS)):
+    for pos in (POS, laws.ragged_positions(*LENGTHS)):
         outputs = []
         for filler in (3, 11):
             torch.manual_seed(5)

@@ -124,12 +124,17 @@ def test_pooling_is_one_graph(name, pairs):
     assert_compiled_equal(model, compile_module(model), lambda model: model(x, pairs.target_pos))
 
 
-def test_packed_and_plain_rows_have_separate_graphs(pairs):
+def test_layers_share_graphs_and_packed_rows_have_theirs(pairs):
     """The stack passes the documents to a compiled layer, which is also correct for the rows after them."""
     model = make_model({"position": {"name": "rope"}}, n_layers=2)
     compiled_model = compile_layers(model)
     for pos in (DOCUMENTS, pairs.target_pos, DOCUMENTS, None):
         assert_compiled_equal(model, compiled_model, lambda model, pos=pos: model.features(pairs.target, pos))
+    counter = CompileCounter()
+    compiled_model = compile_layers(make_model({"position": {"name": "rope"}}, n_layers=4), counter)
+    for _ in range(2):
+        compiled_model.features(pairs.target, pairs.target_pos.clone())
+    assert counter.frame_count == 1
 
 
 @pytest.mark.parametrize("kind", ["decoder", "encoder"])
@@ -153,14 +158,6 @@ def test_packed_documents_use_block_masks_in_graphs(kind, monkeypatch):
         torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
     uses_blocks = ["flex_attention" in graph.print_readable(print_output=False) for graph in backend.graphs]
     assert uses_blocks == ([True, True, False] if kind == "decoder" else [True, False])
-
-
-def test_equal_layers_share_a_graph(pairs):
-    counter = CompileCounter()
-    compiled_model = compile_layers(make_model({"position": {"name": "rope"}}, n_layers=4), counter)
-    for _ in range(2):
-        compiled_model.features(pairs.target, pairs.target_pos.clone())
-    assert counter.frame_count == 1
 
 
 def test_noted_documents_apply_only_in_graphs():

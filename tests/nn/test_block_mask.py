@@ -135,7 +135,7 @@ def note_masks(pos, x, *visibilities):
     return pos.block_masks
 
 
-def test_block_masks_are_made_once_if_useful(monkeypatch):
+def test_block_masks_are_made_where_they_are_useful(monkeypatch):
     pos, x = pack(DOCUMENTS), torch.zeros(4, LENGTH, 32, dtype=torch.bfloat16)
     visibilities = [Visibility(True), Visibility(True, 3), Visibility(True)]
     assert not note_masks(pos, x, *visibilities)  # on the CPU
@@ -151,9 +151,6 @@ def test_block_masks_are_made_once_if_useful(monkeypatch):
     assert note_masks(row, x, visibilities[0])[visibilities[0]].kv_num_blocks.shape == (4, 1, 9)
     note_block_masks(x, None, visibilities)
     assert find_block_mask(note_masks(pos, x, *visibilities), visibilities[0]) is None  # outside of a graph
-
-
-def test_attention_that_needs_all_weights_uses_no_blocks():
     sizes = {"d_model": 64, "n_heads": 4, "n_kv_heads": 2, "head_dim": 16, "v_head_dim": 16, "max_len": 99}
     shape = AttentionShape(**sizes, causal=True)
 

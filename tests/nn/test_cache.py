@@ -6,6 +6,7 @@ from polyhead import ModelConfig, build
 from polyhead.cache.factory import make_cache
 
 LINEAR, SOFTMAX = {"attention": "linear"}, {"attention": "softmax"}
+SQUARE = {"attention": {"name": "linear", "feature_map": "square"}}
 
 
 @pytest.mark.parametrize(
@@ -15,10 +16,7 @@ LINEAR, SOFTMAX = {"attention": "linear"}, {"attention": "softmax"}
         {"kind": "decoder", "n_layers": 1, "layer_pattern": [LINEAR, SOFTMAX]},
         {"kind": "decoder", "attention": "linear", "layer_pattern": [{}, LINEAR]},
         {"kind": "decoder", "layer_pattern": [LINEAR, SOFTMAX]},
-        {
-            "kind": "decoder",
-            "layer_pattern": [LINEAR, {"attention": {"name": "linear", "feature_map": "square"}}],
-        },
+        {"kind": "decoder", "layer_pattern": [LINEAR, SQUARE]},
         {"kind": "decoder", "layer_pattern": [{"block": "lstm"}, {"block": "gru"}], "position": "none"},
         {"layer_pattern": [LINEAR, SOFTMAX]},
         {"layer_pattern": [{"block": "gated_conv"}, {}], "decoder_block": "transformer"},

@@ -1,3 +1,5 @@
+import itertools
+
 import pytest
 import torch
 from tests.nn.model_helpers import randomize
@@ -14,29 +16,25 @@ from polyhead.nn.stack import build_stack
 @pytest.mark.parametrize("pre", [False, True])
 def test_norm_is_before_or_after_the_sublayer(pre, scale):
     norm, linear, x = randomize(RMSNorm(4), 1), nn.Linear(4, 4), torch.randn(2, 3, 4)
-    expected = x + scale * linear(norm(x)) if pre else norm(x + scale * linear(x))
-    assert torch.equal(Residual(norm, pre, scale=scale)(x, lambda h, pos: linear(h)), expected)
-
-
-def test_sandwich_norm_also_normalizes_the_branch():
-    x, linear = torch.randn(2, 3, 8), nn.Linear(8, 8)
-    norm, sandwich = randomize(LayerNorm(8), 1), randomize(LayerNorm(8), 0.5)
-    output = Residual(norm, True, sandwich_norm=sandwich)(x, lambda h, pos: linear(h))
-    assert torch.equal(output, x + sandwich(linear(norm(x))))
+    sandwich = randomize(LayerNorm(4), 0.5) if pre else None
+    for after in (None, sandwich):
+        branch = linear(norm(x) if pre else x)
+        expected = x + scale * (branch if after is None else after(branch))
+        residual = Residual(norm, pre, scale=scale, sandwich_norm=after)
+        output = residual(x, lambda h, pos: linear(h))
+        torch.testing.assert_close(output, expected if pre else norm(expected), rtol=1e-6, atol=1e-6)
 
 
 def test_sandwich_norm_after_has_no_norm_before():
     """x + N(Attention(x)), then x + N(FFN(x)) (Liu et al., 2022, figure 1), and a final norm."""
-    config = ModelSpec(
-        kind="decoder", d_model=8, n_heads=2, n_layers=2, norm={"name": "rmsnorm", "eps": 0.1},
-        norm_first=True, sandwich_norm="after", dropout=0, position="none",
-    )  # fmt: skip
+    sizes = {"kind": "decoder", "d_model": 8, "n_heads": 2, "n_layers": 2, "position": "none", "dropout": 0}
+    norm = {"norm": {"name": "rmsnorm", "eps": 0.1}, "norm_first": True, "sandwich_norm": "after"}
+    config = ModelSpec(**sizes, **norm)
     stack = build_stack(config, Position(config.attention_shape(True)), 2, causal=True, cross=False).double()
     randomize(stack, 0.5)
     norms = [name for name, _ in stack.named_parameters() if "norm" in name]
-    branches = [
-        f"layers.{i}.{part}_residual.sandwich_norm.weight" for i in (0, 1) for part in ("attn", "ffn")
-    ]
+    parts = itertools.product((0, 1), ("attn", "ffn"))
+    branches = [f"layers.{i}.{part}_residual.sandwich_norm.weight" for i, part in parts]
     assert sorted(norms) == ["final_norm.weight", *branches]
 
     def rms(norm, y):

@@ -22,10 +22,8 @@ from polyhead.train.init_from import LAYER_NAME
 from polyhead.train.trainable_parameters import add_lora, freeze
 
 KINDS = ("encoder", "decoder", "encoder-decoder")
-SIZES = {
-    "vocab_size": 50, "d_model": 32, "n_heads": 2, "n_kv_heads": 1, "n_layers": 4, "n_decoder_layers": 3,
-    "d_ff": 40, "max_len": 32, "dropout": 0.0,
-}  # fmt: skip
+SIZES = {"vocab_size": 50, "d_model": 32, "n_heads": 2, "n_kv_heads": 1, "n_layers": 4, "n_decoder_layers": 3}
+SIZES |= {"d_ff": 40, "max_len": 32, "dropout": 0.0}
 DESIGNS = [
     {},
     {"position": "rope", "norm": "rmsnorm", "norm_first": True, "feed_forward": "swiglu"},

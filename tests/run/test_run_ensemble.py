@@ -107,9 +107,8 @@ def test_mask_predictions_are_averaged(pairs, cli):
     text, (first, second) = "ein <mask> bellt .", pairs["encoder"]
     t = ph.load(first).tokenizer
     n = t.vocab_size - len(t.special_ids)
-    a, b = (
-        {p.token: p.probability for p in ph.load(d).fill_mask([text], top_k=n)[0][0]} for d in (first, second)
-    )
+    masks = (ph.load(directory).fill_mask([text], top_k=n)[0][0] for directory in (first, second))
+    a, b = ({p.token: p.probability for p in mask} for mask in masks)
     tokens = sorted(a.keys() & b.keys())
     assert_different(*(np.array([p[token] for token in tokens]) for p in (a, b)))
     (best,) = ph.load([first, second]).fill_mask([text], top_k=20)[0]
@@ -197,9 +196,8 @@ def test_generated_tokens_maximize_the_mean_probability(pairs, tmp_path, cli):
 
 
 def test_text_is_measured_with_shortest_max_len(tmp_path):
-    long, short = (
-        ph.load(save(tmp_path / str(n), "decoder", 0, max_len=n, position="learned")) for n in (48, 8)
-    )
+    sizes = [{"max_len": n, "position": "learned"} for n in (48, 8)]
+    long, short = (ph.load(save(tmp_path / str(x["max_len"]), "decoder", 0, **x)) for x in sizes)
     (tmp_path / "text.txt").write_text(" ".join(TEXTS * 3))
     text, nlls = open_text([tmp_path / "text.txt"], "file"), []
     for length in (48, 8):
@@ -217,10 +215,8 @@ def test_other_runs_and_features_are_refused(pairs, tmp_path, cli):
     size = ph.load(decoder).config.vocab_size
     tokenizer = train_tokenizer([text[::-1] + " xyz qwv" for text in TEXTS] * 20, Choice("bpe"), size)
     assert tokenizer.vocab_size == size, "as many tokens, but others"
-    other = tmp_path / "other"
-    Run(build(ModelConfig(kind="decoder", vocab_size=size, **SIZES[0])), tokenizer, GenerationConfig()).save(
-        other
-    )
+    other, model = tmp_path / "other", build(ModelConfig(kind="decoder", vocab_size=size, **SIZES[0]))
+    Run(model, tokenizer, GenerationConfig()).save(other)
     for runs, message in (
         ([decoder, translator], rf"one kind; {decoder} is a language model, {translator} an encoder-decoder"),
         ([pairs["encoder"][0], no_head], "runs of an ensemble must have one kind"),

@@ -18,24 +18,15 @@ POS = torch.arange(LENGTH).expand(3, -1).masked_fill(PADDING, -1)
 
 
 class Sublayer(nn.Module):
-    def __init__(
-        self,
-        attention,
-        position="none",
-        norm="layernorm",
-        norm_first=True,
-        causal=True,
-        shape=None,
-        **options,
-    ):
+    def __init__(self, attention, position="none", norm="layernorm", norm_first=True, causal=True, **options):
         super().__init__()
         torch.manual_seed(1)
-        sizes = {"n_heads": HEADS, "n_kv_heads": HEADS, "head_dim": 16, "v_head_dim": 16} | (shape or {})
+        sizes = {"n_heads": HEADS, "n_kv_heads": HEADS, "head_dim": 16, "v_head_dim": 16}
+        sizes |= options.pop("shape", {})
         of_attention = AttentionShape(WIDTH, causal=causal, max_len=64, **sizes)
         self.scheme = POSITION.build(Choice(position), of_attention)
-        self.layer = ATTENTION.build(
-            Choice.from_config({"name": "softmax"} | attention), of_attention, self.scheme
-        )
+        choice = Choice.from_config({"name": "softmax"} | attention)
+        self.layer = ATTENTION.build(choice, of_attention, self.scheme)
         self.residual = Residual(NORM.build(Choice(norm), WIDTH), norm_first, **options)
         self.pos = None
         for weight in self.parameters():

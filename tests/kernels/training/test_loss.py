@@ -40,11 +40,8 @@ def expected_loss(x, head, labels, smoothing):
     options = {"ignore_index": IGNORE_INDEX, "reduction": "sum"}
     total = F.cross_entropy(logits, labels.flatten(), label_smoothing=smoothing, **options)
     inputs = [x, weight] if bias is None else [x, weight, bias]
-    return (
-        total,
-        F.cross_entropy(logits, labels.flatten(), **options),
-        *torch.autograd.grad(0.3 * total, inputs),
-    )
+    nll = F.cross_entropy(logits, labels.flatten(), **options)
+    return total, nll, *torch.autograd.grad(0.3 * total, inputs)
 
 
 def fused_loss(x, head, labels, smoothing):
@@ -64,9 +61,8 @@ def test_loss_and_gradients_in_fp32(case, chunk_bytes, monkeypatch):
     monkeypatch.setattr(loss_module, "LOGITS_BYTES", chunk_bytes)
     *sizes, smoothing, scale = case
     x, head, labels = make_case(*sizes, scale)
-    for actual, expected in zip(
-        fused_loss(x, head, labels, smoothing), expected_loss(x, head, labels, smoothing), strict=True
-    ):
+    results = fused_loss(x, head, labels, smoothing), expected_loss(x, head, labels, smoothing)
+    for actual, expected in zip(*results, strict=True):
         assert distance(actual, expected) < 2e-6 or float(expected.detach().norm()) < 1e-6
 
 

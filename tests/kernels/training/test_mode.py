@@ -4,7 +4,7 @@ from tests.kernels.build_extension_helpers import needs_kernels
 from tests.kernels.training.fusion_helpers import record_fusions
 from torch import nn
 
-from polyhead import Choice, ModelConfig, build
+from polyhead import ModelConfig, build
 from polyhead.kernels.training.mode import TrainingKernels
 from polyhead.nn.feed_forward.mlp import FeedForward
 from polyhead.nn.lora import LoraLinear
@@ -101,10 +101,15 @@ def test_frozen_weights_have_no_gradient(frozen, is_fused):
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_recomputation_is_fused_and_has_the_same_bits(precision, is_fused):
-    config = ModelConfig(
-        kind="decoder", vocab_size=50, d_model=WIDTH, n_heads=4, head_dim=16, n_layers=2, dropout=0.1,
-        feed_forward=Choice("swiglu"),
-    )  # fmt: skip
+    sizes = {
+        "kind": "decoder",
+        "vocab_size": 50,
+        "d_model": WIDTH,
+        "n_heads": 4,
+        "head_dim": 16,
+        "n_layers": 2,
+    }
+    config = ModelConfig(**sizes, dropout=0.1, feed_forward="swiglu")
     tokens, results = torch.randint(0, 50, (2, 9)), []
     for recompute in (False, True):
         model = build(config, seed=1).train()

@@ -6,9 +6,7 @@ from polyhead.core.registry import BLOCK
 from polyhead.nn.position.base import Position
 
 C = 6
-SIZES = {
-    "vocab_size": 23, "d_model": C, "n_heads": 2, "n_layers": 2, "d_ff": 8, "max_len": 32, "dropout": 0.0
-}  # fmt: skip
+SIZES = {"vocab_size": 23, "d_model": C, "n_heads": 2, "n_layers": 2, "d_ff": 8, "max_len": 32, "dropout": 0}
 HOLES = torch.tensor([[0, 1, 2, 3, 4, 5, 6], [-1, 0, -1, 1, 2, -1, -1], [-1, -1, -1, 0, 1, 2, 3]])
 
 
@@ -16,9 +14,8 @@ def make_block(name, cross=False, **options):
     attention = {"name": "softmax", "bias": False}
     config = ModelConfig(**SIZES, norm="none", attention=attention, position="none")
     shape = config.attention_shape(causal=cross)
-    return randomize(
-        BLOCK.build(Choice(name, **options), config, shape, Position(shape), cross).double(), 0.6
-    )
+    block = BLOCK.build(Choice(name, **options), config, shape, Position(shape), cross)
+    return randomize(block.double(), 0.6)
 
 
 def draw(*shape):

@@ -1,5 +1,3 @@
-import copy
-
 import pytest
 import torch
 from tests.nn.block.block_helpers import HOLES, SIZES, C, draw, make_block
@@ -8,7 +6,6 @@ from torch import nn
 from polyhead import ModelConfig, build
 from polyhead.cache.factory import make_cache
 from polyhead.generation.decoding.beam_search import beam_search
-from polyhead.kernels.pack_model import can_pack, pack_model
 from polyhead.nn.block.recurrent import LSTM
 
 KINDS = ["rnn", "lstm", "gru"]
@@ -177,17 +174,3 @@ def test_lstm_trains_in_bf16_without_processor_support(monkeypatch):
     assert torch.equal(output, expected)
     output.sum().backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in layer.parameters())
-
-
-@pytest.mark.skipif(not can_pack(), reason="this build of torch has no packed products")
-@pytest.mark.parametrize("name", [*KINDS, "gated_conv"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
-@torch.inference_mode()
-def test_packed_model_has_the_same_logits(name, dtype):
-    model = build(ModelConfig(**SIZES | {"d_model": 32}, block=name), seed=1).eval()
-    inputs = torch.randint(5, 23, (3, 7)), torch.randint(5, 23, (3, 5)), HOLES
-    exact, tolerance = model(*inputs), 1e-5 if dtype == torch.float32 else 0.1
-    plain = model.to(dtype)(*inputs)
-    torch.testing.assert_close(plain.float(), exact, atol=10 * tolerance, rtol=10 * tolerance)
-    packed = pack_model(copy.deepcopy(model))
-    torch.testing.assert_close(packed(*inputs), plain, atol=tolerance, rtol=tolerance)

@@ -10,16 +10,11 @@ from polyhead.core.registry import POSITION
 from polyhead.nn.kv import KV
 from polyhead.nn.position import alibi, disentangled, rope, shaw, t5
 
-METHODS = {
-    "rope": (rope.Rope, "prepare"),
-    "alibi": (alibi.Alibi, "compute_pairs"),
-    "t5": (t5.T5Bias, "compute_pairs"),
-    "shaw": (shaw.Shaw, "compute_pairs"),
-    "disentangled": (disentangled.DisentangledPosition, "compute_pairs"),
-}
-SIZES = {
-    "vocab_size": 20, "d_model": 16, "n_heads": 4, "n_kv_heads": 2, "n_layers": 3, "d_ff": 16, "dropout": 0.0
-}  # fmt: skip
+PARTS = {"alibi": alibi.Alibi, "t5": t5.T5Bias, "shaw": shaw.Shaw}
+PARTS["disentangled"] = disentangled.DisentangledPosition
+METHODS = {"rope": (rope.Rope, "prepare")} | {name: (part, "compute_pairs") for name, part in PARTS.items()}
+SIZES = {"vocab_size": 20, "d_model": 16, "n_heads": 4, "n_kv_heads": 2, "n_layers": 3, "d_ff": 16}
+SIZES["dropout"] = 0.0
 SHAPE = AttentionShape.from_sizes(16, 4, 2)
 RAGGED_POS = torch.tensor([[0, 1, 2, 3], [0, 1, -1, -1]])
 
@@ -77,7 +72,7 @@ def test_prepared_scheme_equals_the_scheme(name, pos):
                 assert torch.equal(prepared.values(weights, kv, pos), scheme.values(weights, kv, pos))
 
 
-def test_table_is_reused_for_equal_positions_and_dtype():
+def test_tables_are_shared_by_equal_positions_and_layers():
     """The same memory in another tensor is the same; a copy is computed again."""
     scheme, calls = alibi.Alibi(SHAPE), []
     compute, pos = scheme.compute_pairs, torch.tensor([[0, 1, 2]])
@@ -91,9 +86,6 @@ def test_table_is_reused_for_equal_positions_and_dtype():
     assert prepared.bias(q.bfloat16(), KV(k, k, None), pos).dtype == torch.bfloat16
     prepared.bias(q, KV(k[:, :, :2], k[:, :, :2], None), pos)
     assert len(calls) == 5
-
-
-def test_layers_of_a_pattern_entry_share_tables():
     pattern = [{}, {"position": {"name": "rope", "theta": 50.0}}, {"position": "alibi"}]
     config = ModelConfig(**SIZES | {"n_layers": 6}, kind="decoder", position="rope", layer_pattern=pattern)
     model, tokens = build(config, seed=1).eval(), torch.randint(0, 20, (2, 5))

@@ -48,13 +48,18 @@ def draft(runs_dir):
     return {"name": "draft", "run": str(runs_dir / "small")}
 
 
-def test_draft_does_not_change_greedy_text(run, draft):
+def test_drafts_change_no_greedy_text_and_depend_on_seeds(run, draft):
     options = {"temperature": 0.0, "repetition_penalty": 1.5, "max_new_tokens": 80}
     expected = run.generate(PROMPTS, **options)
     assert len(set(expected)) == 3 and all(len(set(text)) > 5 for text in expected)
     assert run.generate(PROMPTS, speculative=draft, **options) == expected
     lookup = run.generate(PROMPTS, speculative="lookup", cache="paged", batch_tokens=60, **options)
     assert lookup == expected
+    draft["tokens"] = 3
+    texts = run.generate(PROMPTS, n=2, seed=3, speculative=draft)
+    assert run.generate(PROMPTS, n=2, seed=3, speculative=draft, batch_tokens=1) == texts
+    assert run.generate(PROMPTS[:1], n=2, seed=3, speculative=draft) == texts[:1]
+    assert run.generate(PROMPTS, n=2, seed=4, speculative=draft) != texts
 
 
 @pytest.mark.parametrize(
@@ -62,14 +67,6 @@ def test_draft_does_not_change_greedy_text(run, draft):
 )
 def test_lookup_does_not_change_sampled_text(run, options):
     assert run.generate(PROMPTS, speculative="lookup", **options) == run.generate(PROMPTS, **options)
-
-
-def test_samples_with_draft_depend_on_seed_and_row(run, draft):
-    draft["tokens"] = 3
-    texts = run.generate(PROMPTS, n=2, seed=3, speculative=draft)
-    assert run.generate(PROMPTS, n=2, seed=3, speculative=draft, batch_tokens=1) == texts
-    assert run.generate(PROMPTS[:1], n=2, seed=3, speculative=draft) == texts[:1]
-    assert run.generate(PROMPTS, n=2, seed=4, speculative=draft) != texts
 
 
 def test_draft_run_is_loaded_once(run, draft, monkeypatch):
