@@ -213,7 +213,8 @@ def fill_table(block_size, n_blocks, *rows):
 
 
 @pytest.mark.acceptance("D4")
-def test_full_blocks_of_equal_prefixes_are_shared():
+def test_blocks_are_shared_and_copied_on_write():
+    """Block 4: lengths 5, 9 and a copy of the second: blocks of 5: [4, 1], of 9: [4, 4, 1]."""
     table = fill_table(3, 10, [1, 2, 3, 4, 5, 6, 7], [1, 2, 3, 4, 5, 6, 8], [1, 2, 3, 4, 9, 6])
     a, b, c = (table.block_tables[seq] for seq in range(3))
     assert a[:2] == b[:2]
@@ -228,6 +229,30 @@ def test_full_blocks_of_equal_prefixes_are_shared():
     table = fill_table(2, 10, [1, 1, 7, 7], [2, 2])
     assert table.admit(2, [2, 2, 7, 7]) == 2
     assert table.admit(3, [7, 7]) == 0
+    table = fill_table(4, 10, [1, 2, 3, 4, 5])
+    full, last = table.block_tables[0]
+    for seq in (1, 2):
+        table.fork(0, seq)
+    spans = [WriteSpan(seq, 5, 6) for seq in range(3)]
+    assert table.blocks_needed(spans) == 2
+    allocation = table.allocate(spans)
+    assert [src for src, _ in allocation.copies] == [last, last]
+    assert allocation.new_blocks == []
+    assert [table.block_tables[seq][0] for seq in range(3)] == [full] * 3
+    assert len({table.block_tables[seq][1] for seq in range(3)}) == 3
+    assert table.block_tables[2][1] == last
+    assert table.block_stats().shared_blocks == 1
+    assert table.allocate([WriteSpan(0, 6, 9)]) == ([], [table.block_tables[0][2]])
+    table = BlockManager(4, 20)
+    for seq, length in ((0, 5), (1, 9)):
+        table.admit(seq)
+        table.allocate([WriteSpan(seq, 0, length)])
+    table.fork(1, 2)
+    assert table.block_stats() == (4, 20, 5, 0, 3, 8, 14, 6, 5)
+    table.allocate([WriteSpan(2, 9, 11)])
+    assert table.block_stats() == (4, 20, 6, 0, 2, 8, 17, 7, 6)
+    table.release(1)
+    assert table.block_stats() == (4, 20, 5, 0, 0, 5, 16, 4, 6)
 
 
 @pytest.mark.acceptance("D4")
@@ -273,34 +298,6 @@ def test_eviction_and_allocation_have_an_order():
     table.allocate([WriteSpan(1, 0, 2)])
     assert table.block_tables[1] == sorted(freed_blocks)
     assert Counter(table._ref_counts) == {1: 3, 0: 3}
-
-
-def test_copies_on_write_and_statistics():
-    """Block 4: lengths 5, 9 and a copy of the second: blocks of 5: [4, 1], of 9: [4, 4, 1]."""
-    table = fill_table(4, 10, [1, 2, 3, 4, 5])
-    full, last = table.block_tables[0]
-    for seq in (1, 2):
-        table.fork(0, seq)
-    spans = [WriteSpan(seq, 5, 6) for seq in range(3)]
-    assert table.blocks_needed(spans) == 2
-    allocation = table.allocate(spans)
-    assert [src for src, _ in allocation.copies] == [last, last]
-    assert allocation.new_blocks == []
-    assert [table.block_tables[seq][0] for seq in range(3)] == [full] * 3
-    assert len({table.block_tables[seq][1] for seq in range(3)}) == 3
-    assert table.block_tables[2][1] == last
-    assert table.block_stats().shared_blocks == 1
-    assert table.allocate([WriteSpan(0, 6, 9)]) == ([], [table.block_tables[0][2]])
-    table = BlockManager(4, 20)
-    for seq, length in ((0, 5), (1, 9)):
-        table.admit(seq)
-        table.allocate([WriteSpan(seq, 0, length)])
-    table.fork(1, 2)
-    assert table.block_stats() == (4, 20, 5, 0, 3, 8, 14, 6, 5)
-    table.allocate([WriteSpan(2, 9, 11)])
-    assert table.block_stats() == (4, 20, 6, 0, 2, 8, 17, 7, 6)
-    table.release(1)
-    assert table.block_stats() == (4, 20, 5, 0, 0, 5, 16, 4, 6)
 
 
 @pytest.mark.acceptance("D2")

@@ -11,16 +11,13 @@ from polyhead.core.errors import UserError
 from polyhead.core.registry import CACHE
 
 WINDOW = {"attention": {"name": "softmax", "window": 9}}
+PAGED = Choice("paged", block_size=4, max_blocks=5)
 MIXED_LAYERS = [{"attention": "linear"}, {}, {"block": "lstm"}, WINDOW]
 
 
 def make_shape(pattern=MIXED_LAYERS):
     sizes = {"vocab_size": 9, "d_model": 8, "n_heads": 2, "d_ff": 8, "max_len": 16, "n_layers": 5}
     return build(ModelConfig(kind="decoder", layer_pattern=pattern, **sizes), seed=1).cache_shape
-
-
-def make_composite(choice):
-    return make_cache(choice, make_shape(), 2, 16)
 
 
 def test_parts_follow_the_choice_and_the_layers():
@@ -33,7 +30,7 @@ def test_parts_follow_the_choice_and_the_layers():
     assert shape.select_layers([0, 2]).states == (((2, 4, 5),), ((8,), (8,)))
     assert make_shape([{}]).kv_layers == [0, 1, 2, 3, 4]
     assert make_shape([{"attention": "linear"}]).kv_layers == []
-    plain, paged_cache = make_composite(None), make_composite(Choice("paged", block_size=4, max_blocks=5))
+    plain, paged_cache = (make_cache(choice, make_shape(), 2, 16) for choice in (None, PAGED))
     assert [type(part) for part in plain.caches] == [StaticCache, StateCache]
     assert [type(part) for part in paged_cache.caches] == [PagedCache, StateCache]
     for cache in (plain, paged_cache):
@@ -48,7 +45,7 @@ def test_parts_follow_the_choice_and_the_layers():
 
 @pytest.mark.parametrize("name", sorted(set(CACHE.names()) - {"state", "subgen"}))
 def test_composite_is_lossless_and_never_rewinds(name):
-    cache = make_composite(Choice(name))
+    cache = make_cache(Choice(name), make_shape(), 2, 16)
     assert (cache.lossless, cache.rewinds) == (CACHE.get(name).lossless, False)
 
 
@@ -61,14 +58,11 @@ def test_choice_applies_to_states_without_kv():
         make_cache(Choice("h2o"), shape, 2, 16)
 
 
-@pytest.mark.parametrize(
-    ("choice", "message"),
-    [
+def test_incompatible_caches_are_refused():
+    for choice, message in (
         (Choice("state"), "cache 'state' stores a recurrent state, but layers of this model have keys"),
         (Choice("subgen"), "depends on distances, for its window"),
         (Choice("window", window=8), "has a window of 9"),
-    ],
-)
-def test_incompatible_caches_are_refused(choice, message):
-    with pytest.raises(UserError, match=message):
-        make_composite(choice)
+    ):
+        with pytest.raises(UserError, match=message):
+            make_cache(choice, make_shape(), 2, 16)

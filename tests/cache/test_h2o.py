@@ -45,19 +45,15 @@ def check_scores(harness):
             assert scores == pytest.approx({token[0]: token[3] for token in reference.tokens}, abs=1e-4)
 
 
-def run(harness, steps):
-    for rows, lengths in steps:
-        harness.step(rows, lengths)
-        check_scores(harness)
-
-
 @pytest.mark.parametrize(("budget", "recent", "sink"), [(6, 3, 1), (4, 1, 0), (5, 2, 3)])
 def test_eviction_is_by_attention_per_head(budget, recent, sink):
     torch.manual_seed(0)
     harness = make_harness(3, budget=budget, recent=recent, sink=sink)
     lengths = [[9, 2, 1], *[[1, 1, 1]] * 3, [4, 0, 2], [1, 1, 0], *[[1, 1, 1]] * 9]
-    run(harness, [([0, 1, 2], n) for n in lengths])
-    run(harness, [([2, 0], [1, 5]), ([1], [1]), ([2, 0], [1, 1])])
+    steps = [([0, 1, 2], n) for n in lengths]
+    for rows, n in [*steps, ([2, 0], [1, 5]), ([1], [1]), ([2, 0], [1, 1])]:
+        harness.step(rows, n)
+        check_scores(harness)
     positions = {tuple(sorted(pos.tolist())) for pos in harness.cache.layers[0].pos.flatten(0, 1)}
     assert len(positions) > 2, "heads evict different tokens"
 

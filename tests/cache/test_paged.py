@@ -71,7 +71,18 @@ def test_steps_see_full_pages_with_positions(block):
 
 @pytest.mark.acceptance("D5")
 @pytest.mark.acceptance("D3")
-def test_full_caches_and_prefixes_of_pages():
+def test_pages_and_bytes_of_steps():
+    cache, slot = build_paged(2, block_size=4), 2 * 2 * (3 + 5) * 4
+    assert cache.free_tokens() == 2 * MAX_LEN
+    feed_tokens(cache, [0], 0, [[1.0, 2, 3, 4, 5]])
+    assert cache.memory_usage() == (3 * 4 * slot, 5 * slot, 3 * 4 * slot, 0)
+    cache.fork(0, 1)
+    assert cache.memory_usage() == (3 * 4 * slot, 5 * slot, 3 * 4 * slot, 2 * 4 * slot)
+    cache = build_paged(1)
+    with pytest.raises(AssertionError, match="would leave a gap"):
+        cache.prepare_step([0], torch.tensor([[5]]))
+    with pytest.raises(AssertionError, match="2 positions from 0 to 2"):
+        cache.prepare_step([0], torch.tensor([[0, 2]]))
     cache = build_paged(2, block_size=2, max_blocks=3)
     feed_tokens(cache, range(2), 0, [[1.0, 2], [3, 4]])
     assert cache.free_tokens() == 2
@@ -91,20 +102,6 @@ def test_full_caches_and_prefixes_of_pages():
     assert cache.match_prefix(0, [8, 8]) == 0
     with pytest.raises(AssertionError, match="row 1 is not empty"):
         cache.match_prefix(1, prompt)
-
-
-def test_memory_usage_and_positions_with_a_gap():
-    cache, slot = build_paged(2, block_size=4), 2 * 2 * (3 + 5) * 4
-    assert cache.free_tokens() == 2 * MAX_LEN
-    feed_tokens(cache, [0], 0, [[1.0, 2, 3, 4, 5]])
-    assert cache.memory_usage() == (3 * 4 * slot, 5 * slot, 3 * 4 * slot, 0)
-    cache.fork(0, 1)
-    assert cache.memory_usage() == (3 * 4 * slot, 5 * slot, 3 * 4 * slot, 2 * 4 * slot)
-    cache = build_paged(1)
-    with pytest.raises(AssertionError, match="would leave a gap"):
-        cache.prepare_step([0], torch.tensor([[5]]))
-    with pytest.raises(AssertionError, match="2 positions from 0 to 2"):
-        cache.prepare_step([0], torch.tensor([[0, 2]]))
 
 
 class CountingCache(PagedCache):

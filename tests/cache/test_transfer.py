@@ -52,7 +52,7 @@ def test_export_has_keys_and_values_of_each_row(name):
                 assert not x[:, len(tokens) :].any()
 
 
-def test_pages_are_transferred_between_block_sizes():
+def test_transfers_of_pages_and_projections():
     model = make()
     cache = fill(model, "paged", block_size=4)
     cache.release(0)
@@ -67,6 +67,20 @@ def test_pages_are_transferred_between_block_sizes():
     source.select([1, 0])
     actual, expected = decode(model, [[3], [4]], [[2], [5]], target, source)
     torch.testing.assert_close(actual, expected)
+    model = make()
+    cache = empty(model, "paged", block_size=2, max_blocks=3)
+    with pytest.raises(OutOfBlocksError):
+        import_cache(cache, export_cache(fill(model, "paged"), [0, 1]))
+    import_cache(cache, export_cache(fill(model, "paged"), [0]))
+    cache.prepare_step([0], torch.tensor([[5]]))
+    model = make()
+    data, cache = export_cache(fill(model, "low_rank", rank=2), [0, 1]), empty(model, "low_rank", rank=2)
+    import_cache(cache, data)
+    import_cache(cache, data)
+    with pytest.raises(UserError, match="projected to other directions"):
+        import_cache(fill(make(2), "low_rank", rank=2), data)
+    with pytest.raises(UserError, match=r"'layers.0.basis_k' is .* of shape \(2, 4, 2\), expected"):
+        import_cache(empty(model, "low_rank", rank=1), data)
 
 
 @pytest.mark.parametrize(
@@ -105,23 +119,6 @@ def test_invalid_files_are_refused(name):
             import_cache(cache, data)
     with pytest.raises(UserError, match=r"'layers.0.k' is torch.float32 .*, expected torch.bfloat16"):
         import_cache(empty(make().bfloat16(), name), export_cache(fill(make(), name), [0, 1]))
-
-
-def test_transfers_without_room_or_other_directions():
-    model = make()
-    cache = empty(model, "paged", block_size=2, max_blocks=3)
-    with pytest.raises(OutOfBlocksError):
-        import_cache(cache, export_cache(fill(model, "paged"), [0, 1]))
-    import_cache(cache, export_cache(fill(model, "paged"), [0]))
-    cache.prepare_step([0], torch.tensor([[5]]))
-    model = make()
-    data, cache = export_cache(fill(model, "low_rank", rank=2), [0, 1]), empty(model, "low_rank", rank=2)
-    import_cache(cache, data)
-    import_cache(cache, data)
-    with pytest.raises(UserError, match="projected to other directions"):
-        import_cache(fill(make(2), "low_rank", rank=2), data)
-    with pytest.raises(UserError, match=r"'layers.0.basis_k' is .* of shape \(2, 4, 2\), expected"):
-        import_cache(empty(model, "low_rank", rank=1), data)
 
 
 @pytest.mark.parametrize("name", ["static", "growing", "paged", "quantized", "h2o", "window", "subgen"])

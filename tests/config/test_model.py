@@ -52,16 +52,12 @@ def test_head_widths_are_those_of_the_projections(fields, widths):
     assert ModelConfig.model_validate_json(config.model_dump_json()) == config
 
 
-@pytest.mark.parametrize(
-    ("scales", "expected"),
-    [
-        ({}, [1, 1, 1]),
-        ({"decoder_attention": 2}, [1, 2, 1]),
-        ({"cross_attention": 3}, [1, 1, 3]),
-        ({"decoder_attention": 2, "cross_attention": 3}, [1, 2, 3]),
-    ],
-)
-def test_attentions_and_blocks_default_to_the_encoder(scales, expected):
+SELF, CROSS = {"decoder_attention": 2}, {"cross_attention": 3}
+
+
+@pytest.mark.parametrize("scales", [{}, SELF, CROSS, SELF | CROSS])
+def test_attentions_and_blocks_default_to_the_encoder(scales):
+    expected = [1, scales.get("decoder_attention", 1), scales.get("cross_attention", 1)]
     scales = {"attention": 1} | scales
     parts = {key: Choice("softmax", scale=float(scale)) for key, scale in scales.items()}
     config = ModelConfig(**SMALL, **parts)

@@ -90,19 +90,11 @@ def test_override_has_the_type_of_its_key(recipe_file, override, value):
     assert actual == value and type(actual) is type(value)
 
 
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        ["model.position=rope", "model.position.theta=5e5"],
-        ["model.position.theta=5e5", "model.position=rope"],
-        ["model.position.theta=5e5", "model.position.name=rope"],
-    ],
-)
-def test_component_and_options_come_in_any_order(recipe_file, overrides):
-    assert load_recipe(recipe_file, overrides).model.position == POSITION.check(Choice("rope", theta=5e5))
-
-
-def test_later_overrides_and_other_components_win(tmp_path):
+def test_components_options_and_later_overrides_win(recipe_file, tmp_path):
+    rope, theta = "model.position=rope", "model.position.theta=5e5"
+    for overrides in ([rope, theta], [theta, rope], [theta, "model.position.name=rope"]):
+        position = load_recipe(recipe_file, overrides).model.position
+        assert position == POSITION.check(Choice("rope", theta=5e5))
     path = write(tmp_path / "r.yaml", TEXT + "model:\n  position: {name: rope, theta: 5e5}\n")
     assert load_recipe(path, ["model.position.name=learned"]).model.position == Choice("learned", offset=0)
     position = load_recipe(path, ["model.position.theta=7"]).model.position
@@ -145,10 +137,8 @@ EMBEDDING = "embeddings and classification; valid settings: embed_max_len, "
     [
         ("denoising", "max_new_tokens=9", "translations; valid settings: bad_words, batch_tokens,"),
         ("language-model", "max_length_ratio=1.5", "output of language models; valid settings: "),
-        ("language-model", "beam_size=4", "output of language models; valid settings: "),
         ("chat", "bad_words=[a]", "output of language models; valid settings: batch_tokens, cache, chat, "),
         ("classification", "cache=static", EMBEDDING),
-        ("masked-lm", "top_k=5", EMBEDDING),
     ],
 )
 def test_generation_setting_of_another_task_is_refused(task, key, message, recipe_file):

@@ -64,7 +64,7 @@ def test_links_are_followed_and_pipes_stay_pipes(tmp_path, write):
         assert pipe.is_fifo() and reader.communicate()[0].decode().strip() == "é"
 
 
-def test_replaced_links_and_errors_without_a_number(tmp_path):
+def test_links_errors_and_temporary_directories(tmp_path):
     target, link = tmp_path / "target", tmp_path / "latest"
     target.write_text("old")
     link.symlink_to("target")
@@ -76,9 +76,6 @@ def test_replaced_links_and_errors_without_a_number(tmp_path):
         raise gzip.BadGzipFile(message)
     assert describe_error(error.value)[0] == f"{tmp_path / 'out'}: {message}"
     assert sorted(os.listdir(tmp_path)) == ["latest", "target"]
-
-
-def test_temporary_directories_of_dead_processes_are_removed(tmp_path):
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
     other_names = [f".run[1].tmp-{os.getppid()}", ".run[1].tmp-notes", f".run1.tmp-{dead.pid}"]

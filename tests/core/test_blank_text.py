@@ -15,9 +15,6 @@ def test_blank_characters_are_those_of_unicode():
             continue  # assigned in another version of Unicode
         expected = bool(INVISIBLE.match(character)) and not VISIBLE.match(character)
         assert is_blank(character) is expected, f"U+{code:04X}"
-
-
-def test_invisible_characters_are_blank_with_spaces():
     codes = "1 1b 7f 85 ad 34f 61c 115f 1160 17b4 180b 180e 200b 200c 200d 200e 200f 202a 202e 2060 2061 "
     codes += "2066 2069 2800 3164 fe0e fe0f feff ffa0 e0001 e0100"
     for character in (chr(int(code, 16)) for code in codes.split()):

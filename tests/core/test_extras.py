@@ -14,6 +14,9 @@ ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
+GIT = {"vcs": "git", "commit_id": "ab12"}
+
+
 @pytest.fixture
 def own_pip(monkeypatch):
     monkeypatch.setattr(extras.shutil, "which", lambda name: str(Path(sys.executable).parent / name))
@@ -51,10 +54,7 @@ def test_clone_uses_the_pinned_versions(tmp_path, monkeypatch):
         (None, ""),
         ({"url": "file:///tmp/a.whl", "archive_info": {}}, " @ file:///tmp/a.whl"),
         ({"url": "file:///tmp/clone", "dir_info": {}}, " @ file:///tmp/clone"),
-        (
-            {"url": "https://example.org/p.git", "vcs_info": {"vcs": "git", "commit_id": "ab12"}},
-            " @ git+https://example.org/p.git@ab12",
-        ),
+        ({"url": "https://a.b/p.git", "vcs_info": GIT}, " @ git+https://a.b/p.git@ab12"),
     ],
 )
 def test_package_has_extras_of_its_origin(origin, source, install):

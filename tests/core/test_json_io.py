@@ -22,11 +22,8 @@ def test_valid_json_is_that_of_the_standard_library(content):
     [
         ("{", "x.json is not valid JSON: Expecting property name"),
         ("9" * (MAX_DIGITS + 1), "x.json is not valid JSON: a number has 301 digits; the maximum is 300"),
-        ("9" * 5_000, "x.json is not valid JSON: a number has 5,000 digits"),
         (f"[{DEEPEST}]", "x.json is nested too deeply: the maximum is 100 levels"),
-        ("[" * 100_000, "x.json is nested too deeply"),
         ('["\\ud800"]', "x.json has half of a surrogate pair"),
-        ('{"\\udfff": 1}', "x.json has half of a surrogate pair"),
         (b"\xff\xfe\xff", "x.json is not UTF-8 text"),
         (b'"\xed\xa0\x80"', r"x.json is not UTF-8 text \(byte 1\)"),
     ],

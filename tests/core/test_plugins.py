@@ -78,7 +78,7 @@ def package(workdir):
     return workdir
 
 
-def test_plugins_are_parts_of_configs_and_models(package):
+def test_plugins_fit_configs_models_and_kinds(package):
     path = list(sys.path)
     choice = NORM.check(Choice(TWICE, factor="3"))
     assert choice == Choice(TWICE, factor=3.0)
@@ -92,6 +92,18 @@ def test_plugins_are_parts_of_configs_and_models(package):
     assert ModelConfig.model_validate_json(config.model_dump_json()) == config
     norms = [m for m in build(config, seed=1).modules() if type(m).__name__ == "Twice"]
     assert len(norms) == 2 + 3
+    attention = Choice("my_parts.mine:NoPosition")
+    sizes = SIZES | {"kind": "decoder", "attention": attention}
+    check_model(ModelConfig(**sizes, position="none"))
+    assert attention.name in LOADED_PLUGINS
+    message = f"position 'rope' acts within attention, but attention '{attention.name}' does not store it"
+    with pytest.raises(UserError, match=message):
+        check_model(ModelConfig(**sizes, position="rope"))
+    with pytest.raises(UserError, match=r"it takes \(d_model\), but is called with \(d_model, d_ff\)"):
+        FEED_FORWARD.check(Choice(TWICE))
+    message = "norm 'my_parts.mine:Broken' cannot be built: IndexError: list index out of range"
+    with pytest.raises(ValueError, match=message):
+        check_model(ModelConfig(**SIZES, norm="my_parts.mine:Broken"))
 
 
 def test_run_names_the_missing_package(package, monkeypatch):
@@ -108,33 +120,15 @@ def test_run_names_the_missing_package(package, monkeypatch):
         read_run_config(package / "run")
 
 
-def test_parts_that_do_not_fit_are_named(package):
-    attention = Choice("my_parts.mine:NoPosition")
-    sizes = SIZES | {"kind": "decoder", "attention": attention}
-    check_model(ModelConfig(**sizes, position="none"))
-    assert attention.name in LOADED_PLUGINS
-    message = f"position 'rope' acts within attention, but attention '{attention.name}' does not store it"
-    with pytest.raises(UserError, match=message):
-        check_model(ModelConfig(**sizes, position="rope"))
-    with pytest.raises(UserError, match=r"it takes \(d_model\), but is called with \(d_model, d_ff\)"):
-        FEED_FORWARD.check(Choice(TWICE))
-    message = "norm 'my_parts.mine:Broken' cannot be built: IndexError: list index out of range"
-    with pytest.raises(ValueError, match=message):
-        check_model(ModelConfig(**SIZES, norm="my_parts.mine:Broken"))
-
-
 @pytest.mark.whole
 @pytest.mark.parametrize(
     ("name", "message"),
     [
         ("a:b:c", "norm 'a:b:c': a component of another package is written package"),
-        (":Twice", "is written package.module:Name"),
         ("my_parts.mine:", "is written package.module:Name"),
-        ("my_parts..mine:Twice", "is written package.module:Name"),
         ("my_parts/mine.py:Twice", "is written package.module:Name"),
         ("my_part.mine:Twice", "norm 'my_part.mine:Twice': no module 'my_part' in the installed packages"),
         ("my_parts.mein:Twice", "no module 'my_parts.mein' in the installed packages"),
-        ("my_parts.mine.deep:Twice", "no module 'my_parts.mine.deep' in the installed packages"),
         ("my_parts.mine:Twise", "my_parts.mine has no 'Twise'; did you mean 'Twice'?"),
         ("my_parts.slip:half", r"my_parts.slip cannot be imported: SyntaxError: .*slip.py, line 1"),
         ("my_parts.raises:x", "my_parts.raises cannot be imported: ModuleNotFoundError: .*'nowhere_at_all'"),
@@ -142,7 +136,6 @@ def test_parts_that_do_not_fit_are_named(package):
         ("my_parts.mine:Loose", r"it takes \(d_model, factor\), but is called with \(d_model\); options"),
         ("torch.nn:LayerNorm", r"it takes \(normalized_shape, .*\), but is called with \(d_model\)"),
         ("os:abort", "os is part of Python itself and has no components"),
-        ("posix:kill", "posix is part of Python itself"),
         ("__main__:main", "__main__ is part of Python itself"),
         ("my_parts.mine.Twice", rf"unknown norm 'my_parts.mine.Twice'; .*is written {TWICE}$"),
         ("layernrom", r"^unknown norm 'layernrom'; did you mean 'layernorm'\?[^:]*: [^:]*$"),

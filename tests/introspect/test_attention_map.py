@@ -9,19 +9,16 @@ WEIGHTS = np.random.default_rng(0).dirichlet(np.ones(4), size=(2, 3, 5))
 MAP = AttentionMap(["in", " 3", " days", "</s>"], ["3", "天", "后", "。", "</s>"], WEIGHTS)
 
 
-@pytest.mark.parametrize(
-    ("layer", "head", "expected"),
-    [
+def test_select_weights_by_head_or_mean():
+    for layer, head, expected in (
         (0, 1, WEIGHTS[0, 1]),
         (-1, -1, WEIGHTS[1, 2]),
         (1, None, WEIGHTS[1].mean(0)),
         (None, 2, WEIGHTS[:, 2].mean(0)),
         (None, None, WEIGHTS.mean((0, 1))),
-    ],
-)
-def test_select_weights_by_head_or_mean(layer, head, expected):
-    assert np.allclose(select_weights(MAP, layer, head), expected)
-    assert np.allclose(select_weights(MAP._replace(weights=WEIGHTS.tolist()), layer, head), expected)
+    ):
+        for weights in (WEIGHTS, WEIGHTS.tolist()):
+            assert np.allclose(select_weights(MAP._replace(weights=weights), layer, head), expected)
 
 
 def test_text_map_aligns_and_names_maxima():

@@ -36,9 +36,7 @@ VOCAB = 19
 
 
 def choices(registry):
-    return [
-        {"name": name, **options} for name in registry.names() for options in ({}, *VARIANTS.get(name, []))
-    ]
+    return [{"name": name, **x} for name in registry.names() for x in ({}, *VARIANTS.get(name, []))]
 
 
 def make_cases():
@@ -82,11 +80,10 @@ def make_cases():
         {"decoder_attention": a, "cross_attention": c, "position": {"name": "none"}}
         for a, c in zip(choices(ATTENTION), reversed(choices(ATTENTION)), strict=True)
     ]
+    hybrids = zip(HYBRIDS, HEADS.values(), ("rope", "none", "sinusoidal"), strict=True)
     cases += [
         {"layer_pattern": pattern, "n_layers": 4, "n_kv_heads": heads, "position": {"name": position}}
-        for pattern, heads, position in zip(
-            HYBRIDS, HEADS.values(), ("rope", "none", "sinusoidal"), strict=True
-        )
+        for pattern, heads, position in hybrids
     ]
     return {"-".join(map(format_id, case.values())): case for case in cases}
 
@@ -132,20 +129,15 @@ def registered_names():
 
 def find_parts(value, key=""):
     if isinstance(value, dict):
-        return set().union(
-            *(find_parts(part, key if name == "name" else name) for name, part in value.items())
-        )
+        parts = (find_parts(part, key if name == "name" else name) for name, part in value.items())
+        return set().union(*parts)
     if isinstance(value, list | tuple):
         return set().union(*(find_parts(part, key) for part in value))
     if isinstance(value, Choice):
         return find_parts(value.name, key)
-    if isinstance(value, str):
-        return (
-            find_parts(CASES[value])
-            if key == "case"
-            else {f"{key} {n}" for n in registered_names().findall(value)}
-        )
-    return set()
+    if isinstance(value, str) and key == "case":
+        return find_parts(CASES[value])
+    return {f"{key} {n}" for n in registered_names().findall(value)} if isinstance(value, str) else set()
 
 
 def pytest_itemcollected(item):
@@ -167,12 +159,10 @@ def perturb(model, std, shrink=False):
 
 
 def fit_running_statistics(model, *tokens):
-    norms = [module for module in model.modules() if isinstance(module, BatchNorm)]
-    for norm in norms:
+    for norm in (module for module in model.modules() if isinstance(module, BatchNorm)):
         norm.momentum = 1.0
     with torch.no_grad():
-        if norms:
-            model.train()(*tokens)
+        model.train()(*tokens)
 
 
 @functools.cache

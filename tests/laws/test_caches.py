@@ -240,14 +240,14 @@ def run_history(cached_model, check):
     step([0], [3])
 
 
-@pytest.mark.parametrize(
-    ("cache", "design"),
-    [
-        (cache, design)
-        for cache, design in CACHES_AND_DESIGNS
-        if design in MIXED_DESIGNS or design.split("-")[0] in ("rope", "shaw", "sinusoidal")
-    ],
-)
+TIGHT_CASES = [
+    (cache, design)
+    for cache, design in CACHES_AND_DESIGNS
+    if design in MIXED_DESIGNS or design.split("-")[0] in ("rope", "shaw", "sinusoidal")
+]
+
+
+@pytest.mark.parametrize(("cache", "design"), TIGHT_CASES)
 @torch.no_grad()
 def test_rows_are_independent_of_other_rows(cache, design, tmp_path):
     model, options = build_design(design), dict(TIGHT.get(cache, ROOM.get(cache, {})))

@@ -1,9 +1,10 @@
 import itertools
 from contextlib import nullcontext
+from functools import partial
 
 import pytest
 import torch
-from tests.laws.conftest import HYBRIDS, choices, format_id, ragged_positions
+from tests.laws.conftest import HYBRIDS, choices, ragged_positions
 from tests.train.conftest import Notes
 from tests.train.task_runs import task_recipe, write_texts
 from torch import Tensor
@@ -52,11 +53,8 @@ PARTS = [
 ]
 
 
-CONTEXTS = {
-    "bf16": lambda: torch.autocast("cpu", torch.bfloat16),
-    "fp16": lambda: torch.autocast("cpu", torch.float16),
-    "onednn": TrainingKernels,
-}
+CONTEXTS = {"onednn": TrainingKernels}
+CONTEXTS |= {name: partial(torch.autocast, "cpu", getattr(torch, name)) for name in ("bfloat16", "float16")}
 
 
 class LiveStorages(TorchDispatchMode):
@@ -125,15 +123,11 @@ def make_config(kind, changes, **sizes):
     return ModelConfig.model_validate({**SIZES, "kind": kind, "dropout": 0.2, **sizes, **changes})
 
 
-@pytest.mark.parametrize(
-    ("kind", "changes"),
-    [
-        *(("encoder-decoder", changes) for changes in PARTS),
-        *itertools.product(("decoder", "encoder"), map(block_changes, choices(BLOCK))),
-        ("decoder", {"d_embedding": 6}),
-    ],
-    ids=lambda x: x if isinstance(x, str) else "-".join(map(format_id, x.values())),
-)
+CASES = [("encoder-decoder", changes) for changes in PARTS] + [("decoder", {"d_embedding": 6})]
+CASES += itertools.product(("decoder", "encoder"), map(block_changes, choices(BLOCK)))
+
+
+@pytest.mark.parametrize(("kind", "changes"), CASES, ids=str)
 def test_features_and_gradients_are_bitwise_equal(kind, changes):
     config = make_config(kind, changes)
     assert_bitwise_equal(*(compute_results(config, recompute) for recompute in (True, False)))
@@ -150,15 +144,12 @@ def test_recomputation_uses_the_precision_of_the_forward_pass(kind, context, mon
     assert not torch.equal(plain["features"], compute_results(config, False)["features"])
 
 
-@pytest.mark.parametrize(
-    ("kind", "block", "changes"),
-    [
-        *(("encoder-decoder", name, {}) for name in BLOCK.names()),
-        *((kind, "transformer", {"position": {"name": "t5"}}) for kind in ("decoder", "encoder")),
-        ("encoder-decoder", "transformer", {"share_layers": True, "norm": {"name": "batchnorm"}}),
-    ],
-    ids=str,
-)
+MEMORY_CASES = [("encoder-decoder", name, {}) for name in BLOCK.names()]
+MEMORY_CASES += [(kind, "transformer", {"position": {"name": "t5"}}) for kind in ("decoder", "encoder")]
+MEMORY_CASES.append(("encoder-decoder", "transformer", {"share_layers": True, "norm": {"name": "batchnorm"}}))
+
+
+@pytest.mark.parametrize(("kind", "block", "changes"), MEMORY_CASES, ids=str)
 def test_memory_estimate_equals_saved_bytes(kind, block, changes):
     config = make_config(kind, block_changes({"name": block}) | changes)
     batch_shape = BatchShape(ROWS, LENGTH, SOURCE if kind == "encoder-decoder" else 0)

@@ -14,7 +14,7 @@ class Batch(NamedTuple):
     sides: tuple[Tensor, None]
 
 
-def test_auto_is_the_gpu_of_the_local_rank(monkeypatch):
+def test_devices_of_ranks_and_batches(monkeypatch):
     """Of three GPUs the one of LOCAL_RANK modulo 3, as torchrun numbers the processes of a machine."""
     devices = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -26,21 +26,18 @@ def test_auto_is_the_gpu_of_the_local_rank(monkeypatch):
         monkeypatch.setenv("LOCAL_RANK", str(rank))
         resolve_device("auto")
     assert devices == ["cuda:0", "cuda:1", "cuda:2", "cuda:0", "cuda:1"]
-
-
-@pytest.mark.parametrize("name", ["meta", "gpu", "cpu:x", "", "cuda:99"])
-def test_unavailable_device_is_refused(name):
-    with pytest.raises(UserError, match=f"device {name!r} is not available to torch; available: cpu"):
-        resolve_device(name)
-
-
-def test_batch_moves_to_the_device_of_the_model():
     batch = Batch(torch.ones(2, 3), (torch.ones(1), None))
     assert to_model_device(nn.Linear(2, 2), batch) is batch
     batch = to_model_device(nn.Linear(2, 2, device="meta"), batch)
     assert isinstance(batch, Batch) and batch.sides[1] is None
     assert batch.tokens.device.type == batch.sides[0].device.type == "meta"
     assert batch.tokens.shape == (2, 3)
+
+
+@pytest.mark.parametrize("name", ["meta", "gpu", "cpu:x", "", "cuda:99"])
+def test_unavailable_device_is_refused(name):
+    with pytest.raises(UserError, match=f"device {name!r} is not available to torch; available: cpu"):
+        resolve_device(name)
 
 
 def test_host_copies_and_indices_of_moved_tensors(monkeypatch):

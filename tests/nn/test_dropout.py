@@ -17,7 +17,7 @@ def test_rate_scale_and_mean(p):
     assert y.unique().tolist() == [0.0, pytest.approx(1 / (1 - rate))]
 
 
-def test_draws_are_independent_and_repeat_with_the_seed():
+def test_draws_shapes_and_evaluation():
     torch.manual_seed(0)
     is_kept = Dropout(0.5)(torch.ones(40_000, 8)) > 0
     assert (is_kept.float().mean(0) - 0.5).abs().max() < 0.02
@@ -28,6 +28,9 @@ def test_draws_are_independent_and_repeat_with_the_seed():
         draws.append([dropout(torch.ones(64)) for _ in range(2)])
     assert not torch.equal(*draws[0])
     assert all(map(torch.equal, *draws))
+    for x in map(torch.ones, ((), (0,), (3, 0), (1,), (9,), (4, 4))):
+        assert Dropout(0.5)(x).shape == x.shape
+        assert Dropout(0.7).eval()(x) is x and Dropout(0.0)(x) is x
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -41,12 +44,6 @@ def test_gradient_has_the_mask_of_the_output(p, dtype):
     assert 0 < is_dropped.sum() < 0.5 * is_dropped.numel()
     assert (x.grad[is_dropped] == 0).all()
     assert (x.grad[~is_dropped] == torch.tensor(1 / (1 - p), dtype=dtype)).all()
-
-
-def test_shape_is_unchanged_and_evaluation_is_identity():
-    for x in map(torch.ones, ((), (0,), (3, 0), (1,), (9,), (4, 4))):
-        assert Dropout(0.5)(x).shape == x.shape
-        assert Dropout(0.7).eval()(x) is x and Dropout(0.0)(x) is x
 
 
 @pytest.mark.parametrize("p", [-0.1, 1.0, 1.5, float("nan")])

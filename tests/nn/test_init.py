@@ -14,10 +14,6 @@ def build_model(**changes):
     return build(ModelConfig(**SIZES | changes), seed=0)
 
 
-def find_linears(model):
-    return {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
-
-
 def find_tables(model):
     names = ("token.weight", "position.weight", "head.weight")
     return {n: p for n, p in model.named_parameters(remove_duplicate=False) if n.endswith(names)}
@@ -31,7 +27,9 @@ def assert_std(weight, std, name=""):
 @pytest.mark.parametrize("gain", [1.0, 0.5])
 def test_xavier_is_uniform_and_embeddings_are_normal(tying, gain):
     model = build_model(init={"name": "xavier", "gain": gain}, tie_embeddings=tying, position="learned")
-    for name, linear in find_linears(model).items():
+    for name, linear in model.named_modules():
+        if not isinstance(linear, nn.Linear):
+            continue
         bound = gain * (6 / (linear.in_features + linear.out_features)) ** 0.5
         assert 0.99 * bound < linear.weight.abs().max() <= bound, name
         assert_std(linear.weight, bound / 3**0.5, name)
@@ -53,22 +51,21 @@ def test_factorized_embeddings_and_norms():
 @pytest.mark.parametrize("tying", TYING)
 def test_normal_has_one_std_except_before_residuals(tying):
     model = build_model(init={"name": "normal", "std": 0.05}, tie_embeddings=tying, position="learned")
-    for name, linear in find_linears(model).items():
+    for name, linear in model.named_modules():
+        if not isinstance(linear, nn.Linear):
+            continue
         assert_std(linear.weight, 0.05 / (2 if name.endswith(("o_proj", "down_proj")) else 1), name)
         assert (linear.bias == 0).all(), name
     for name, weight in find_tables(model).items():
         assert_std(weight, 0.05, name)
 
 
-@pytest.mark.parametrize(
-    ("changes", "depths"),
-    [
-        ({"n_layers": 8, "n_decoder_layers": 2}, {"encoder.": 8, "decoder.": 2}),
-        ({"kind": "encoder", "n_layers": 8, "generator_layers": 2}, {"encoder.": 8, "generator.": 2}),
-        ({"kind": "decoder", "n_layers": 4, "share_layers": True}, {"stack.": 4}),
-    ],
-    ids=["decoder", "generator", "shared"],
-)
+DEPTHS = [({"n_layers": 8, "n_decoder_layers": 2}, {"encoder.": 8, "decoder.": 2})]
+DEPTHS += [({"kind": "encoder", "n_layers": 8, "generator_layers": 2}, {"encoder.": 8, "generator.": 2})]
+DEPTHS += [({"kind": "decoder", "n_layers": 4, "share_layers": True}, {"stack.": 4})]
+
+
+@pytest.mark.parametrize(("changes", "depths"), DEPTHS, ids=str)
 def test_std_before_residuals_depends_on_depth(changes, depths):
     model = build_model(init={"name": "normal", "std": 0.05}, **changes)
     for start, depth in depths.items():

@@ -24,7 +24,7 @@ def reference(adapter, x, adapter_x):
     return y if adapter.bias is None else y + adapter.bias.detach().double()
 
 
-def test_new_and_absent_adapters_change_no_output():
+def test_adapter_equals_its_equation_until_merged():
     adapter, x = make_adapter(is_trained=False), torch.randn(2, 5, 8)
     assert torch.equal(adapter(x), nn.functional.linear(x, adapter.weight, adapter.bias))
     assert 0 < adapter.lora_a.abs().max() <= 8**-0.5
@@ -33,6 +33,17 @@ def test_new_and_absent_adapters_change_no_output():
     merge_lora(model)
     assert all(torch.equal(expected[name], tensor) for name, tensor in named_state(model).items())
     assert merge_lora_tensors(expected, 2.0) == expected
+    model = nn.Sequential(make_adapter(), nn.ReLU(), nn.Linear(6, 2))
+    modules = nn.ModuleDict({"q": model[0], "k": model[0], "rest": model})
+    x, names = torch.randn(9, 8), named_state(modules).keys()
+    expected, tensors = model(x), merge_lora_tensors(named_state(modules), SCALE)
+    merge_lora(modules)
+    assert type(modules["q"]) is nn.Linear and modules["q"] is modules["k"] and modules["q"] is model[0]
+    torch.testing.assert_close(model(x), expected, rtol=0, atol=1e-6)
+    state = named_state(modules)
+    assert {name.rpartition(".")[2] for name in names - state.keys()} == {"lora_a", "lora_b"}
+    assert tensors.keys() == state.keys()
+    assert all(torch.equal(tensors[name], tensor) for name, tensor in state.items())
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -63,17 +74,3 @@ def test_dropout_applies_to_the_adapter_input_only():
     assert 0.2 < float((masks[0] == 0).float().mean()) < 0.8
     torch.testing.assert_close(output.double(), reference(adapter, x, masks[0]), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(adapter.eval()(x).double(), reference(adapter, x, x), rtol=1e-5, atol=1e-6)
-
-
-def test_merged_adapter_is_an_equal_linear():
-    model = nn.Sequential(make_adapter(), nn.ReLU(), nn.Linear(6, 2))
-    modules = nn.ModuleDict({"q": model[0], "k": model[0], "rest": model})
-    x, names = torch.randn(9, 8), named_state(modules).keys()
-    expected, tensors = model(x), merge_lora_tensors(named_state(modules), SCALE)
-    merge_lora(modules)
-    assert type(modules["q"]) is nn.Linear and modules["q"] is modules["k"] and modules["q"] is model[0]
-    torch.testing.assert_close(model(x), expected, rtol=0, atol=1e-6)
-    state = named_state(modules)
-    assert {name.rpartition(".")[2] for name in names - state.keys()} == {"lora_a", "lora_b"}
-    assert tensors.keys() == state.keys()
-    assert all(torch.equal(tensors[name], tensor) for name, tensor in state.items())

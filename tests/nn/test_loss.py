@@ -57,18 +57,6 @@ def test_classification_loss_equals_that_of_torch(smoothing):
     assert_equal_to_torch(loss, logits, labels, smoothing, (logits,))
 
 
-def test_gradients_of_frozen_and_bf16_heads():
-    features, weight, labels = make_inputs()
-    (expected,) = torch.autograd.grad(cross_entropy(features, Head(weight), labels).total, features)
-    cross_entropy(features, Head(weight.requires_grad_(False)), labels).total.backward()
-    assert torch.equal(features.grad, expected) and weight.grad is None
-    features, weight, labels = make_inputs(dtype=torch.bfloat16)
-    loss = cross_entropy(features, Head(weight), labels)
-    loss.total.backward()
-    assert loss.total.dtype == torch.float32
-    assert (features.grad.dtype, weight.grad.dtype) == (torch.bfloat16, torch.bfloat16)
-
-
 @pytest.mark.acceptance("A5")
 @pytest.mark.parametrize("rows", [(2, 3), (0, 3)])
 def test_batch_without_labels_gives_zero_and_no_gradient(rows):
@@ -93,7 +81,7 @@ def test_sums_over_parts_of_a_batch_add_up(cuts):
     torch.testing.assert_close(*gradients, rtol=1e-5, atol=1e-6)
 
 
-def test_autocast_multiplies_in_bf16_and_sums_in_fp32():
+def test_autocast_and_models_in_bf16():
     features, weight, labels = make_inputs(width=32, vocab=101)
     plain = cross_entropy(features, Head(weight), labels, 0.1)
     with torch.autocast("cpu", torch.bfloat16):
@@ -105,6 +93,15 @@ def test_autocast_multiplies_in_bf16_and_sums_in_fp32():
     for a, b in zip(actual, expected, strict=True):
         assert a.dtype == torch.float32
         assert (a - b).norm() < 0.03 * b.norm()
+    features, weight, labels = make_inputs()
+    (expected,) = torch.autograd.grad(cross_entropy(features, Head(weight), labels).total, features)
+    cross_entropy(features, Head(weight.requires_grad_(False)), labels).total.backward()
+    assert torch.equal(features.grad, expected) and weight.grad is None
+    features, weight, labels = make_inputs(dtype=torch.bfloat16)
+    loss = cross_entropy(features, Head(weight), labels)
+    loss.total.backward()
+    assert loss.total.dtype == torch.float32
+    assert (features.grad.dtype, weight.grad.dtype) == (torch.bfloat16, torch.bfloat16)
 
 
 def test_huge_logits_stay_finite_with_and_without_gradients():

@@ -14,7 +14,7 @@ def difference(x):
     return x - torch.cat([torch.zeros_like(x[:, :1]), x[:, :-1]], 1)
 
 
-def test_unpadded_layer_reads_adjacent_tokens():
+def test_unpadded_rows_and_documents_are_separate():
     x = torch.randn(4, 4, 3, dtype=torch.float64, requires_grad=True)
     actual, expected = apply_unpadded(difference, x, POS), torch.zeros(4, 4, 3, dtype=torch.float64)
     for b in range(4):
@@ -28,18 +28,6 @@ def test_unpadded_layer_reads_adjacent_tokens():
     x = torch.randn(4, 4, 3).masked_fill(POS[..., None] < 0, float("nan"))
     assert apply_unpadded(difference, x, POS).isfinite().all()
     assert (apply_unpadded(lambda h: h + 1, x, POS)[POS < 0] == 0).all()
-
-
-@pytest.mark.parametrize(
-    ("pos", "ends"), [(POS, [(0, 3), (1, 3), (0, 0), None]), (None, [(0, 3)] * 4)], ids=["padded", "full"]
-)
-def test_first_and_last_are_the_ends_of_rows(pos, ends):
-    x = torch.randn(4, 4, 3)
-    for row, slots, actual in zip(x, ends, first_and_last(x, pos), strict=True):
-        assert torch.equal(actual, torch.zeros(6) if slots is None else row[list(slots)].flatten())
-
-
-def test_documents_are_separate_rows_of_a_layer():
     x, calls = torch.randn(4, 6, 3, dtype=torch.float64, requires_grad=True), []
 
     def layer(h, pos):
@@ -59,3 +47,12 @@ def test_documents_are_separate_rows_of_a_layer():
     assert has_several_documents(PACKED_POS)
     assert not has_several_documents(PACKED_POS[2:])
     assert not has_several_documents(torch.arange(4)[None])
+
+
+@pytest.mark.parametrize(
+    ("pos", "ends"), [(POS, [(0, 3), (1, 3), (0, 0), None]), (None, [(0, 3)] * 4)], ids=["padded", "full"]
+)
+def test_first_and_last_are_the_ends_of_rows(pos, ends):
+    x = torch.randn(4, 4, 3)
+    for row, slots, actual in zip(x, ends, first_and_last(x, pos), strict=True):
+        assert torch.equal(actual, torch.zeros(6) if slots is None else row[list(slots)].flatten())

@@ -3,6 +3,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tests.hf.conftest import make
 from tests.hf.families import causal_cases
+from tests.run.run_helpers import run_dir as run_dir
 
 import polyhead as ph
 from polyhead.core.registry import NORM, POSITION
@@ -38,13 +39,14 @@ def test_meta_model_with_state_equals_built_model(changes, tied):
     assert [x.requires_grad for x in model.parameters()] == [x.requires_grad for x in expected.parameters()]
 
 
-def test_mapped_model_materializes_only_unpacked_weights(tmp_path):
+def test_mapped_model_materializes_only_unpacked_weights(tmp_path, run_dir):
     case = causal_cases.CASES["llama"][0]
     make(tmp_path, case.config, **case.sizes)
     path = tmp_path / "model.safetensors"
     save_file({name: x.bfloat16() for name, x in load_file(path).items()}, path, {"format": "pt"})
     rng_state = torch.get_rng_state()
     model = load_mmap(tmp_path)
+    ph.load(run_dir)
     assert torch.equal(torch.get_rng_state(), rng_state), "weights were initialized"
     assert {x.dtype for x in named_state(model).values()} == {torch.bfloat16}
     unused = unused_weights(model)

@@ -36,7 +36,7 @@ def workdir(tmp_path, monkeypatch):
     Path("invalid.yaml").write_text(json.dumps(INVALID_TREE))
 
 
-def test_config_is_data_and_checked_without_random_numbers():
+def test_invalid_configs_are_data_and_refused_with_files():
     config = ModelConfig(vocab_size=9, **INVALID)
     assert ModelConfig.model_validate_json(config.model_dump_json()) == config
     for build in (check_model, ph.build):
@@ -49,6 +49,15 @@ def test_config_is_data_and_checked_without_random_numbers():
     state = torch.get_rng_state()
     check_model(ModelConfig(vocab_size=9, d_model=16, n_heads=2, feed_forward="moe", pooling=None))
     assert torch.equal(torch.get_rng_state(), state)
+    config = ModelConfig(vocab_size=9, **INVALID)
+    Path("config.json").write_text(json.dumps({"model_type": "polyhead", **config.model_dump(mode="json")}))
+    with pytest.raises(UserError) as error:
+        read_run_config(Path())
+    assert str(error.value) == f"config.json: {MESSAGE}"
+    fields = {"hidden_size": 6, "num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 8}
+    fields |= {"vocab_size": 9, "max_position_embeddings": 8, "rms_norm_eps": 1e-6, "hidden_act": "silu"}
+    with pytest.raises(UserError, match=r"^b\.json: head_dim must be even for rope, .*, got 3 "):
+        to_model_config(FAMILY.get("llama"), ConfigReader(fields, "b.json"))
 
 
 @pytest.mark.parametrize(
@@ -81,18 +90,6 @@ COMMANDS = ["train valid.yaml", "compare valid.yaml --vary norm=rmsnorm", "estim
 @pytest.mark.parametrize("command", [*COMMANDS, "estimate gpt2", "init a.txt"])
 def test_verbs_refuse_invalid_overrides_in_one_line(command, cli):
     assert f"model: {MESSAGE}\n" in cli(*command.split(), *OVERRIDES, code=2).err
-
-
-def test_invalid_config_is_refused_with_its_file():
-    config = ModelConfig(vocab_size=9, **INVALID)
-    Path("config.json").write_text(json.dumps({"model_type": "polyhead", **config.model_dump(mode="json")}))
-    with pytest.raises(UserError) as error:
-        read_run_config(Path())
-    assert str(error.value) == f"config.json: {MESSAGE}"
-    fields = {"hidden_size": 6, "num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 8}
-    fields |= {"vocab_size": 9, "max_position_embeddings": 8, "rms_norm_eps": 1e-6, "hidden_act": "silu"}
-    with pytest.raises(UserError, match=r"^b\.json: head_dim must be even for rope, .*, got 3 "):
-        to_model_config(FAMILY.get("llama"), ConfigReader(fields, "b.json"))
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,17 @@ from polyhead.core.errors import UserError
 from polyhead.run.run import Run
 
 
-def test_saving_is_deterministic(run_dir, tmp_path):
+def test_saved_files_are_deterministic_and_foreign_keys_ignored(run_dir, tmp_path, run_copy):
     for i in range(4):
         make_run().save(tmp_path / str(i), "# facts\n")
         for path in run_dir.iterdir():
             assert (tmp_path / str(i) / path.name).read_bytes() == path.read_bytes(), path.name
+    edit(run_copy, "config.json", transformers_version="5.0", torch_dtype="float32")
+    edit(run_copy, "generation_config.json", transformers_version="5.0")
+    (run_copy / "README.md").unlink()
+    assert ph.load(run_copy).generation == GENERATION
+    (run_copy / "generation_config.json").unlink()
+    assert ph.load(run_copy).generation == GenerationConfig()
 
 
 @pytest.mark.acceptance("A15")
@@ -31,15 +37,6 @@ def test_tied_weights_are_saved_once_and_loaded_tied(tying, n_matrices, tmp_path
     model = ph.load(tmp_path).model
     embeddings = (model.encoder_embedding.token, model.decoder_embedding.token, model.head)
     assert len({module.weight.data_ptr() for module in embeddings}) == n_matrices
-
-
-def test_keys_of_hugging_face_are_ignored(run_copy):
-    edit(run_copy, "config.json", transformers_version="5.0", torch_dtype="float32")
-    edit(run_copy, "generation_config.json", transformers_version="5.0")
-    (run_copy / "README.md").unlink()
-    assert ph.load(run_copy).generation == GENERATION
-    (run_copy / "generation_config.json").unlink()
-    assert ph.load(run_copy).generation == GenerationConfig()
 
 
 def save_untrained(directory, task, **data):

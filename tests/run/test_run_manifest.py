@@ -20,12 +20,9 @@ WEIGHTS = "model.safetensors"
 CONFIGS = ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"]
 
 
-def weights(run):
-    return dict(run.model.named_parameters())
-
-
-def are_equal(a, b):
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+def assert_weights(directory, expected):
+    actual = dict(ph.load(directory).model.named_parameters())
+    torch.testing.assert_close(actual, dict(expected), rtol=0, atol=0)
 
 
 def make_other_run():
@@ -90,10 +87,10 @@ def test_other_weights_or_manifests_are_refused(run_copy, tmp_path):
 
 
 def test_links_to_weights_and_runs_without_digests_load(run_copy, tmp_path, caplog):
-    expected = weights(ph.load(run_copy))
+    expected = ph.load(run_copy).model.named_parameters()
     (run_copy / WEIGHTS).rename(tmp_path / "big")
     (run_copy / WEIGHTS).symlink_to(tmp_path / "big")
-    assert are_equal(weights(ph.load(run_copy)), expected)
+    assert_weights(run_copy, expected)
     (run_copy / "manifest.json").unlink()
     edit(run_copy, "generation_config.json", beam_size=3)
     assert ph.load(run_copy).generation.beam_size == 3 and caplog.messages == []
@@ -153,7 +150,7 @@ def test_interrupted_save_loads_the_new_weights(run_copy, monkeypatch):
         patch.setattr(run_module, "write_run_manifest", interrupt)
         with pytest.raises(KeyboardInterrupt):
             other.save(run_copy)
-    assert are_equal(weights(ph.load(run_copy)), weights(other))
+    assert_weights(run_copy, other.model.named_parameters())
 
 
 @pytest.fixture
@@ -184,7 +181,7 @@ def checkpoints(run_copy):
 def test_lost_weights_are_those_of_the_selection(run_copy, checkpoints, selection, expected, phrase, caplog):
     ph.load(run_copy).save(run_copy, selection=selection)
     (run_copy / WEIGHTS).unlink()
-    assert are_equal(weights(ph.load(run_copy)), checkpoints[expected])
+    assert_weights(run_copy, checkpoints[expected])
     message = f"{run_copy} has no {WEIGHTS}: using {phrase}, which was chosen when training ended"
     assert caplog.messages == [message]
 
@@ -193,11 +190,11 @@ def test_lost_weights_without_selection_are_the_best(run_copy, checkpoints, capl
     (run_copy / WEIGHTS).unlink()
     (run_copy / "manifest.json").unlink()
     message = f"{run_copy} has no {WEIGHTS}: using EMA at step"
-    assert are_equal(weights(ph.load(run_copy)), checkpoints["ema-4"])
+    assert_weights(run_copy, checkpoints["ema-4"])
     assert caplog.messages == [f"{message} 4, that of the best evaluation"]
     shutil.rmtree(run_copy / "checkpoints" / "step-4")
     caplog.clear()
-    assert are_equal(weights(ph.load(run_copy)), checkpoints["ema-6"])
+    assert_weights(run_copy, checkpoints["ema-6"])
     damage, newest = caplog.messages
     assert damage.startswith("skipping a damaged checkpoint:") and newest == f"{message} 6, the newest"
 
@@ -206,7 +203,7 @@ def test_damaged_selection_is_reported(run_copy, checkpoints, caplog):
     ph.load(run_copy).save(run_copy, selection=WeightSelection([2, 6]))
     (run_copy / WEIGHTS).unlink()
     (run_copy / "checkpoints" / "step-2" / "state.json").write_text("{}")
-    assert are_equal(weights(ph.load(run_copy)), checkpoints["ema-4"])
+    assert_weights(run_copy, checkpoints["ema-4"])
     skipped_message, best = caplog.messages
     reason = "which was chosen when training ended: "
     assert skipped_message.startswith(f"skipping mean of the checkpoints 2, 6, {reason}")

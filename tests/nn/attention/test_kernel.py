@@ -7,21 +7,7 @@ from tests.nn.linear_helpers import D, assert_close, decode_in_steps, draw, make
 from polyhead.cache.static import StaticCache
 from polyhead.core.errors import UserError
 from polyhead.nn.attention.kernel import KernelAttention
-from polyhead.nn.attention.linear import LinearAttention
 from polyhead.nn.cache import CacheShape
-
-
-@pytest.mark.parametrize("kind", [LinearAttention, KernelAttention])
-@pytest.mark.parametrize("causal", [False, True])
-def test_row_of_padding_gives_zero_and_no_gradient(kind, causal):
-    a, x = make_attention(kind, causal=causal, bias=False), draw(2, 5).requires_grad_()
-    pos = torch.tensor([[0, 1, 2, 3, 4], [-1] * 5])
-    output = a(x, pos)
-    assert (output[1] == 0).all()
-    output.sum().backward()
-    assert (x.grad[1] == 0).all()
-    assert all(p.grad.isfinite().all() for p in a.parameters())
-    assert (a(x, memory=a.project_kv(x.detach(), pos))[1] == 0).all()
 
 
 def test_kernel_attention_reads_key_value_caches():

@@ -69,16 +69,10 @@ def test_dropout_in_evaluation_and_wide_heads():
     torch.testing.assert_close(a(x), a.o_proj((q @ k.mT / 8**0.5).softmax(-1) @ v), rtol=0, atol=2e-6)
 
 
-@pytest.mark.parametrize(
-    ("position", "scale", "expected"),
-    [
-        (Position, None, None),
-        (DisentangledPosition, None, (3 * 2) ** -0.5),
-        (partial(DisentangledPosition, terms="c2p"), None, (2 * 2) ** -0.5),
-        (DisentangledPosition, 0.3, 0.3),
-    ],
-)
-def test_scale_counts_the_products_of_a_score(position, scale, expected):
+def test_scale_counts_the_products_of_a_score():
     """1 / sqrt(n D) for a score of n products (He et al., 2021a, eq. 4)."""
-    attention = make_attention(position=position, scale=scale)
-    assert attention.scale == (expected and pytest.approx(expected))
+    assert make_attention().scale is None
+    assert make_attention(position=DisentangledPosition, scale=0.3).scale == 0.3
+    for terms, n in (("both", 3), ("c2p", 2)):
+        position = partial(DisentangledPosition, terms=terms)
+        assert make_attention(position=position).scale == pytest.approx((n * 2) ** -0.5)

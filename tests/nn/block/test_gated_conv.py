@@ -1,9 +1,6 @@
 import pytest
 import torch
-from tests.nn.block.block_helpers import HOLES, SIZES, C, draw, make_block
-
-from polyhead import ModelConfig, build
-from polyhead.cache.factory import make_cache
+from tests.nn.block.block_helpers import HOLES, C, draw, make_block
 
 
 def gated_sum(layer, tokens, t, n_before):
@@ -37,20 +34,3 @@ def test_decoder_reads_the_past_and_the_source(kernel):
         h = reference(layer, x[b][is_token], kernel - 1)
         context = layer.cross(h[None], None, memory=layer.cross.project_kv(source[b : b + 1], None))[0]
         torch.testing.assert_close(output[b][is_token], h + context, rtol=0, atol=1e-12)
-
-
-@torch.no_grad()
-def test_cache_holds_the_last_tokens_of_each_row():
-    layer = make_block("gated_conv", cross=True, kernel=4).float()
-    model = build(ModelConfig(**SIZES, decoder_block={"name": "gated_conv", "kernel": 4}))
-    assert layer.state == model.cache_shape.states[0] == ((3, C),)
-    memory, cache = layer.project_kv(torch.randn(3, 5, C), None), make_cache(None, model.cache_shape, 3, 8)
-    x, pos = torch.randn(3, 4, C), torch.tensor([[0, 1, 2, 3], [-1, 0, -1, 1], [-1, -1, -1, -1]])
-    y, next_pos = torch.randn(3, 2, C), torch.tensor([[4, -1], [-1, 2], [0, 1]])
-    for step, step_pos in ((x, pos), (y, next_pos)):
-        cache.prepare_step(range(3), step_pos)
-        layer(step, step_pos, cache.layers[0], memory)
-    (state,) = cache.layers[0].state
-    assert torch.equal(state[0], torch.stack([x[0, 2], x[0, 3], y[0, 0]]))
-    assert torch.equal(state[1], torch.stack([x[1, 1], x[1, 3], y[1, 1]]))
-    assert torch.equal(state[2], torch.cat([torch.zeros(1, C), y[2]]))

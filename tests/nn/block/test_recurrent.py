@@ -4,7 +4,6 @@ from tests.nn.block.block_helpers import HOLES, SIZES, C, draw, make_block
 from torch import nn
 
 from polyhead import ModelConfig, build
-from polyhead.cache.factory import make_cache
 from polyhead.generation.decoding.beam_search import beam_search
 from polyhead.nn.block.recurrent import LSTM
 
@@ -84,45 +83,11 @@ def test_decoder_starts_from_and_attends_to_the_source(name, attention):
         torch.testing.assert_close(output[b][is_token], expected, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_row_of_padding_gives_zeros_and_no_gradient(name):
-    layer, padding = make_block(name, cross=True, attention=False), torch.full((2, 3), -1)
-    x = draw(2, 3).requires_grad_()
-    memory = layer.project_kv(draw(2, 3), padding)
-    assert (memory.start_state == layer.start_proj.bias).all()
-    output = layer.run_rnn(x, padding, None, memory)
-    assert (output == 0).all()
-    output.sum().backward()
-    assert all((p.grad == 0).all() for p in (x, *layer.parameters()) if p.grad is not None)
+BLOCKS = [{"block": {"name": name, "attention": a}} for name in KINDS for a in (True, False)]
+BLOCKS += [{"block": "gated_conv", "decoder_block": name} for name in ("gated_conv", "transformer", "gru")]
 
 
-@pytest.mark.parametrize("name", KINDS)
-@torch.no_grad()
-def test_cache_holds_the_state_after_the_last_token(name):
-    layer = make_block(name, cross=True, attention=False).float()
-    model = build(ModelConfig(**SIZES, block={"name": name, "attention": False}))
-    memory, cache = layer.project_kv(torch.randn(3, 5, C), None), make_cache(None, model.cache_shape, 3, 8)
-    x, pos = torch.randn(3, 4, C), torch.tensor([[0, 1, 2, 3], [-1, 0, -1, 1], [-1, -1, -1, -1]])
-    y, next_pos = torch.randn(3, 1, C), torch.tensor([[4], [-1], [0]])
-    for step, step_pos in ((x, pos), (y, next_pos)):
-        cache.prepare_step(range(3), step_pos)
-        layer(step, step_pos, cache.layers[0], memory)
-    initial = layer.rnn.init_state(memory.start_state)
-    for b, tokens in enumerate([torch.cat([x[0], y[0]]), x[1, [1, 3]], y[2]]):
-        _, expected = reference(layer.rnn, tokens, tuple(s[b] for s in initial))
-        for actual, state in zip(cache.layers[0].state, expected, strict=True):
-            torch.testing.assert_close(actual[b], state, rtol=0, atol=1e-6)
-    assert layer.state == tuple(s.shape[1:] for s in cache.layers[0].state)
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        *({"block": {"name": name, "attention": attention}} for name in KINDS for attention in (True, False)),
-        *({"block": "gated_conv", "decoder_block": name} for name in ("gated_conv", "transformer", "gru")),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("changes", BLOCKS, ids=str)
 def test_beam_scores_equal_teacher_forcing(changes):
     """Sentences end at different steps, so that memory and states are reordered."""
     model = build(ModelConfig(**SIZES, **changes), seed=3).eval()

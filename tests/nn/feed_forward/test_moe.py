@@ -33,17 +33,12 @@ def reference(ffn, x):
     return torch.stack(rows).view_as(x)
 
 
+OPTIONS = [{"n_experts": 4, "top_k": 2}, {"n_experts": 4, "top_k": 2, "normalize": False}]
+OPTIONS += [{"n_experts": 5, "top_k": 1, "normalize": False, "balance": False}, {"n_experts": 1, "top_k": 1}]
+
+
 @pytest.mark.parametrize("expert", ["relu", "swiglu", "conv1x1"])
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"n_experts": 4, "top_k": 2},
-        {"n_experts": 4, "top_k": 2, "normalize": False},
-        {"n_experts": 5, "top_k": 1, "normalize": False, "balance": False},
-        {"n_experts": 1, "top_k": 1},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_output_is_the_weighted_sum_of_selected_experts(expert, options):
     ffn, x = build_moe(expert=expert, **options), draw(2, 7)
     if ffn.balance is not None:
@@ -120,7 +115,8 @@ def test_packed_model_keeps_its_routers(dtype, tolerance):
     assert not any(type(part) is nn.Linear for part in packed.modules())
 
 
-def test_router_scores_are_fp32():
+def test_scores_and_grouped_adapters_in_bf16():
+    """Grouped products would ignore the adapters."""
     ffn, x = build_moe(n_experts=4).to(torch.bfloat16), draw(40).bfloat16()
     assert ffn.router(x).dtype == torch.float32
     with torch.autocast("cpu", torch.bfloat16):
@@ -128,10 +124,6 @@ def test_router_scores_are_fp32():
     expected = (x.double() @ ffn.router.weight.double().T).softmax(-1).float()
     torch.testing.assert_close(scores, expected, rtol=0, atol=1e-6)
     assert ffn(x).dtype == torch.bfloat16
-
-
-def test_experts_with_adapters_are_not_grouped():
-    """Grouped products would ignore the adapters."""
     mixture, x = build_moe(16, 32, n_experts=4).bfloat16(), torch.randn(6, 16, dtype=torch.bfloat16)
     assert can_group(list(mixture.experts), x)
     for expert in mixture.experts:

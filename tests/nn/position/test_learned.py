@@ -8,7 +8,8 @@ from polyhead.core.errors import UserError
 from polyhead.nn.position.learned import LearnedPosition
 
 
-def test_learned_positions_are_rows_of_a_table():
+def test_learned_positions_and_offsets_are_rows():
+    """Its table has two rows more than positions; position i of a padded row reads row i + 2."""
     scheme = LearnedPosition(AttentionShape.from_sizes(6, 1, max_len=4))
     x, pos = torch.randn(2, 3, 6), torch.tensor([[3, -1, 0], [2, 1, 1]])
     torch.testing.assert_close(scheme.embed(x, None), x + scheme.weight[:3])
@@ -20,10 +21,6 @@ def test_learned_positions_are_rows_of_a_table():
         scheme = LearnedPosition(AttentionShape.from_sizes(6, 1, max_len=4), offset=offset)
         with pytest.raises(UserError, match=r"5 positions, .* max_len=4"):
             scheme.embed(torch.zeros(1, width, 6), pos)
-
-
-def test_offset_equals_that_of_opt():
-    """Its table has two rows more than positions; position i of a padded row reads row i + 2."""
     opt = pytest.importorskip("transformers.models.opt.modeling_opt")
     scheme = LearnedPosition(AttentionShape.from_sizes(6, 1, max_len=7), offset=2)
     expected = opt.OPTLearnedPositionalEmbedding(7, 6)
