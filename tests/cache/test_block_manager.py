@@ -52,8 +52,7 @@ class Shadow:
         try:
             allocation = table.allocate(spans)
         except OutOfBlocksError:
-            assert n_needed > available
-            assert self.state() == previous
+            assert n_needed > available and self.state() == previous
             return False
         n_allocated = len(allocation.copies) + len(allocation.new_blocks)
         assert available - table.n_available == n_needed == n_allocated
@@ -217,18 +216,14 @@ def test_blocks_are_shared_and_copied_on_write():
     """Block 4: lengths 5, 9 and a copy of the second: blocks of 5: [4, 1], of 9: [4, 4, 1]."""
     table = fill_table(3, 10, [1, 2, 3, 4, 5, 6, 7], [1, 2, 3, 4, 5, 6, 8], [1, 2, 3, 4, 9, 6])
     a, b, c = (table.block_tables[seq] for seq in range(3))
-    assert a[:2] == b[:2]
-    assert a[:1] == c[:1]
-    assert len({*a, *b, *c}) == 2 + 1 + 1 + 1
-    assert table.block_stats() == (3, 10, 5, 0, 2, 8, 11, 4, 5)
+    assert a[:2] == b[:2] and a[:1] == c[:1]
+    assert len({*a, *b, *c}) == 2 + 1 + 1 + 1 and table.block_stats() == (3, 10, 5, 0, 2, 8, 11, 4, 5)
     assert hash((0, (A, 5))) == hash((0, (B, 5)))
     table = fill_table(2, 10, [A, 5], [B, 5])
-    assert table.block_tables[0] != table.block_tables[1]
-    assert table.admit(2, [B, 5]) == 2
+    assert table.block_tables[0] != table.block_tables[1] and table.admit(2, [B, 5]) == 2
     assert table.block_tables[2] == table.block_tables[1]
     table = fill_table(2, 10, [1, 1, 7, 7], [2, 2])
-    assert table.admit(2, [2, 2, 7, 7]) == 2
-    assert table.admit(3, [7, 7]) == 0
+    assert table.admit(2, [2, 2, 7, 7]) == 2 and table.admit(3, [7, 7]) == 0
     table = fill_table(4, 10, [1, 2, 3, 4, 5])
     full, last = table.block_tables[0]
     for seq in (1, 2):
@@ -236,12 +231,10 @@ def test_blocks_are_shared_and_copied_on_write():
     spans = [WriteSpan(seq, 5, 6) for seq in range(3)]
     assert table.blocks_needed(spans) == 2
     allocation = table.allocate(spans)
-    assert [src for src, _ in allocation.copies] == [last, last]
-    assert allocation.new_blocks == []
+    assert [src for src, _ in allocation.copies] == [last, last] and allocation.new_blocks == []
     assert [table.block_tables[seq][0] for seq in range(3)] == [full] * 3
     assert len({table.block_tables[seq][1] for seq in range(3)}) == 3
-    assert table.block_tables[2][1] == last
-    assert table.block_stats().shared_blocks == 1
+    assert table.block_tables[2][1] == last and table.block_stats().shared_blocks == 1
     assert table.allocate([WriteSpan(0, 6, 9)]) == ([], [table.block_tables[0][2]])
     table = BlockManager(4, 20)
     for seq, length in ((0, 5), (1, 9)):
@@ -265,16 +258,14 @@ def test_content_of_a_rewritten_prefix_is_new():
     table.truncate(1, 1)  # block 2 stays in the prefix cache; now the first one alone is rewritten
     table.allocate([WriteSpan(1, 0, 1)])
     table.insert_prefix(1, [9])
-    assert table.block_tables[1] == [first]
-    assert table.admit(2, [9, 2]) == 1
+    assert table.block_tables[1] == [first] and table.admit(2, [9, 2]) == 1
     table = fill_table(1, 4, [1, 2])
     table.allocate([WriteSpan(0, 0, 1)])
     assert table.lengths == {0: 2}
     table.insert_prefix(0, [1, 2])
     table.check_invariants()
     assert len(table._content_to_block) == 2, "a content that nothing can reach was left"
-    assert table.admit(1, [1, 2]) == 2
-    assert table.block_tables[1] == table.block_tables[0]
+    assert table.admit(1, [1, 2]) == 2 and table.block_tables[1] == table.block_tables[0]
 
 
 def test_eviction_and_allocation_have_an_order():
@@ -286,8 +277,7 @@ def test_eviction_and_allocation_have_an_order():
     table.release(2)
     table.admit(3)
     table.allocate([WriteSpan(3, 0, 4)])  # the free block, and the second block of sequence 0
-    assert table.admit(4, [1, 1, 2, 2]) == 2
-    assert table.admit(5, [3, 3]) == 2
+    assert table.admit(4, [1, 1, 2, 2]) == 2 and table.admit(5, [3, 3]) == 2
     table.check_invariants()
     table = BlockManager(1, 6)
     for seq, tokens in ((0, 5), (1, 0)):
@@ -296,8 +286,7 @@ def test_eviction_and_allocation_have_an_order():
     freed_blocks = table.block_tables[0][1:3]
     table.truncate(0, 1)
     table.allocate([WriteSpan(1, 0, 2)])
-    assert table.block_tables[1] == sorted(freed_blocks)
-    assert Counter(table._ref_counts) == {1: 3, 0: 3}
+    assert table.block_tables[1] == sorted(freed_blocks) and Counter(table._ref_counts) == {1: 3, 0: 3}
 
 
 @pytest.mark.acceptance("D2")

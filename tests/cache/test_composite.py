@@ -11,7 +11,7 @@ from polyhead.core.errors import UserError
 from polyhead.core.registry import CACHE
 
 WINDOW = {"attention": {"name": "softmax", "window": 9}}
-PAGED = Choice("paged", block_size=4, max_blocks=5)
+PAGED_CHOICE = Choice("paged", block_size=4, max_blocks=5)
 MIXED_LAYERS = [{"attention": "linear"}, {}, {"block": "lstm"}, WINDOW]
 
 
@@ -30,7 +30,7 @@ def test_parts_follow_the_choice_and_the_layers():
     assert shape.select_layers([0, 2]).states == (((2, 4, 5),), ((8,), (8,)))
     assert make_shape([{}]).kv_layers == [0, 1, 2, 3, 4]
     assert make_shape([{"attention": "linear"}]).kv_layers == []
-    plain, paged_cache = (make_cache(choice, make_shape(), 2, 16) for choice in (None, PAGED))
+    plain, paged_cache = (make_cache(choice, make_shape(), 2, 16) for choice in (None, PAGED_CHOICE))
     assert [type(part) for part in plain.caches] == [StaticCache, StateCache]
     assert [type(part) for part in paged_cache.caches] == [PagedCache, StateCache]
     for cache in (plain, paged_cache):

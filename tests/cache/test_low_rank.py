@@ -82,7 +82,7 @@ def test_fit_finds_principal_directions(kind, pattern, tmp_path):
         assert torch.equal(a.k, b.k[..., :2]) and torch.equal(a.v, b.v)
 
 
-def test_projections_of_other_layers_and_small_steps_are_refused(tmp_path):
+def test_projections_of_other_layers_and_small_steps(tmp_path):
     path = tmp_path / "bases.safetensors"
     one, other = (build_model(layer_pattern=p, n_layers=4) for p in (LINEAR_FIRST, LINEAR_FIRST[::-1]))
     fit_low_rank(one, torch.randint(3, 19, (4, 9)), 3, path)

@@ -59,13 +59,11 @@ def test_steps_see_full_pages_with_positions(block):
     pos = torch.tensor([[0, 1, 2, 3], [0, -1, -1, -1], [-1, -1, 0, 1]])
     kvs = feed(cache, range(3), pos, torch.ones(3, 4))
     slots = math.ceil(4 / block) * block
-    assert kvs[0].pos is kvs[1].pos
-    assert kvs[0].mask is kvs[1].mask
+    assert kvs[0].pos is kvs[1].pos and kvs[0].mask is kvs[1].mask
     assert kvs[0].pos[:, 0].tolist() == [[p if p < n else -1 for p in range(slots)] for n in (4, 1, 2)]
     assert torch.equal(kvs[0].mask, visible(pos, kvs[0].pos, causal=True))
     for kv in kvs:
-        assert kv.k.shape == (3, 2, slots, 3)
-        assert kv.v.shape == (3, 2, slots, 5)
+        assert kv.k.shape == (3, 2, slots, 3) and kv.v.shape == (3, 2, slots, 5)
         assert (kv.v.masked_select((kv.pos < 0)[..., None]) == 0).all()
 
 
@@ -158,8 +156,7 @@ def test_parallel_samples_share_their_prompt(caches, n, block):
     assert len(tokens) == n * limit
     n_used, n_unshared = caches[-1].counts[-1]
     n_common, n_pages = len(prompt) // block, math.ceil((len(prompt) + limit - 1) / block)
-    assert n_unshared == n * n_pages
-    assert n_used == n_common + n * (n_pages - n_common)
+    assert n_unshared == n * n_pages and n_used == n_common + n * (n_pages - n_common)
     assert caches[-1].block_stats().peak_blocks == n_used
 
 

@@ -13,8 +13,7 @@ def test_pages_are_gathered_lazily_and_grow_by_eighths():
     kv = kvs[0]
     assert kv.pages.table.tolist() == [[1, 2, 4]]
     assert kv.pages.k.untyped_storage().data_ptr() == cache.layers[0].k.untyped_storage().data_ptr()
-    assert "k" not in vars(kv)
-    assert kv.k is kv.k
+    assert "k" not in vars(kv) and kv.k is kv.k
     for pages, full in ((kv.pages.k, kv.k), (kv.pages.v, kv.v)):
         assert torch.equal(torch.cat([pages[1], pages[2], pages[4]], 1), full[0])
     assert stamps_of(kvs, 0) == dict(enumerate([1, 2, 3, 4, 5, 7, 8, 9, 10]))
@@ -27,8 +26,7 @@ def test_pages_are_gathered_lazily_and_grow_by_eighths():
         n_fed = length
     for row, first in ((1, 0), (2, 0), (0, 73)):
         feed_tokens(cache, [row], first, [[1.0] * (100 - first)])
-    assert cache.nbytes == (1 + 75) * page
-    assert cache.free_tokens() == 0
+    assert cache.nbytes == (1 + 75) * page and cache.free_tokens() == 0
 
 
 @pytest.mark.acceptance("A4")

@@ -102,10 +102,8 @@ def test_quantization_error_is_half_a_step(bits, dim):
     x = torch.randn(2, 3, 6, 5) * 10 + 3
     x[0, 0] = 7.0  # no spread
     q, scale, zero = quantize_groups(x, bits, dim)
-    assert q.dtype == torch.uint8
-    assert q.numel() == x.numel() * bits // 8
+    assert q.dtype == torch.uint8 and q.numel() == x.numel() * bits // 8
     back = dequantize_groups(q, scale, zero, bits)
-    assert ((back - x).abs() <= scale / 2 * 1.001).all()
-    assert torch.equal(back[0, 0], x[0, 0])
+    assert ((back - x).abs() <= scale / 2 * 1.001).all() and torch.equal(back[0, 0], x[0, 0])
     twice = dequantize_groups(*quantize_groups(back, bits, dim), bits)
     torch.testing.assert_close(twice, back, rtol=0, atol=1e-5)

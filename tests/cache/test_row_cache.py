@@ -86,8 +86,7 @@ def test_skipped_slots_are_finite_and_masked(rows):
 def test_max_len_is_exact(name, max_len):
     cache = CACHE.build(Choice(name), SHAPE, 1, max_len)
     kvs = feed_tokens(cache, [0], 0, [list(range(1, max_len + 1))])
-    assert stamps_of(kvs, 0) == dict(enumerate(range(1, max_len + 1)))
-    assert cache.free_tokens() == 0
+    assert stamps_of(kvs, 0) == dict(enumerate(range(1, max_len + 1))) and cache.free_tokens() == 0
     message = f"position {max_len} does not fit into a cache of {max_len} positions"
     with pytest.raises(UserError, match=message):
         cache.prepare_step([0], torch.tensor([[max_len]]))
@@ -100,8 +99,7 @@ def test_copies_and_appended_rows_are_independent(name):
     if cache.rewinds:
         feed_tokens(copy.deepcopy(cache), [0], 0, [[2.0]])
     cache.append_rows(2)
-    assert stamps_of(feed_tokens(cache, [2], 0, [[5.0]]), 0) == {0: 5}
-    assert cache.num_rows == 3
+    assert stamps_of(feed_tokens(cache, [2], 0, [[5.0]]), 0) == {0: 5} and cache.num_rows == 3
     assert stamps_of(feed_tokens(cache, [0], 1, [[3.0]]), 0) == {0: 1, 1: 3}
     low_precision = CACHE.build(Choice(name), SHAPE._replace(dtype=torch.bfloat16), 1, 8)
     kv = feed_tokens(low_precision, [0], 0, [[1.0]])[0]

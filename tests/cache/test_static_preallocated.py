@@ -56,8 +56,7 @@ def test_step_compiles_to_one_graph_over_fixed_buffers(position):
         torch.testing.assert_close(step(tokens, pos, cache)[is_real], expected[is_real], rtol=1e-4, atol=1e-5)
         pointers.append(buffer_pointers(cache))
         ends[2] -= int(t == 2)
-    assert pointers == [pointers[0]] * 4
-    assert counter.frame_count == 1
+    assert pointers == [pointers[0]] * 4 and counter.frame_count == 1
 
 
 def test_reordered_rows_stay_in_their_buffers():

@@ -58,8 +58,7 @@ def test_transfers_of_pages_and_projections():
     cache.release(0)
     decode(model, [[3], [4]], [[0], [2]], cache)
     tensors = load(export_cache(cache, [0, 1]))
-    assert tensors["layers.0.k"].shape[2] == 3
-    assert not tensors["layers.0.k"][0, :, 1:].any()
+    assert tensors["layers.0.k"].shape[2] == 3 and not tensors["layers.0.k"][0, :, 1:].any()
     model = make()
     source, target = fill(model, "paged", block_size=2), empty(model, "paged", block_size=8)
     assert import_cache(target, export_cache(source, [1])) == range(1)

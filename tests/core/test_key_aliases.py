@@ -37,8 +37,7 @@ def key_exists(key):
 def test_aliases_are_unique_and_lead_to_existing_keys():
     assert [key for key in KEY_ALIASES if not key_exists(key)] == []
     aliases = [(name, key) for key, names in KEY_ALIASES.items() for name in names.split()]
-    assert len(set(aliases)) == len(aliases)
-    assert set(KEY_NOTES) <= set(KEY_ALIASES)
+    assert len(set(aliases)) == len(aliases) and set(KEY_NOTES) <= set(KEY_ALIASES)
 
 
 @pytest.mark.parametrize("kind", NAME_ALIASES)

@@ -14,14 +14,14 @@ INVALID = {"train": {"steps": 0}, "model": {"d_mdoel": 2}}
 D_MODEL = "d_mdoel: unknown key; did you mean 'd_model'?"
 ATTENTION = "atention: unknown key; did you mean 'attention'?"
 STRIDE = "lyer_stride: unknown key; did you mean 'layer_stride'?"
-ZERO, MANY = "0 is out of range: should be greater than 0", "vocab_size: 'many' is not an integer"
+ZERO, NO_INTEGER = "0 is out of range: should be greater than 0", "vocab_size: 'many' is not an integer"
 
 
 @pytest.mark.parametrize(
     ("make", "lines"),
     [
         (lambda: ph.ModelConfig(vocab_size=9, d_mdoel=3), [D_MODEL]),
-        (lambda: ph.ModelConfig(vocab_size="many", n_heads=0), [f"n_heads: {ZERO}", MANY]),
+        (lambda: ph.ModelConfig(vocab_size="many", n_heads=0), [f"n_heads: {ZERO}", NO_INTEGER]),
         (lambda: ModelSpec(norm="rmsnrm"), ["norm: unknown norm 'rmsnrm'; did you mean 'rmsnorm'?"]),
         (lambda: ModelSpec(layer_pattern=[{}, {"atention": "softmax"}]), [f"layer_pattern[1].{ATTENTION}"]),
         (lambda: TrainConfig(steps=3, stps=3), ["stps: unknown key; did you mean 'steps'?"]),

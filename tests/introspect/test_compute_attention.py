@@ -60,8 +60,7 @@ def test_recording_has_all_weights_and_changes_no_output(model, source):
     assert set(maps) == {name.format(i) for name in NAMES.values() for i in range(2)}
     for name, weights in maps.items():
         T, S = (6, 6) if name.startswith("encoder") else (4, 4) if name.endswith("attn") else (4, 6)
-        assert weights.shape == (2, 4, T, S)
-        assert not weights.requires_grad
+        assert weights.shape == (2, 4, T, S) and not weights.requires_grad
         torch.testing.assert_close(weights.sum(-1), torch.ones(2, 4, T))
         if name.startswith("decoder") and name.endswith("attn"):
             assert (weights.triu(1) == 0).all()

@@ -110,14 +110,12 @@ def test_report_is_translated_and_by_the_first_rank(fake_compiler, monkeypatch, 
         clear_kernels()
         monkeypatch.setenv("LOCAL_RANK", rank)
         monkeypatch.setenv("POLYHEAD_LANG", "zh")
-        assert load_kernels() is None
-        assert capsys.readouterr().err == report
+        assert load_kernels() is None and capsys.readouterr().err == report
 
 
 def test_failures_are_remembered_and_inspection_compiles_none(fake_compiler, tmp_path):
     assert inspect_kernels().reason == "not compiled yet; the first use compiles them"
-    assert not (tmp_path / "calls").exists()
-    assert load_kernels() is None
+    assert not (tmp_path / "calls").exists() and load_kernels() is None
     assert re.search(r"error: unknown; to compile again, delete .*\.failed$", inspect_kernels().reason)
     assert (tmp_path / "calls").read_text() == "call\n"
     for _ in range(2):

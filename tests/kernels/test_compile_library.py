@@ -187,8 +187,7 @@ def test_threads_compile_once(compiler, library, num_waiting):
     (compiler.directory / "go").touch()
     for thread in threads:
         thread.join()
-    assert compiler.num_calls == 1
-    assert has_library(library)
+    assert compiler.num_calls == 1 and has_library(library)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
@@ -207,8 +206,7 @@ def test_compilers_end_with_their_process(number, compiler, library, num_waiting
     assert process.wait() != 0
     thread.join()
     poll(lambda: not any(map(is_running, pids)))
-    assert compiler.num_calls == 2
-    assert has_library(library)
+    assert compiler.num_calls == 2 and has_library(library)
     assert sorted(path.suffix for path in library.parent.iterdir()) == ["", ".sha256", ".so"]
 
 

@@ -12,8 +12,7 @@ def test_chunks_are_aligned_and_outlive_their_neighbours(monkeypatch):
     for value, chunk in enumerate(chunks):
         chunk.fill_(value)
     for value, (n, chunk) in enumerate(zip(sizes, chunks, strict=True)):
-        assert chunk.shape == (n,)
-        assert chunk.data_ptr() % 64 == 0
+        assert chunk.shape == (n,) and chunk.data_ptr() % 64 == 0
         assert bool((chunk == value).all())
     monkeypatch.setattr(huge_pages, "_rest", torch.empty(0))
     with torch.inference_mode():
@@ -25,5 +24,4 @@ def test_chunks_are_aligned_and_outlive_their_neighbours(monkeypatch):
     monkeypatch.setattr(huge_pages, "_rest", torch.empty(0))
     gc.collect()
     new_chunks = [alloc_huge_pages(CHUNK_BYTES // 4).fill_(7) for _ in range(2)]
-    assert bool((chunk == 1).all())
-    assert len(new_chunks) == 2
+    assert bool((chunk == 1).all()) and len(new_chunks) == 2

@@ -18,8 +18,7 @@ def test_int4_scales_are_nearly_optimal_or_exact():
     scales = [*range(-MAX_GROUP_SCALE, 0), *range(1, MAX_GROUP_SCALE + 1)]
     errors = [((real / f).round().clamp(-8, 7) * f - real).square().sum(-1) for f in scales]
     least = torch.stack(errors).amin(0)
-    assert (error >= least * (1 - 1e-4)).all()
-    assert error.sum() < 1.03 * least.sum()
+    assert (error >= least * (1 - 1e-4)).all() and error.sum() < 1.03 * least.sum()
     # each value is its 4-bit value times the scale of its group
     fours, factors = quantized.int4_values, quantized.group_scales
     assert fours.min() >= -8 and fours.max() <= 7

@@ -70,13 +70,11 @@ def test_zero_rows_and_nonfinite_values(kind, bits):
     x = torch.randn(6, 20)
     x[1], x[2, 3], x[3, 19], x[4, 0] = 0, torch.nan, torch.inf, -torch.inf
     actual = kind(bits(weight), bias)(x)
-    assert torch.equal(actual[1], bias)
-    assert actual[2:5].isnan().all()
+    assert torch.equal(actual[1], bias) and actual[2:5].isnan().all()
     assert actual[[0, 5]].isfinite().all()
     weight[3], weight[4, 6], weight[5, 7] = 0, torch.nan, torch.inf
     actual = kind(bits(weight), bias)(x)
-    assert torch.equal(actual[[0, 5], 3], bias[3].expand(2))
-    assert actual[:, 4].isnan().all()
+    assert torch.equal(actual[[0, 5], 3], bias[3].expand(2)) and actual[:, 4].isnan().all()
     assert not actual[:, 5].isfinite().any()
     assert actual[[0, 1, 5]][:, [2, 6]].isfinite().all()
 
@@ -86,8 +84,7 @@ def test_subnormal_weights_keep_their_sign(bits):
     """The scale of subnormal numbers has few bits, so 127 scales may be less than the largest number."""
     weight = torch.full((2, 4), 2.6e-43) * torch.tensor([[1.0], [-1.0]])
     actual = bits(weight).values
-    assert (actual[0] >= 0).all()
-    assert (actual[1] <= 0).all()
+    assert (actual[0] >= 0).all() and (actual[1] <= 0).all()
 
 
 @BITS

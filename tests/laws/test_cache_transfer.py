@@ -60,8 +60,7 @@ def test_imported_rows_continue_bit_for_bit(choice, design):
     remote.rows = copy.deepcopy(local.rows)
     last = [last[2], last[0], last[1]]
     (tokens, logits), (remote_tokens, remote_logits) = (decode_greedily(x, last) for x in (local, remote))
-    assert remote_tokens == tokens
-    assert torch.equal(remote_logits, logits)
+    assert remote_tokens == tokens and torch.equal(remote_logits, logits)
     for cached_model in (local, remote):  # rows can still be moved, copied and dropped
         cached_model.select([1, 0, 1])
         cached_model.fork(0, 2)

@@ -57,9 +57,9 @@ DESIGNS = {
     for i, (p, heads) in enumerate(itertools.product([p for p in choices(POSITION) if len(p) == 1], HEADS))
     for kind in [("decoder", "encoder-decoder")[i % 2]]
 }
-MIXED = {"position": {"name": "rope"}, "n_kv_heads": 2, "n_layers": 4}
+MIXED_SIZES = {"position": {"name": "rope"}, "n_kv_heads": 2, "n_layers": 4}
 MIXED_DESIGNS = {
-    f"{format_id(pattern)}-{kind}": {**MIXED, "kind": kind, "layer_pattern": pattern}
+    f"{format_id(pattern)}-{kind}": {**MIXED_SIZES, "kind": kind, "layer_pattern": pattern}
     for pattern, kind in itertools.product(HYBRIDS, ("decoder", "encoder-decoder"))
 }
 DESIGNS |= MIXED_DESIGNS
@@ -197,8 +197,7 @@ def test_decoders_agree_with_the_static_cache(cache, design, decoder):
         decoder = "beams"
     tokens, scores = decode(build_design(design), decoder, ROOMY_CHOICES[cache])
     expected_tokens, expected_scores = decode_with_static_cache(design, decoder)
-    assert tokens == expected_tokens
-    assert scores == pytest.approx(expected_scores, abs=1e-4)
+    assert tokens == expected_tokens and scores == pytest.approx(expected_scores, abs=1e-4)
 
 
 @pytest.mark.parametrize(("cache", "design"), CACHES_AND_DESIGNS)

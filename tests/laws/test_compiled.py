@@ -124,7 +124,7 @@ def test_pooling_is_one_graph(name, pairs):
     assert_compiled_equal(model, compile_module(model), lambda model: model(x, pairs.target_pos))
 
 
-def test_layers_share_graphs_and_packed_rows_have_theirs(pairs):
+def test_layers_share_graphs_and_packed_rows_differ(pairs):
     """The stack passes the documents to a compiled layer, which is also correct for the rows after them."""
     model = make_model({"position": {"name": "rope"}}, n_layers=2)
     compiled_model = compile_layers(model)

@@ -102,8 +102,7 @@ def test_fully_masked_query_gives_zero_and_finite_gradients(path, dtype):
     gradients = []
     for n in (2, 1):  # with and without the row that is fully masked
         output = attend(leaves[0][:n], KV(leaves[1][:n], leaves[2][:n]), mask[:n], leaves[3])
-        assert (output[0, :, 1] == 0).all()
-        assert (output[1:] == 0).all()
+        assert (output[0, :, 1] == 0).all() and (output[1:] == 0).all()
         gradients.append(torch.autograd.grad(output.float().square().sum(), leaves))
     for both_rows, first_row in zip(*gradients, strict=True):
         assert both_rows.isfinite().all()

@@ -20,8 +20,7 @@ def assert_equal_to_torch(loss, logits, labels, smoothing, leaves):
     expected = F.cross_entropy(logits, labels, label_smoothing=smoothing, reduction="sum")
     torch.testing.assert_close(loss.total, expected)
     torch.testing.assert_close(loss.nll, F.cross_entropy(logits, labels, reduction="sum"))
-    assert not loss.nll.requires_grad
-    assert loss.count == int((labels != IGNORE_INDEX).sum())
+    assert not loss.nll.requires_grad and loss.count == int((labels != IGNORE_INDEX).sum())
     actual, expected = (torch.autograd.grad(3 * total, leaves) for total in (loss.total, expected))
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
     return actual
@@ -86,13 +85,11 @@ def test_autocast_and_models_in_bf16():
     plain = cross_entropy(features, Head(weight), labels, 0.1)
     with torch.autocast("cpu", torch.bfloat16):
         loss = cross_entropy(features, Head(weight), labels, 0.1)
-    assert loss.total.dtype == torch.float32
-    assert not torch.equal(loss.total, plain.total)
+    assert loss.total.dtype == torch.float32 and not torch.equal(loss.total, plain.total)
     torch.testing.assert_close(loss.total, plain.total, rtol=1e-2, atol=0)
     actual, expected = (torch.autograd.grad(x.total, (features, weight)) for x in (loss, plain))
     for a, b in zip(actual, expected, strict=True):
-        assert a.dtype == torch.float32
-        assert (a - b).norm() < 0.03 * b.norm()
+        assert a.dtype == torch.float32 and (a - b).norm() < 0.03 * b.norm()
     features, weight, labels = make_inputs()
     (expected,) = torch.autograd.grad(cross_entropy(features, Head(weight), labels).total, features)
     cross_entropy(features, Head(weight.requires_grad_(False)), labels).total.backward()

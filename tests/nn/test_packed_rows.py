@@ -44,8 +44,7 @@ def test_unpadded_rows_and_documents_are_separate():
     assert (output[PACKED_POS < 0] == 0).all()
     (gradient,) = torch.autograd.grad(output[1, 4].sum(), x)
     assert gradient.abs().sum(-1).nonzero().tolist() == [[1, 2], [1, 4]]
-    assert has_several_documents(PACKED_POS)
-    assert not has_several_documents(PACKED_POS[2:])
+    assert has_several_documents(PACKED_POS) and not has_several_documents(PACKED_POS[2:])
     assert not has_several_documents(torch.arange(4)[None])
 
 

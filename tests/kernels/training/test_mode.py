@@ -58,8 +58,7 @@ def test_unsupported_modules_are_not_fused(change, is_fused):
     with TrainingKernels():
         out = residual(x, layer)
     torch.set_rng_state(state)
-    assert is_fused == [False]
-    assert torch.equal(out, residual(x, layer))
+    assert is_fused == [False] and torch.equal(out, residual(x, layer))
 
 
 def test_hooks_residuals_and_copies_of_weights(is_fused):
@@ -130,5 +129,4 @@ def test_recomputation_is_fused_and_has_the_same_bits(precision, is_fused):
         loss.backward()
         results.append([loss.detach(), *(weight.grad for weight in model.parameters())])
     # two sub-layers of two layers three times: the recomputation is in the backward pass
-    assert is_fused == [True] * 12
-    assert all(map(torch.equal, *results))
+    assert is_fused == [True] * 12 and all(map(torch.equal, *results))

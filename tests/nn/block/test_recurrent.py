@@ -116,8 +116,7 @@ def test_initial_weights_are_orthogonal_with_a_forget_bias(name):
         for u in rnn.weight_hh_l0.detach().split(H):
             torch.testing.assert_close(u @ u.mT, torch.eye(H), rtol=0, atol=1e-5)
         bound = (6 / (32 + H)) ** 0.5
-        assert 0.98 * bound < rnn.weight_ih_l0.abs().max() <= bound
-        assert rnn.bias == (name != "rnn")
+        assert 0.98 * bound < rnn.weight_ih_l0.abs().max() <= bound and rnn.bias == (name != "rnn")
         if rnn.bias:
             gates = (rnn.bias_ih_l0 + rnn.bias_hh_l0).detach().split(H)
             expected = [0, 1, 0, 0] if name == "lstm" else [0, 0, 0]

@@ -10,7 +10,7 @@ from polyhead.core.errors import UserError
 from polyhead.core.registry import FEED_FORWARD
 from polyhead.nn.feed_forward.mlp import MLPActivation
 
-GATED = {"reglu": "relu", "geglu": "gelu", "swiglu": "silu"}
+GATED_UNITS = {"reglu": "relu", "geglu": "gelu", "swiglu": "silu"}
 
 
 def leaky_relu(slope):
@@ -32,7 +32,7 @@ ACTIVATIONS = {
     "tanh": torch.tanh,
     "glu": lambda x: 1 / (1 + torch.exp(-x)),
 }
-ACTIVATIONS |= {gated: ACTIVATIONS[name] for gated, name in GATED.items()}
+ACTIVATIONS |= {gated: ACTIVATIONS[name] for gated, name in GATED_UNITS.items()}
 GELU_TANH = ACTIVATIONS.pop("gelu_tanh")
 VARIANTS = [(name, {}, g) for name, g in ACTIVATIONS.items()] + [
     ("leaky_relu", {"slope": 0.3}, leaky_relu(0.3)),

@@ -68,8 +68,7 @@ def test_balance_gradient_is_the_load_above_mean():
     experts, _ = ffn.route(x)
     loads = torch.tensor([float((experts == i).any(-1).double().mean()) for i in range(4)]).double()
     torch.testing.assert_close(ffn.balance.grad, BALANCE_GRAD_SCALE * (loads - 0.5))
-    assert ffn.balance.grad.sum().abs() < 1e-12
-    assert ffn.balance.grad[loads.argmax()] > 0
+    assert ffn.balance.grad.sum().abs() < 1e-12 and ffn.balance.grad[loads.argmax()] > 0
     ffn, x = build_moe(n_experts=4, top_k=2), draw(50)
     ffn(x).sum().backward()
     expected, total = ffn.balance.grad, 0

@@ -49,8 +49,7 @@ def test_scores_equal_the_equation(options, positions):
     scheme, (q, kv, q_pos, k_pos) = make_scheme("disentangled", **options), make_inputs(positions)
     to_q, to_k = draw_projections()
     output = scheme.scores(q, kv, q_pos, 0.7, lambda x: (x @ to_q, x @ to_k)).expand(3, -1, -1, -1)
-    assert output.shape == (3, 4, q.size(2), 5)
-    assert output.isfinite().all()
+    assert output.shape == (3, 4, q.size(2), 5) and output.isfinite().all()
     table, n_pairs = normalize(scheme.weight, scheme.norm), 0
     for (b, h, t, s), i, j in iter_positions(q_pos, k_pos, q.size(2)):
         vector = table[table_index(i - j, scheme.span, scheme.max_distance)]

@@ -60,8 +60,7 @@ def test_biases_equal_their_equations(name, options, positions, causal):
     scheme, (q, kv, q_pos, k_pos) = make_scheme(name, causal=causal, **options), make_inputs(positions)
     for scale in (None, 0.7):
         output = scheme.bias(q, kv, q_pos, scale).detach().expand(3, -1, -1, -1)
-        assert output.shape == (3, 4, q.size(2), 5)
-        assert output.isfinite().all()
+        assert output.shape == (3, 4, q.size(2), 5) and output.isfinite().all()
         expected = compute_biases(scheme, q, q_pos, k_pos, 3**-0.5 if scale is None else scale)
         assert len(expected) > 20
         for index, bias in expected.items():
