@@ -80,7 +80,7 @@ def test_sums_over_parts_of_a_batch_add_up(cuts):
     torch.testing.assert_close(*gradients, rtol=1e-5, atol=1e-6)
 
 
-def test_autocast_and_models_in_bf16():
+def test_losses_in_bf16_and_of_frozen_heads():
     features, weight, labels = make_inputs(width=32, vocab=101)
     plain = cross_entropy(features, Head(weight), labels, 0.1)
     with torch.autocast("cpu", torch.bfloat16):

@@ -114,7 +114,7 @@ def test_packed_model_keeps_its_routers(dtype, tolerance):
     assert not any(type(part) is nn.Linear for part in packed.modules())
 
 
-def test_scores_and_grouped_adapters_in_bf16():
+def test_scores_are_fp32_and_adapters_not_grouped():
     """Grouped products would ignore the adapters."""
     ffn, x = build_moe(n_experts=4).to(torch.bfloat16), draw(40).bfloat16()
     assert ffn.router(x).dtype == torch.float32
