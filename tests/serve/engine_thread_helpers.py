@@ -1,10 +1,9 @@
 """An event loop, queues and streams that the tests of the engine's thread control."""
 
-import time
 from collections import deque
 from contextlib import contextmanager
 
-from tests.serve.conftest import build_run
+from tests.serve.conftest import build_run, wait_until
 
 from polyhead.serve.client_stream import ClientStream
 from polyhead.serve.engine_thread import EngineThread
@@ -39,17 +38,12 @@ class UpdateQueue(list):
     put_nowait = list.append
 
 
-def wait_until(condition):
-    end = time.monotonic() + 100
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.002)
-    assert condition()
-
-
 def make_thread(n_streams=0, **options):
     """A thread that has not started, its loop, and streams of requests."""
     loop, engine = ManualLoop(), build_run("decoder").engine()
     thread = EngineThread(engine, loop, engine_timeout=60.0, batch_size=0)
+    # a job is computed after everything that was submitted before it
+    loop.wait_for_thread = lambda: thread.submit_job("none", list, [0]).result()
     return thread, loop, [make_stream(engine, i, seed=i, **options) for i in range(n_streams)]
 
 

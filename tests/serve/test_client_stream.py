@@ -1,8 +1,8 @@
 """Tests of serve/client_stream.py."""
 
-import time
-
-from tests.serve.engine_thread_helpers import join_text, run_streams, wait_until
+import pytest
+from tests.serve.conftest import wait_until
+from tests.serve.engine_thread_helpers import join_text, run_streams
 
 from polyhead.serve import engine_thread
 
@@ -17,16 +17,14 @@ def test_updates_are_merged_while_the_loop_is_busy(monkeypatch):
     monkeypatch.setattr(engine_thread, "FLUSH_INTERVAL", 0.0)
     with run_streams(SAMPLING) as (loop, stream):
         wait_until(lambda: stream.output and stream.output.request.finish_status)
-        time.sleep(0.1)
+        loop.wait_for_thread()
         assert len(loop.callbacks) == 2  # the start, and the first step
         assert len(stream.output.tokens[0]) == 1 and len(stream.output.request.events) == 11
         loop.run_once()
         loop.run_once()
-        time.sleep(0.1)
+        loop.wait_for_thread()
         assert len(loop.callbacks) == 1  # after the updates other tasks have their turn
-        loop.run_once()
-        wait_until(lambda: loop.callbacks)
-        loop.run_once()
+        loop.run_until_finished(stream.queue)
         start, first, last = stream.queue
         assert not start.deltas and [len(update.deltas) for update in (first, last)] == [1, 1]
         assert not first.is_finished and last.is_finished and last.deltas[0].is_last
@@ -34,15 +32,6 @@ def test_updates_are_merged_while_the_loop_is_busy(monkeypatch):
         assert join_text(stream.queue) == stream.output.collect_texts()[0]
         tokens = [token for update in (first, last) for token in update.deltas[0].logprobs.tokens]
         assert tokens == stream.output.tokens[0]
-
-
-def test_first_and_last_token_are_sent_at_once(monkeypatch):
-    monkeypatch.setattr(engine_thread, "FLUSH_INTERVAL", 60.0)
-    with run_streams(SAMPLING) as (loop, stream):
-        loop.run_until_finished(stream.queue)
-        assert count_tokens(stream.queue[1:]) == [1, 11]
-        assert join_text(stream.queue) == stream.output.collect_texts()[0]
-        assert stream.first_token_time < stream.last_token_time
 
 
 def test_end_is_sent_while_other_streams_run(monkeypatch):
@@ -53,10 +42,13 @@ def test_end_is_sent_while_other_streams_run(monkeypatch):
         assert join_text(short.queue) == short.output.collect_texts()[0]
 
 
-def test_outputs_of_one_request_are_streamed_in_parallel(monkeypatch):
+@pytest.mark.parametrize("n", [1, 3])
+def test_first_and_last_token_are_sent_at_once(monkeypatch, n):
     monkeypatch.setattr(engine_thread, "FLUSH_INTERVAL", 60.0)
-    with run_streams(SAMPLING | {"n": 3}) as (loop, stream):
+    with run_streams(SAMPLING | {"n": n}) as (loop, stream):
         loop.run_until_finished(stream.queue)
+        assert n > 1 or count_tokens(stream.queue[1:]) == [1, 11]
+        assert stream.first_token_time < stream.last_token_time
         for row, text in enumerate(stream.output.collect_texts()):
             assert join_text(stream.queue, row) == text
             deltas = [delta for update in stream.queue for delta in update.deltas if delta.row == row]

@@ -4,7 +4,8 @@ import asyncio
 import threading
 from types import SimpleNamespace
 
-from tests.serve.engine_thread_helpers import make_thread, wait_until
+from tests.serve.conftest import wait_until
+from tests.serve.engine_thread_helpers import make_thread
 
 from polyhead.serve import engine_thread
 

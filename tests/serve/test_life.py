@@ -10,7 +10,7 @@ import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from tests.serve.conftest import ENDLESS, build_run, get_error, serve_run
+from tests.serve.conftest import ENDLESS, build_run, get_error, serve_run, wait_until
 
 from polyhead.serve.http.limits import Limits
 
@@ -31,37 +31,35 @@ def test_disconnect_frees_the_request_within_a_step(runs, phase, stream, data):
         thread, engine = client.service.engine_thread, client.service.engine.engine
         other_sockets = [client.send(ENDLESS) for _ in range(2)] if phase == "queue" else []
         if other_sockets:
-            client.wait_until(
-                lambda: len(thread._inbox) + len(engine.waiting_requests) + thread.num_running == 2, "no two"
-            )
+            wait_until(lambda: len(thread._inbox) + len(engine.waiting_requests) + thread.num_running == 2)
             steps.allow(2)
-            client.wait_until(lambda: thread.num_running == 2, "a row is free")
+            wait_until(lambda: thread.num_running == 2)
         prompt = "ein hund bellt . " * 3 if phase == "prefill" else "a dog barks ."
         body = ENDLESS | {"stream": stream, "seed": 9, "prompt": prompt, "truncate": True}
         sock = client.send(body)
         if phase == "queue":
-            client.wait_until(lambda: thread._inbox or engine.waiting_requests, "it does not come")
+            wait_until(lambda: thread._inbox or engine.waiting_requests)
             steps.allow()
-            client.wait_until(lambda: len(engine.waiting_requests) == 1, "it does not wait")
+            wait_until(lambda: len(engine.waiting_requests) == 1)
         elif phase == "prefill":
             steps.allow()
-            client.wait_until(lambda: steps.num_steps == thread.num_running == 1, "it does not run")
+            wait_until(lambda: steps.num_steps == thread.num_running == 1)
             assert engine.running_members[0].num_pending, "three tokens a step"
         else:
             steps.allow(8)
-            client.wait_until(lambda: steps.num_steps == 8, "it does not run")
+            wait_until(lambda: steps.num_steps == 8)
             assert engine.running_members[0].request.state.rows[0]
         streams = [s for s in thread.streams if s.request.state.random_streams is not None]
         request = streams[-1].output.request
         if data:
             sock.sendall(data)
-            time.sleep(0.1)  # so that it comes by itself
+            client.wait_read()  # so that it comes by itself
         steps.wait_blocked()
         num_steps, num_commands = steps.num_steps, len(thread._inbox)
         sock.close()
-        client.wait_until(lambda: len(thread._inbox) > num_commands, "the disconnect is not noticed")
+        wait_until(lambda: len(thread._inbox) > num_commands)
         steps.allow()
-        client.wait_until(lambda: request.finish_status is not None, "it goes on")
+        wait_until(lambda: request.finish_status is not None)
         assert request.finish_status.reason == "cancelled" and steps.num_steps - num_steps <= 1
         running = [member.request for member in engine.running_members]
         assert request not in [*engine.waiting_requests, *running]
@@ -96,8 +94,8 @@ def test_disconnects_under_load_change_no_other_answer(client):
     with ThreadPoolExecutor(16) as pool:
         list(pool.map(request, range(60)))
     client.wait_idle()
-    client.wait_until(lambda: not client.server.app.active_tasks, "a request does not end")
-    client.wait_until(lambda: client.service.num_waiting == 0, "a text waits")
+    wait_until(lambda: not client.server.app.active_tasks)
+    wait_until(lambda: client.service.num_waiting == 0)
     assert client.count_aborted("disconnect") > num_aborted
 
 
@@ -113,7 +111,7 @@ def test_reset_connections_are_freed(runs):
                 references |= set(client.server.server_state.connections)
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         client.wait_closed()
-        client.wait_until(lambda: gc.collect() is not None and not references, "a connection is referenced")
+        wait_until(lambda: gc.collect() is not None and not references)
 
 
 @pytest.mark.parametrize(("stream", "disconnects"), [(False, False), (False, True), (True, True)])
@@ -130,12 +128,12 @@ def test_requests_are_freed_without_gc(runs, gc_disabled, disconnects, stream):
         assert len(references) == 4
         if disconnects:
             sock.close()
-            client.wait_until(lambda: thread._inbox, "the disconnect is not noticed")
+            wait_until(lambda: thread._inbox)
         steps.allow(1000)
         client.wait_idle()
         sock.close()
         client.wait_closed()
-        client.wait_until(lambda: not references, "the request is referenced")
+        wait_until(lambda: not references)
 
 
 @pytest.mark.acceptance("E10")
@@ -151,10 +149,10 @@ def test_attention_of_translation_is_computed_under_load(runs):
         steps.allow()
         steps.wait_blocked()
         other_sockets = [client.send(body, path) for _ in range(2)]
-        client.wait_until(lambda: client.service.num_waiting == 2, "no two wait")
+        wait_until(lambda: client.service.num_waiting == 2)
         steps.allow(2)
         steps.wait_blocked()
-        time.sleep(0.2)  # the translation is complete, and two still wait
+        wait_until(lambda: client.service.engine_thread._inbox)  # complete, while two still wait
         steps.allow(1000)
         head, _, answer = first.recv(65536).partition(b"\r\n\r\n")
         assert b"200 OK" in head
@@ -172,12 +170,12 @@ def test_readiness_reports_a_hanging_and_a_dead_thread(runs):
         thread.slowest_step = 0.0
         with client.hold_steps():
             sock = client.send(ENDLESS)
-            client.wait_until(lambda: client.ask(ready).status_code == 503, "the hang is not noticed")
+            wait_until(lambda: client.ask(ready).status_code == 503)
             assert "has made no progress" in client.ask(ready).json()["error"]["message"]
             assert client.ask("/health/live").status_code == 200
         assert b"200 OK" in sock.recv(65536)
         sock.close()
-        client.wait_until(lambda: client.ask("/health").status_code == 200, "it stays unready")
+        wait_until(lambda: client.ask("/health").status_code == 200)
         thread._post_command(die)
         thread.join(100)
         assert "has stopped" in get_error(client.ask(ready), 503)["message"]
@@ -192,7 +190,7 @@ def test_dead_thread_fails_running_and_queued_requests(runs):
         thread = client.service.engine_thread
         thread._post_command(die)
         sockets.append(client.send(ENDLESS))
-        client.wait_until(lambda: len(thread._inbox) == 2, "it is not queued")
+        wait_until(lambda: len(thread._inbox) == 2)
         steps.allow()
         for sock in sockets:
             assert b"500 Internal" in sock.recv(65536)

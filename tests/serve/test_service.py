@@ -9,7 +9,7 @@ from polyhead.core.errors import UserError
 from polyhead.run.run_ensemble import ensemble_runs
 
 NAMES = ["../tiny", "..%2f..%2fetc%2fpasswd", "%2e%2e/tiny", "/etc/passwd", "tiny%00", "\\\\host\\share"]
-NAMES += ["tiny/../tiny", "tiny ", "x" * 5000]
+NAMES += ["tiny/../tiny", "tiny ", "x" * 5000, "gpt-4", "Tiny", "tiny2"]
 
 
 @pytest.mark.acceptance("F6")

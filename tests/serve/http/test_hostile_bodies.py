@@ -3,7 +3,6 @@
 import json
 import random
 import resource
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -15,40 +14,24 @@ from tests.run.hostile_helpers import MEMORY, bad_bytes, dump, mutate
 N_BODIES = 120
 MESSAGES = [{"role": "user", "content": "two dogs bark ."}]
 BODIES: dict[str, dict[str, Any]] = {
-    "/v1/completions": {
-        "prompt": "two dogs",
-        "max_tokens": 3,
-        "temperature": 0.5,
-        "stop": ["x"],
-        "logit_bias": {"5": 1},
-    },
-    "/v1/chat/completions": {"messages": MESSAGES, "max_tokens": 3, "seed": 1},
+    "/v1/completions": {"prompt": "two dogs", "max_tokens": 3, "stop": ["x"], "logit_bias": {"5": 1}},
+    "/v1/chat/completions": {"messages": MESSAGES, "max_tokens": 3, "seed": 1, "temperature": 0.5},
     "/v1/embeddings": {"input": ["a", "b"], "encoding_format": "float"},
 }
-SCHEMA = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}
-
-
-def deep_schema(depth: int) -> dict[str, Any]:
-    schema: dict[str, Any] = {"type": "integer"}
-    for _ in range(depth):
-        schema = {"type": "array", "items": schema}
-    return schema
+SCHEMAS: list[dict[str, Any]] = [
+    *(json.loads('{"type": "array", "items": ' * depth + "{}" + "}" * depth) for depth in (20, 900)),
+    {"pattern": "(a+)+$", "type": "string"},
+    {"$ref": "#"},
+    {"minItems": 10**9, "type": "array"},
+]
 
 
 def hostile_body(draw: random.Random, body: dict[str, Any]) -> bytes:
     if draw.random() < 0.25:
         return bad_bytes(draw, json.dumps(body).encode())
     if draw.random() < 0.2:
-        schema = draw.choice(
-            [
-                deep_schema(draw.choice([20, 900])),
-                {"pattern": "(a+)+$", "type": "string"},
-                {"$ref": "#"},
-                {"minItems": 10**9, "type": "array"},
-            ]
-        )
-        body = body | {"response_format": SCHEMA | {"json_schema": {"name": "x", "schema": schema}}}
-        return json.dumps(body).encode()
+        schema = {"name": "x", "schema": draw.choice(SCHEMAS)}
+        return json.dumps(body | {"response_format": {"type": "json_schema", "json_schema": schema}}).encode()
     return dump(mutate(draw, body))
 
 
@@ -69,9 +52,6 @@ def test_a_hundred_hostile_bodies_end_no_service(endless_run: Path) -> None:
         assert service.http.get("/health").status_code == 200
         assert service.http.post("/v1/completions", json=BODIES["/v1/completions"]).status_code == 200
         service.process.terminate()
-        try:
-            code, log = service.end()
-        except subprocess.TimeoutExpired:
-            pytest.fail("the service does not stop")
+        code, log = service.end()
     assert code == 0 and "Traceback" not in log and "panicked" not in log, log[-2000:]
     assert codes.count(400) > N_BODIES // 3

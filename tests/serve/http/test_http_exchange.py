@@ -5,7 +5,7 @@ import time
 import weakref
 
 import pytest
-from tests.serve.conftest import get_error, read_all, serve_run
+from tests.serve.conftest import get_error, read_all, serve_run, wait_until
 
 from polyhead.serve import engine_thread
 from polyhead.serve.http import app
@@ -41,7 +41,7 @@ def test_refused_request_is_freed_without_gc(runs, monkeypatch, gc_disabled, kin
             monkeypatch.setattr(client.service.engine.engine, "_schedule", lambda: 1 / 0)
         assert client.ask(f"/v1/{path}", body).status_code == status
         client.wait_idle()
-        client.wait_until(lambda: not references, "the request is referenced")
+        wait_until(lambda: not references)
 
 
 @pytest.mark.acceptance("E7")
@@ -69,7 +69,7 @@ def test_bodies_and_heads_are_limited(checked_client):
         sock.shutdown(socket.SHUT_WR)
         answer = read_all(sock)
     assert answer.startswith(b"HTTP/1.1 431 ") and b"head_too_large" in answer
-    client.wait_until(lambda: len(connections) <= num_connections, "the connection stays open")
+    wait_until(lambda: len(connections) <= num_connections)
 
 
 @pytest.mark.acceptance("E8")

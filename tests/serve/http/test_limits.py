@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from tests.serve.conftest import ENDLESS, serve_run
+from tests.serve.conftest import ENDLESS, serve_run, wait_until
 
 from polyhead.serve.http.limits import Limits
 
@@ -17,24 +17,24 @@ def test_requests_above_the_queue_limit_are_refused(runs):
         service = client.service
         with client.hold_steps() as steps:
             sockets = [client.send(ENDLESS | {"seed": i}) for i in range(2)]
-            client.wait_until(lambda: service.num_waiting + len(service.engine_thread.streams) >= 2, "no two")
+            wait_until(lambda: service.num_waiting + len(service.engine_thread.streams) >= 2)
             while service.engine_thread.num_running < 2:  # the second may come after the first step began
                 steps.allow()
                 steps.wait_blocked()
             sockets += [client.send(ENDLESS | {"seed": i}) for i in range(2, 6)]
             steps.allow()
-            client.wait_until(lambda: service.num_waiting == 4, "no four wait")
+            wait_until(lambda: service.num_waiting == 4)
             for _ in range(10):
                 answer = client.ask(PATH, ENDLESS)
                 assert answer.status_code == 429 and answer.headers["retry-after"] == "1"
                 assert answer.json()["error"]["type"] == "rate_limit_error"
-            with client.connect() as sock:  # before the body, which is not read
-                sock.sendall(POST + b"Content-Length: 1000\r\n\r\n")
-                assert b" 429 " in sock.recv(65536).split(b"\r\n")[0]
-            with client.connect() as sock:  # the connection can be used for the next request
+            with client.connect() as sock:
                 body = json.dumps(ENDLESS).encode()
-                sock.sendall((POST + b"Content-Length: %d\r\n\r\n" % len(body) + body) * 2)
-                answer = b""
+                head = POST + b"Content-Length: %d\r\n\r\n" % len(body)
+                sock.sendall(head)
+                answer = sock.recv(65536)
+                assert b" 429 " in answer.split(b"\r\n")[0], "before the body, which is not read"
+                sock.sendall(body + head + body)  # the connection can be used for the next request
                 while answer.count(b"overloaded") < 2 and (piece := sock.recv(65536)):
                     answer += piece
                 assert answer.count(b"HTTP/1.1 429") == 2
@@ -63,14 +63,14 @@ def test_queue_counts_texts_but_no_aborted_ones(runs):
         assert thread.num_running == 8 and service.num_waiting == 0
         body = ENDLESS | {"prompt": ["dogs"] * 4, "max_tokens": 2}
         sockets = [client.send(body)]
-        client.wait_until(lambda: service.num_waiting == 4, "no four wait")
+        wait_until(lambda: service.num_waiting == 4)
         sockets.append(client.send(body))
-        client.wait_until(lambda: service.num_waiting == 8, "no eight wait")
+        wait_until(lambda: service.num_waiting == 8)
         assert b"polyhead_requests_waiting 8.0" in client.ask("/metrics").content
         answer = client.ask(PATH, body)
         assert answer.status_code == 429 and "8 texts are already queued" in answer.text
         first.close()
-        client.wait_until(lambda: len(thread._inbox) == 2 + 8, "the disconnect is not noticed")
+        wait_until(lambda: len(thread._inbox) == 2 + 8)
         assert service.num_waiting == 8
         steps.allow(1000)
         for sock in sockets:

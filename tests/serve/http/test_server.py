@@ -7,7 +7,7 @@ import signal
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from tests.serve.conftest import ENDLESS, Client, get_error, serve_run
+from tests.serve.conftest import ENDLESS, Client, get_error, serve_run, wait_until
 
 from polyhead.run.run import Run
 from polyhead.serve.http.limits import Limits
@@ -33,7 +33,7 @@ def test_first_signal_finishes_accepted_requests_only(runs: dict[str, Run], capl
     with serve_run(runs["decoder"]) as client, ThreadPoolExecutor() as pool:
         with client.hold_steps() as steps:
             streams = [pool.submit(read_stream, client) for _ in range(3)]
-            client.wait_until(lambda: len(client.server.app.active_tasks) == 3, "no three are accepted")
+            wait_until(lambda: len(client.server.app.active_tasks) == 3)
             client.server.handle_exit(signal.SIGTERM, None)
             assert client.ask("/health/ready").status_code == 503
             answer = client.ask("/v1/completions", {"prompt": "dogs"})
@@ -41,26 +41,22 @@ def test_first_signal_finishes_accepted_requests_only(runs: dict[str, Run], capl
             assert client.ask("/health/live").status_code == 200
             steps.allow(1000)
             for stream in streams:
-                *_, last, done, _ = stream.result(100)
+                *_, last, done, _ = stream.result()
                 assert done == "data: [DONE]"
                 assert json.loads(last.removeprefix("data: "))["choices"][0]["finish_reason"]
-        client.thread.join(100)
-        assert not client.thread.is_alive(), "the server stops"
+        client.thread.join()
     assert caplog.text.count("POST /v1/completions 200") == 3 and "barks" not in caplog.text
 
 
 @pytest.mark.acceptance("E9")
 def test_request_beyond_the_shutdown_timeout_is_aborted(runs: dict[str, Run]) -> None:
-    with (
-        serve_run(runs["decoder"], limits=Limits(shutdown_timeout=0.2)) as client,
-        ThreadPoolExecutor() as pool,
-    ):
+    limits = Limits(shutdown_timeout=0.2)
+    with serve_run(runs["decoder"], limits=limits) as client, ThreadPoolExecutor() as pool:
         with client.hold_steps() as steps:
             stream = pool.submit(read_stream, client)
-            client.wait_until(lambda: client.service.engine_thread.streams, "it does not run")
+            wait_until(lambda: client.service.engine_thread.streams)
             steps.allow(2)
             client.server.handle_exit(signal.SIGINT, None)
-            error = json.loads(stream.result(100)[-2].removeprefix("data: "))["error"]
+            error = json.loads(stream.result()[-2].removeprefix("data: "))["error"]
             assert error["code"] == "shutting_down"
-        client.thread.join(100)
-        assert not client.thread.is_alive()
+        client.thread.join()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from tests.serve.conftest import TEXTS as NON_EMPTY_TEXTS
-from tests.serve.conftest import build_run, get_error, make_recipe, serve_run, with_generation
+from tests.serve.conftest import build_run, get_error, make_recipe, serve_run, wait_until, with_generation
 
 from polyhead.run.run_ensemble import ensemble_runs
 from polyhead.serve.http.limits import Limits
@@ -373,10 +373,10 @@ class BlockedMethod:
         """The answers to requests that wait while the first is computed."""
         with ThreadPoolExecutor(len(bodies)) as pool:
             answers = [pool.submit(client.ask, path, bodies[0])]
-            client.wait_until(lambda: self.calls, "the first is not computed")
+            wait_until(lambda: self.calls)
             answers += [pool.submit(client.ask, path, body) for body in bodies[1:]]
             waiting = len(bodies) - 1
-            client.wait_until(lambda: client.service.engine_thread.num_waiting == waiting, "they do not wait")
+            wait_until(lambda: client.service.engine_thread.num_waiting == waiting)
             self.may_finish.set()
             return [answer.result() for answer in answers]
 
