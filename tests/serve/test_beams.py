@@ -1,7 +1,7 @@
 """Beam search over HTTP: ends of a conversation, uncut conversations, and fewer outputs than requested."""
 
 import pytest
-from tests.serve.conftest import Client, build_run, get_error, serve_run, with_generation
+from tests.serve.conftest import Client, build_run, serve_run, with_generation
 
 from polyhead.core.choice import Choice
 
@@ -51,14 +51,3 @@ def test_grammar_with_few_texts_gives_fewer_outputs(chat_client: Client, chat: b
         finished = [choice["index"] for choice in events if choice["finish_reason"]]
         indices = [choice["index"] for choice in choices]
         assert sorted(finished) == indices == list(range(len(choices)))
-
-
-def test_content_part_must_be_an_object(chat_client: Client) -> None:
-    output = {"type": "function_call_output", "call_id": "x", "output": ["output_text"]}
-    for path, body in (
-        (CHAT, {"messages": [{"role": "user", "content": ["text"]}]}),
-        (PATH, {"input": [{"role": "user", "content": ["input_text"]}]}),
-        (PATH, {"input": [output]}),
-    ):
-        error = get_error(chat_client.ask(path, body))
-        assert "this model supports text only" in error["message"]

@@ -12,19 +12,9 @@ from polyhead.tokenizers.tokenizer import Tokenizer
 from tokenizers import Tokenizer as InnerTokenizer
 
 PATH = "/v1/completions"
-ODD_TEXTS = [
-    "",
-    " ",
-    "\x00",
-    "\u202e" * 100,
-    "👩‍👩‍👧‍👦" * 3,
-    "<|endoftext|>",
-    "</s>",
-    "<pad>",
-    "\ufeffx",
-    "犬" * 5,
-]
-ODD_TEXTS += ["\r\n\x0b\x85\u2028"]
+ODD_TEXTS = ["", " ", "\x00", "\u202e" * 100, "👩‍👩‍👧‍👦" * 3, "<|endoftext|>", "</s>", "<pad>"]
+ODD_TEXTS += ["\ufeffx", "犬" * 5, "\r\n\x0b\x85\u2028"]
+RANKING = {"query": "a", "documents": ["b"]}
 
 
 @pytest.mark.acceptance("E5", "R6")
@@ -56,6 +46,7 @@ def test_empty_messages_count_towards_the_limit(chat_client):
         ("classifier", "/v1/fill-mask", {"input": "a <mask>"}, "/v1/classify, /v1/embeddings"),
         ("encoder-decoder", "/v1/classify", {"input": "a"}, "/v1/translations, /v1/completions"),
         ("encoder", "/v1/score", {"input": "a"}, "/v1/embeddings"),
+        *((kind, "/v1/rerank", RANKING, "") for kind in ("encoder", "classifier", "decoder")),
     ],
 )
 def test_wrong_task_is_refused_with_the_right_ones(clients, kind, path, body, tasks):
@@ -66,7 +57,7 @@ def test_wrong_task_is_refused_with_the_right_ones(clients, kind, path, body, ta
 @pytest.mark.acceptance("F11")
 def test_texts_and_keys_are_not_logged(runs, caplog, monkeypatch):
     caplog.set_level(0)
-    message = "secret words"
+    message = "secret words"  # not in the line of the source that a traceback shows
 
     def fail():
         raise RuntimeError(message)

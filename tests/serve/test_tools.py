@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from tests.serve.conftest import Client, get_error, serve_run
 from tests.serve.tool_call_helpers import (
-    CALL_FUNCTION,
     CALL_NOW,
     CALL_TEXT,
     QUESTION,
@@ -108,11 +107,6 @@ def test_required_call_begins_with_the_special_mark(chat: str, options: dict[str
     assert stream.tokens[0][0] == run.tokenizer.token_to_id(mark)
 
 
-CALL = {"id": "call00one", "type": "function", "function": CALL_FUNCTION}
-CALL_MESSAGE = {"role": "assistant", "content": None, "tool_calls": [CALL]}
-RESULT = {"role": "tool", "tool_call_id": "call00one", "content": "snow"}
-
-
 def test_tools_count_as_the_model_reads_them(tool_client: Client) -> None:
     """Llama reads each number of such a list in a line of its own, after many blanks."""
     nested_list: Any = [1] * 20
@@ -133,13 +127,3 @@ def test_style_without_tools_refuses_them() -> None:
     with serve_run(build_tool_run("mistral", True, style="v1")) as client:
         error = get_error(client.ask(PATH, {"messages": QUESTION, "tools": TOOLS}))
         assert error["param"] == "tools" and "does not support tools in the style 'v1'" in error["message"]
-
-
-def test_openapi_describes_tools_and_their_messages(tool_client: Client) -> None:
-    fields = tool_client.ask("/openapi.json").json()["components"]["schemas"]["ChatBody"]["properties"]
-    names = ("tools", "tool_choice", "parallel_tool_calls")
-    assert {*names} <= fields.keys()
-    roles = fields["messages"]["items"]["properties"]["role"]["enum"]
-    assert set(roles) == {"system", "developer", "user", "assistant", "tool"}
-    body = {"messages": [*QUESTION, CALL_MESSAGE, RESULT], "max_tokens": 1, **dict.fromkeys(names)}
-    assert tool_client.ask(PATH, body).status_code == 200

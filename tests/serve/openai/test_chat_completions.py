@@ -6,7 +6,7 @@ from typing import Any
 import openai
 import pytest
 import torch
-from tests.serve.conftest import Client, serve_run, token_name, with_generation
+from tests.serve.conftest import Client, token_name, with_generation
 from tests.serve.openai.chat_helpers import MESSAGES, answer_text, start_answer
 
 from polyhead import Choice
@@ -84,6 +84,7 @@ SYSTEM = {"role": "system", "content": "name them"}
 DEVELOPER = SYSTEM | {"role": "developer"}
 PARTS = [{"type": "text", "text": "name "}, {"type": "text", "text": "them"}]
 SILENT = {"role": "assistant", "content": ""}
+NULL_CALLS = SILENT | {"content": None, "tool_calls": []}
 
 
 @pytest.mark.parametrize(
@@ -94,10 +95,7 @@ SILENT = {"role": "assistant", "content": ""}
         ([*MESSAGES, DEVELOPER], [*MESSAGES, SYSTEM]),
         ([*MESSAGES[:3], DEVELOPER, MESSAGES[3]], [*MESSAGES[:3], SYSTEM, MESSAGES[3]]),
         ([MESSAGES[0], DEVELOPER, MESSAGES[1]], [MESSAGES[0], SYSTEM, MESSAGES[1]]),
-        (
-            [MESSAGES[1], SILENT | {"content": None, "tool_calls": []}, MESSAGES[3]],
-            [MESSAGES[1], SILENT, MESSAGES[3]],
-        ),
+        ([MESSAGES[1], NULL_CALLS, MESSAGES[3]], [MESSAGES[1], SILENT, MESSAGES[3]]),
         ([MESSAGES[1], {"role": "assistant"}, MESSAGES[3]], [MESSAGES[1], SILENT, MESSAGES[3]]),
         ([MESSAGES[1], SILENT | {"content": None}], [MESSAGES[1]]),
     ],
@@ -168,10 +166,12 @@ def test_logprobs_of_completions_equal_a_softmax(chat_client: Client, options: d
         assert logprobs["top_logprobs"][i] == pytest.approx(top, abs=1e-4)
     (without_top,) = chat_client.ask(PATH, {**body, "logprobs": 0}).json()["choices"]
     assert "top_logprobs" not in without_top["logprobs"] and without_top["text"] == choice["text"]
-    events = chat_client.stream(PATH, {**body, "logprobs": 5})
-    for name in ("tokens", "top_logprobs"):
-        stream_result = [value for event in events for value in event["choices"][0]["logprobs"][name]]
-        assert [*map(list, stream_result)] == [*map(list, logprobs[name])]
+    parts = [e["choices"][0]["logprobs"] for e in chat_client.stream(PATH, {**body, "logprobs": 5})]
+    assert [token for part in parts for token in part["tokens"]] == logprobs["tokens"]
+    stream_result = [value for part in parts for value in part["token_logprobs"]]
+    assert stream_result == pytest.approx(logprobs["token_logprobs"], abs=1e-5)
+    stream_result = [list(top) for part in parts for top in part["top_logprobs"]]
+    assert stream_result == [*map(list, logprobs["top_logprobs"])]
 
 
 def test_logprobs_of_chat_equal_a_softmax(chat_client: Client) -> None:
@@ -202,21 +202,18 @@ def test_logprobs_of_chat_equal_a_softmax(chat_client: Client) -> None:
 
 def test_bytes_of_tokens_add_up_to_the_text(chat_client: Client) -> None:
     run = chat_client.run
-
-    def token_bytes(tokenizer: Any, text: str) -> list[list[int]]:
-        (ids,) = tokenizer.encode([text])
-        n = len(ids) + 1
-        logprobs = TokenLogprobs([*ids, tokenizer.eos_id], [-1.0] * n, [()] * n)
-        other = Run(run.model, tokenizer, run.generation)
-        return [entry["bytes"] for entry in format_chat_logprobs(other, logprobs)["content"]]
-
-    *data, end = map(bytes, token_bytes(run.tokenizer, "zwei 犬 ü \U0001f415"))
-    assert b"".join(data).decode() == "zwei 犬 ü \U0001f415" and end == b""
-    assert b"\xf0" in data  # a part of a character is a byte, not the letter that it is shown as
-    for name in ("char", "unigram"):
-        tokenizer = train_tokenizer(["zwei 犬 dogs bark"] * 5, Choice(name), 120)
-        *data, end = map(bytes, token_bytes(tokenizer, "dogs bark"))
-        assert b"".join(data).decode().strip() == "dogs bark" and end == b""
+    training_text = ["zwei 犬 dogs bark"] * 5
+    for tokenizer, text in (
+        (run.tokenizer, "zwei 犬 ü \U0001f415"),
+        *((train_tokenizer(training_text, Choice(name), 120), "dogs bark") for name in ("char", "unigram")),
+    ):
+        ids = [*tokenizer.encode([text])[0], tokenizer.eos_id]
+        logprobs = TokenLogprobs(ids, [-1.0] * len(ids), [()] * len(ids))
+        content = format_chat_logprobs(Run(run.model, tokenizer, run.generation), logprobs)["content"]
+        *data, end = (bytes(entry["bytes"]) for entry in content)
+        assert b"".join(data).decode().strip() == text and end == b""
+        # a part of a character is a byte, not the letter that it is shown as
+        assert b"\xf0" in data or tokenizer is not run.tokenizer
 
 
 def test_top_logprobs_are_computed_on_request_only(chat_client: Client, monkeypatch: Any) -> None:
@@ -245,23 +242,3 @@ def test_chat_format_of_the_service(runs: dict[str, Run]) -> None:
     with pytest.raises(UserError, match="only language models support conversations"):
         make_service(runs["encoder"], Choice("plain"))
     assert make_service(with_generation(run, chat=Choice("chatml")), None).chat is None
-
-
-def test_size_of_chat_logprobs_is_limited(chat_client: Client) -> None:
-    """80 characters for each token and for each of its alternatives."""
-    body = {
-        "messages": MESSAGES[3:],
-        "logprobs": True,
-        "top_logprobs": 4,
-        "max_tokens": 10,
-        "n": 2,
-        "seed": 1,
-    }
-    with serve_run(chat_client.run, limits=Limits(max_body=8000)) as client:
-        answer = client.ask(CHAT, body)
-        assert answer.status_code == 200 and len(answer.text) < 8000 + 500
-        for fields in ({"n": 3}, {"top_logprobs": 5}, {"max_tokens": 11}):
-            error = client.ask(CHAT, {**body, **fields}).json()["error"]
-            assert (error["code"], error["param"]) == ("answer_too_long", "max_tokens")
-            assert "request a lower max_tokens, n or top_logprobs" in error["message"]
-            assert client.ask(CHAT, {**body, **fields, "top_logprobs": 0}).status_code == 200

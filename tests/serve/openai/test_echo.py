@@ -4,7 +4,7 @@ import threading
 
 import pytest
 import torch
-from tests.serve.conftest import build_run, get_error, serve_run, token_name
+from tests.serve.conftest import get_error, serve_run, token_name
 from tokenizers.normalizers import Lowercase
 
 from polyhead.run.run import Run
@@ -66,17 +66,17 @@ def test_prompt_logprobs_equal_a_forward_pass(client, is_text, n):
         assert output["text_offset"] == [offset + len(text) for offset in logprobs["text_offset"]]
 
 
-@pytest.mark.parametrize("is_text", [True, False])
-def test_text_offsets_are_starts_of_characters(client, is_text):
+def test_text_offsets_are_starts_of_characters(client):
     """A part of a character has the offset of the character."""
     for text in TEXTS:
         (ids,) = client.run.tokenizer.encode([text])
-        (choice,) = complete(client, {**ECHO, "prompt": text if is_text else ids, "max_tokens": 8})
-        offsets = choice["logprobs"]["text_offset"]
         data = [client.run.tokenizer.token_bytes[token] for token in ids]
         prefixes = [b"".join(data[:i]).decode(errors="ignore") for i in range(len(ids))]
-        assert offsets[: len(ids)] == [len(prefix) for prefix in prefixes]
-        assert offsets == sorted(offsets) and offsets[-1] <= len(choice["text"])
+        for prompt in (text, ids):
+            (choice,) = complete(client, {**ECHO, "prompt": prompt, "max_tokens": 8})
+            offsets = choice["logprobs"]["text_offset"]
+            assert offsets[: len(ids)] == [len(prefix) for prefix in prefixes]
+            assert offsets == sorted(offsets) and offsets[-1] <= len(choice["text"])
 
 
 @pytest.mark.parametrize("options", [{}, {"n": 2}, {"max_tokens": 0, "n": 2}, {"logprobs": 0}], ids=str)
@@ -114,35 +114,17 @@ def test_max_tokens_zero_scores_the_prompt_only(client):
     client.wait_idle()
 
 
-def test_sum_of_logprobs_is_the_text_score(client):
-    """A score counts the first token of the text, after the document separator, and its end."""
-    run = client.run
-    (ids,), separator = run.tokenizer.encode(TEXTS[:1]), run.tokenizer.eos_id
-    (choice,) = complete(client, {**ECHO, "prompt": [separator, *ids], "max_tokens": 0})
-    (score,) = run.score(TEXTS[:1])
-    has_end = score.tokens > len(ids)
-    end = float(reference_logprobs(run, [separator, *ids])[-1, separator]) if has_end else 0.0
-    total = sum(choice["logprobs"]["token_logprobs"][1:])
-    assert total + end == pytest.approx(score.log_prob, abs=1e-4)
-
-
 def test_prompts_up_to_the_maximal_length(client):
     run, max_len = client.run, client.run.config.max_len
     ids = (run.tokenizer.encode([" ".join(TEXTS)])[0] * 9)[: max_len + 1]
-    for length, max_tokens, fits in [
-        (max_len, 0, True),
-        (max_len + 1, 0, False),
-        (max_len, 1, True),
-        (max_len, 2, True),
-    ]:
-        answer = client.ask(PATH, {**ECHO, "prompt": ids[:length], "max_tokens": max_tokens})
-        if fits:
-            logprobs = answer.json()["choices"][0]["logprobs"]
-            check_prompt(run, slice_lists(logprobs, 0, length), ids[:length])
-        else:
-            assert get_error(answer)["code"] == "context_length_exceeded"
+    for max_tokens in (0, 1, 2):
+        body = {**ECHO, "prompt": ids[:max_len], "max_tokens": max_tokens}
+        logprobs = client.ask(PATH, body).json()["choices"][0]["logprobs"]
+        check_prompt(run, slice_lists(logprobs, 0, max_len), ids[:max_len])
+    body = {**ECHO, "prompt": ids, "max_tokens": 0}
+    assert get_error(client.ask(PATH, body))["code"] == "context_length_exceeded"
     # truncated tokens have no entries, and the offsets count them
-    (choice,) = complete(client, {**ECHO, "prompt": ids, "max_tokens": 0, "truncate": True})
+    (choice,) = complete(client, body | {"truncate": True})
     check_prompt(run, choice["logprobs"], ids[1:])
     assert choice["text"] == run.tokenizer.decode([ids])[0]
     assert choice["logprobs"]["text_offset"][0] == len(run.tokenizer.decode([ids[:1]])[0])
@@ -188,59 +170,47 @@ def test_prompts_are_scored_in_one_batch(client, monkeypatch):
     assert len(calls) == 1, "scored without echo and logprobs"
 
 
-@pytest.mark.parametrize("max_tokens", [0, 1])
-def test_likelihood_of_a_continuation_for_lm_eval(client, max_tokens):
-    """The last token is not of the text, and whether it is greedy follows from the top value."""
-    run = client.run
-    context, rest = (run.tokenizer.encode([text])[0] for text in ("two dogs", " bark 犬 ."))
-    greedy = [int(reference_logprobs(run, context)[-1].argmax())]
-    for continuation, is_greedy in ((rest, False), (greedy, True)):
-        ids = context + continuation
-        body = {"model": "tiny", "prompt": [ids], "temperature": 0, "max_tokens": max_tokens, "logprobs": 1}
-        (choice,) = complete(client, {**body, "seed": 1234, "echo": True})
-        span = slice_lists(choice["logprobs"], len(context), -1 if max_tokens else None)
-        expected = reference_logprobs(run, ids)[len(context) - 1 : -1]
-        expected = expected.gather(1, torch.tensor(continuation)[:, None]).sum()
-        assert sum(span["token_logprobs"]) == pytest.approx(float(expected), abs=1e-5)
-        pairs = zip(span["token_logprobs"], span["top_logprobs"], strict=True)
-        assert all(p == max(top.values()) for p, top in pairs) == is_greedy
+TWO_TEXTS = {"prompt": ["two dogs"] * 2}
+MESSAGES = [{"role": "user", "content": "zwei hunde"}]
+CHAT_BODY = {"messages": MESSAGES, "logprobs": True, "top_logprobs": 4, "max_tokens": 10, "n": 2, "seed": 1}
 
 
-def test_non_finite_logprobs_are_an_error():
-    run = build_run("decoder")
-    with torch.no_grad():
-        next(run.model.parameters()).fill_(float("nan"))
-    with serve_run(run) as client:
-        answer = client.ask(PATH, {**ECHO, "prompt": "two dogs", "max_tokens": 0})
-        assert "NaN" in get_error(answer, 500)["message"]
+@pytest.mark.parametrize(
+    ("max_body", "body", "larger", "param", "message"),
+    [
+        (
+            2000,  # 32 bytes for each token and for each of its alternatives
+            {"prompt": [5] * 20, "echo": True, "max_tokens": 1, "logprobs": 2},
+            [{"n": 2}, {"logprobs": 3}, {"prompt": [[5] * 20] * 2}],
+            "prompt",
+            "",
+        ),
+        (
+            2000,
+            {"prompt": "two dogs", "max_tokens": 10, "logprobs": 2, "n": 2},
+            [{"n": 3}, {"logprobs": 3}, {"max_tokens": 11}, TWO_TEXTS, {"n": 3, "stream": True}],
+            "max_tokens",
+            "or 20 tokens: request a lower max_tokens, n or logprobs",
+        ),
+        (
+            8000,  # 80
+            CHAT_BODY,
+            [{"n": 3}, {"top_logprobs": 5}, {"max_tokens": 11}],
+            "max_tokens",
+            "request a lower max_tokens, n or top_logprobs",
+        ),
+    ],
+    ids=["prompt", "output", "chat"],
+)
+def test_size_of_logprobs_is_limited(chat_client, max_body, body, larger, param, message):
+    path = "/v1/chat/completions" if "messages" in body else PATH
+    with serve_run(chat_client.run, limits=Limits(max_body=max_body)) as client:
+        answer = client.ask(path, body)
+        assert answer.status_code == 200 and (path == PATH or len(answer.text) < max_body + 500)
+        for fields in larger:
+            error = get_error(client.ask(path, body | fields))
+            assert (error["code"], error["param"]) == ("answer_too_long", param)
+            assert message in error["message"]
+            smaller = {"logprobs": None, "top_logprobs": None, "echo": False}
+            assert client.ask(path, body | fields | smaller).status_code == 200
         client.wait_idle()
-
-
-@pytest.fixture(scope="module")
-def small_client(runs):
-    """Answers of 2,000 bytes: 32 for each token and for each of its alternatives."""
-    with serve_run(runs["decoder"], limits=Limits(max_body=2000)) as client:
-        yield client
-
-
-def test_size_of_prompt_logprobs_is_limited(small_client):
-    body = {"prompt": [5] * 20, "echo": True, "max_tokens": 1, "logprobs": 2}
-    assert small_client.ask(PATH, body).status_code == 200
-    for fields in ({"n": 2}, {"logprobs": 3}, {"prompt": [[5] * 20] * 2}):
-        error = get_error(small_client.ask(PATH, {**body, **fields}))
-        assert (error["code"], error["param"]) == ("answer_too_long", "prompt")
-        assert small_client.ask(PATH, {**body, **fields, "echo": False}).status_code == 200
-
-
-def test_size_of_output_logprobs_is_limited(small_client):
-    body = {"prompt": "two dogs", "max_tokens": 10, "logprobs": 2, "n": 2}
-    assert small_client.ask(PATH, body).status_code == 200
-    for fields in ({"n": 3}, {"logprobs": 3}, {"max_tokens": 11}, {"prompt": ["two dogs"] * 2}):
-        error = get_error(small_client.ask(PATH, {**body, **fields}))
-        assert (error["code"], error["param"]) == ("answer_too_long", "max_tokens")
-        without_extras = {name: value for name, value in {**body, **fields}.items() if name != "logprobs"}
-        assert small_client.ask(PATH, without_extras).status_code == 200
-    message = get_error(small_client.ask(PATH, {**body, "n": 3, "stream": True}))["message"]
-    assert "logprobs of up to 30 tokens would take 2,880 characters; the maximum is 2,000" in message
-    assert "request a lower max_tokens, n or logprobs" in message
-    small_client.wait_idle()

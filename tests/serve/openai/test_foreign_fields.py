@@ -1,5 +1,7 @@
 """Fields of vLLM, llama.cpp and others: supported, accepted at a value without effect, or refused by name."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -79,46 +81,20 @@ def test_min_tokens_and_ignore_eos_postpone_the_end(client):
 def test_truncate_prompt_tokens_keeps_the_prompt_end(client):
     text = "a dog barks . two dogs bark . ein hund bellt ."
     for k in (1, 5, 10**6):
-        fields = {"prompt": text, "truncate_prompt_tokens": k, "echo": True}
-        answer = client.ask(PATH, GREEDY | fields).json()
+        body = GREEDY | {"prompt": text, "truncate_prompt_tokens": k, "echo": True}
+        answer = client.ask(PATH, body).json()
         ids = client.service.engine.encode_prompt(text)[-k:]
         expected = client.ask(PATH, GREEDY | {"prompt": ids}).json()["choices"][0]["text"]
         assert answer["choices"][0]["text"] == text + expected
         assert answer["usage"]["prompt_tokens"] == len(ids)
     long = GREEDY | {"prompt": "dogs bark " * 60}
-    assert client.ask(PATH, long).status_code == 400
     expected = client.ask(PATH, long | {"truncate": True}).json()["choices"]
     assert client.ask(PATH, long | {"truncate_prompt_tokens": -1}).json()["choices"] == expected
-    assert get_error(client.ask(PATH, GREEDY | {"truncate_prompt_tokens": 0}))
+    for body in (long, GREEDY | {"truncate_prompt_tokens": 0}):
+        assert get_error(client.ask(PATH, body))
 
 
-NEUTRAL = {
-    "min_tokens": 0,
-    "length_penalty": 1.0,
-    "top_k": -1,
-    "top_p": 1.0,
-    "min_p": 0,
-    "repetition_penalty": 1.0,
-    "ignore_eos": False,
-    "stop_token_ids": [],
-    "best_of": 1,
-    "use_beam_search": False,
-    "early_stopping": False,
-    "skip_special_tokens": True,
-    "spaces_between_special_tokens": True,
-    "include_stop_str_in_output": False,
-    "bad_words": [],
-    "logits_processors": [],
-    "stop": [],
-    "suffix": "",
-    "chat_template_kwargs": {},
-    "frequency_penalty": 0,
-    "presence_penalty": 0.0,
-    "logit_bias": {},
-    "n": 1,
-    "echo": False,
-    "stream": False,
-}
+NEUTRAL = json.loads((Path(__file__).parent / "neutral_values.json").read_text())
 
 
 @pytest.mark.parametrize("kind", ["decoder", "encoder-decoder"])
@@ -131,30 +107,16 @@ def test_neutral_values_have_no_effect(clients, kind, options):
     assert answer.json()["choices"] == expected.json()["choices"]
 
 
-ODD_TOOL = {**TOOLS[1], "odd": 1}
-
-
 def test_ignored_key_of_tool_is_not_in_prompt(fields_client):
     if fields_client.service.strict_fields:
         return
     described_tool = {**TOOLS[1], "function": {**TOOLS[1]["function"], "description": "x"}}
-    counts = []
-    for tool in (TOOLS[1], ODD_TOOL, described_tool):
-        body = {"messages": QUESTION, "max_tokens": 1, "tools": [tool]}
-        counts.append(fields_client.ask(CHAT, body).json()["usage"]["prompt_tokens"])
+    bodies = (
+        {"messages": QUESTION, "max_tokens": 1, "tools": [tool]}
+        for tool in (TOOLS[1], TOOLS[1] | {"odd": 1}, described_tool)
+    )
+    counts = [fields_client.ask(CHAT, body).json()["usage"]["prompt_tokens"] for body in bodies]
     assert counts[0] == counts[1] < counts[2]
-
-
-def test_hints_are_given_for_similar_names_only(client):
-    for name, hint in (
-        ("temperatur", "temperature"),
-        ("max_token", "max_tokens"),
-        ("min_length", None),
-        ("mirostat_tau", None),
-        ("echoes_of", None),
-    ):
-        warning = client.ask(PATH, GREEDY | {name: 1}).headers["x-warnings"]
-        assert warning == f"field {name!r} is ignored" + (f"; did you mean {hint!r}?" if hint else "")
 
 
 @pytest.mark.parametrize("grammar", ['start: "dogs" | "犬"', 'root ::= "dogs" | "犬"'], ids=["lark", "gbnf"])

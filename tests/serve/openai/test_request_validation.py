@@ -110,12 +110,10 @@ def test_missing_field_suggests_the_nearest_name(checked_client):
     for path, name, param, hint in (
         ("/v1/completions", "promt", "prompt", "; did you mean 'prompt'?"),
         ("/v1/score", "text", "input", ""),
-        ("/v1/completions", "input", "prompt", ""),
     ):
         error = get_error(checked_client.ask(path, {name: "a dog"}))
-        assert error["param"] == param
         message = f"{param}: missing; this key has no default; field {name!r} is ignored{hint}"
-        assert error["message"] == message
+        assert (error["param"], error["message"]) == (param, message)
 
 
 @pytest.mark.acceptance("E12")
@@ -170,25 +168,18 @@ def test_null_equals_a_missing_field(body_type, strict):
         )
 
 
-TOOL = {"type": "function", "function": {"name": "now", "parameters": {"enum": [None]}}}
-MESSAGE = {"role": "user", "content": "a"}
-
-
 def test_null_equals_a_missing_key_of_an_object():
     """A row of nulls.jsonl is the endpoint, the field, a value of it and an equal one with nulls."""
     for name, field, value, nulls in read_rows("nulls.jsonl"):
         (body_type,) = [route.body for route in ROUTES if route.path == PATHS[name]]
         required = required_fields(body_type)
-        expected, _ = validate_body(body_type, required | {field: value}, Limits(), True)
-        body, warnings = validate_body(body_type, required | {field: nulls}, Limits(), True)
+        (expected, _), (body, warnings) = (
+            validate_body(body_type, required | {field: fields}, Limits(), True) for fields in (value, nulls)
+        )
         assert warnings == []
         assert body.model_dump(exclude_unset=True) == expected.model_dump(exclude_unset=True), nulls
-
-
-def test_null_within_a_json_schema_stays():
-    (body_type,) = [route.body for route in ROUTES if route.path == PATHS["chat"]]
-    body, _ = validate_body(body_type, {"messages": [MESSAGE], "tools": [TOOL]}, Limits())
-    assert body.tools[0].schema["enum"] == [None]
+        if field == "tools" and "enum" in str(value):
+            assert body.tools[0].schema["enum"] == [None], "null within a JSON Schema stays"
 
 
 def test_openapi_allows_null_where_a_field_is_optional(client):
