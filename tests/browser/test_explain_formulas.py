@@ -1,7 +1,9 @@
 """The formulas of numbers on the page of ``explain``: with numbers substituted they give what is shown."""
 
+import json
 import re
 from itertools import pairwise, product
+from pathlib import Path
 
 import pytest
 import torch
@@ -29,57 +31,10 @@ from polyhead.explain.levers.table import LEVERS
 pytestmark = pytest.mark.slow
 
 LONG_TEXT = f"{TEXT} {TEXT}"  # a cache quantizes groups of more than two tokens
-PLAIN_MOE = {"name": "moe", "n_experts": 4, "top_k": 1, "normalize": False, "balance": False}
-DESIGNS = {
-    "beams": {"generation": {"beam_size": 3, "n_best": 2, "length_penalty": 0.6, "max_length_extra": 4}},
-    "samples": {"kind": "decoder", "generation": {"temperature": 0.7, "top_k": 5, "max_new_tokens": 6}},
-    "classes": {"kind": "encoder", "labels": ["bad", "good", "fair"]},
-    "replaced": {"kind": "encoder", "generator_layers": 1},
-    "grouped": {"kind": "decoder", "n_kv_heads": 2},
-    "experts": {"kind": "decoder", "feed_forward": {"name": "moe", "n_experts": 5, "top_k": 3}},
-    "plain experts": {"kind": "decoder", "feed_forward": PLAIN_MOE},
-}
-DECODERS = {
-    "shaw": {"position": {"name": "shaw", "clip": 3}},
-    "rope": {"position": "rope", "norm": "rmsnorm", "feed_forward": "swiglu"},
-    "linear attention": {"attention": "linear", "position": "sinusoidal"},
-    # of so few tokens that the sums of its state have all their terms
-    "short linear attention": {"attention": "linear", "position": "none"},
-    "exp": {"attention": "kernel", "position": "rope"},
-    "square": {"attention": {"name": "kernel", "sim": "square"}, "position": "none"},
-    "yarn": {
-        "position": {"name": "rope", "scaling": "yarn", "factor": 4.0, "original_len": 16},
-        "block": "parallel",
-        "norm_first": True,
-        "residual_scale": 0.5,
-    },
-    "softcap": {"attention": {"name": "softmax", "softcap": 2.0}, "position": "t5"},
-    "lstm": {"block": "lstm"},
-    "rnn": {"block": "rnn"},
-    "gated_conv": {"block": "gated_conv", "norm_first": True},
-    "experts": {"feed_forward": "moe", "position": "alibi"},
-}
-ENCODERS = {
-    # heads of 3 features, so that the products have all their terms
-    "elu": {"attention": {"name": "kernel", "sim": "elu"}, "position": "none", "d_model": 12},
-    "deberta": {"position": {"name": "disentangled", "span": 8, "max_distance": 20}},
-    "c2p": {"position": {"name": "disentangled", "span": 3, "max_distance": None, "terms": "c2p"}},
-    "gru": {"block": "gru", "norm_first": True},
-    "replaced": {"generator_layers": 1, "d_embedding": 16},
-    "short sentences": {"lm_head": False, "pooling": "mean", "position": "learned"},
-    "short mapped sentences": {
-        "lm_head": False,
-        "pooling": {"name": "max", "activation": "none"},
-        "dense": [{"width": 8, "activation": "tanh"}],
-    },
-}
-DRAWN_DESIGNS = {
-    "Vaswani et al.": {},
-    # a decoder that continues from the source, and maps of the states
-    "lstm translator": {"block": {"name": "lstm", "units": 20}},
-    **{name: {"kind": "decoder", **config} for name, config in DECODERS.items()},
-    **{name: {"kind": "encoder", **config} for name, config in ENCODERS.items()},
-}
+# decoders with linear attention and encoders of short sentences have so few tokens that their sums have all
+# their terms, elu has heads of 3 features for this, and the lstm translator continues from the source
+CONFIGS = json.loads((Path(__file__).parent / "explain_designs.json").read_text())
+DESIGNS = CONFIGS["designs"]
 
 
 @pytest.fixture(scope="module")
@@ -222,15 +177,15 @@ def check_drawings(page, token):
                 assert any(result == value for result in results), one
 
 
-@pytest.mark.parametrize("design", DRAWN_DESIGNS)
+@pytest.mark.parametrize("design", CONFIGS["drawn"])
 def test_numbers_of_drawings_follow_from_formulas(design, open_walk_of):
-    config, text = DRAWN_DESIGNS[design], "a" if design.startswith("short") else TEXT
+    config, text = CONFIGS["drawn"][design], "a" if design.startswith("short") else TEXT
     check_drawings(open_walk_of(config, text, None if "kind" in config else TARGET)[1], 2)
 
 
 @pytest.mark.parametrize("design", ["lstm translator", "gru", "experts", "deberta"])
 def test_numbers_of_window_follow_from_formulas(design, open_walk_of):
-    config = DRAWN_DESIGNS[design]
+    config = CONFIGS["drawn"][design]
     target = None if "kind" in config else f"{TARGET} {TARGET}"
     _, page = open_walk_of(config, LONG_TEXT, target, first=4, n_shown=12)
     for token in (4, 15):

@@ -34,13 +34,8 @@ TOOLS = [
     {"type": "function", "function": {"name": "weather", "parameters": PLACE_SCHEMA}},
     {"type": "function", "function": {"name": "now"}},
 ]
-TEXTS = [
-    "user assistant system model",
-    "Hello! How are you? [INST] <<SYS>>",
-    "I am well.\n\nYou?",
-    "犬が鳴く 🐕",
-    "User: Assistant:",
-]
+TEXTS = ["user assistant system model", "Hello! How are you? [INST] <<SYS>>", "I am well.\n\nYou?"]
+TEXTS += ["犬が鳴く 🐕", "User: Assistant:"]
 ROLES = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 SPECIAL = ["<pad>", "<s>", "</s>", "<unk>"]
 FORMAT_TOKENS = {
@@ -90,16 +85,13 @@ def train_vocabulary(kind: str) -> str:
         return train_tokenizer(TEXTS * 3, Choice("bpe"), 330).tokenizer_json
     words = tokenizers.Tokenizer(models.BPE(unk_token="<unk>"))
     words.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
-    trainer = trainers.BpeTrainer(
-        vocab_size=160, special_tokens=SPECIAL, min_frequency=1, show_progress=False
-    )
+    trainer = trainers.BpeTrainer(vocab_size=160, special_tokens=SPECIAL, show_progress=False)
     words.train_from_iterator(TEXTS * 3, trainer)
     model_json = json.loads(words.to_str())["model"]
     vocab = model_json["vocab"] | {f"<0x{n:02X}>": len(model_json["vocab"]) + n for n in range(256)}
     merges = [tuple(pair) for pair in model_json["merges"]]
-    inner = tokenizers.Tokenizer(
-        models.BPE(vocab=vocab, merges=merges, unk_token="<unk>", byte_fallback=True, fuse_unk=True)
-    )
+    options = {"unk_token": "<unk>", "byte_fallback": True, "fuse_unk": True}
+    inner = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=merges, **options))
     inner.add_special_tokens(SPECIAL)
     if kind == "prepend":  # Llama 2, Phi-3
         inner.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
@@ -107,9 +99,8 @@ def train_vocabulary(kind: str) -> str:
         inner.normalizer = normalizers.Replace(" ", "▁")
     else:  # "first": Mistral 0.3
         inner.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=kind, split=False)
-    inner.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    )
+    steps = decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)
+    inner.decoder = decoders.Sequence([*steps])
     return inner.to_str()
 
 
@@ -119,9 +110,8 @@ def vocabulary(
 ) -> str:
     """The JSON of a vocabulary with the tokens of a format, ``rstrip`` as those of Phi-3, and of calls."""
     inner = tokenizers.Tokenizer.from_str(train_vocabulary(kind))
-    inner.add_special_tokens(
-        [AddedToken(t, special=True, rstrip=rstrip) for t in FORMAT_TOKENS.get(format, [])]
-    )
+    tokens = [AddedToken(token, special=True, rstrip=rstrip) for token in FORMAT_TOKENS.get(format, [])]
+    inner.add_special_tokens(tokens)
     inner.add_tokens([AddedToken(mark, special=special, normalized=False) for mark in marks])
     return inner.to_str()
 

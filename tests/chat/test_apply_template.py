@@ -27,6 +27,7 @@ SYSTEM = {"role": "system", "content": "Be brief.\nAlways."}
 HELLO = {"role": "user", "content": "Hello!  How are you? "}
 WELL = {"role": "assistant", "content": " I am well.\n\nYou?"}
 DOG = {"role": "user", "content": "\n犬が鳴く 🐕 é\t[x]"}
+THOUGHTS = ("<think>\nhm\n</think>\n\nwell", "<think>so</think>x")
 CONVERSATIONS = {
     "question": [HELLO],
     "system": [SYSTEM, HELLO],
@@ -34,14 +35,10 @@ CONVERSATIONS = {
     "long": [SYSTEM, DOG, WELL, DOG | {"content": "x"}, WELL, HELLO],
     "answered": [HELLO, WELL],
     "all": [SYSTEM, DOG, WELL, HELLO, WELL | {"content": "犬"}],
-    "reasoning": [
-        HELLO,
-        WELL | {"content": "<think>\nhm\n</think>\n\nwell"},
-        DOG,
-        WELL | {"content": "<think>so</think>x"},
-    ],
+    "reasoning": [HELLO, WELL | {"content": THOUGHTS[0]}, DOG, WELL | {"content": THOUGHTS[1]}],
     "no reasoning": [HELLO, WELL | {"content": "\nwell"}, DOG],
 }
+IN_PLACE = ("qwen2.5", "qwen3", "smollm2", "llama3.1", "phi3.5", "zephyr", "olmo2")
 FORMATS = [
     Choice(name, **format_choice(name).options, **options)
     for name in CHAT.names()
@@ -72,43 +69,28 @@ def test_tokens_equal_those_of_published_templates(family, kind):
         for name, conversation in CONVERSATIONS.items():
             answer = conversation[-1]["role"] == "user"
             rendered_messages, exported_template = conversation, build_template(choice)
+            options = {"add_generation_prompt": answer}
             if conversation[0] is SYSTEM and choice.options.get("system") == "none":
                 with pytest.raises(jinja2.exceptions.TemplateError, match=r"System role|Only user|alternate"):
-                    encode_reference(vocab, template, conversation, add_generation_prompt=answer)
+                    encode_reference(vocab, template, conversation, **options)
                 question = conversation[1]["content"]
                 if choice.name == "gemma":  # trims each message by itself, as in Gemma 3
                     question = question.strip()
                 merged_message = HELLO | {"content": f"{SYSTEM['content']}\n\n{question}"}
                 rendered_messages, exported_template = [merged_message, *conversation[2:]], None
-            expected = encode_reference(vocab, template, rendered_messages, add_generation_prompt=answer)
+            expected = encode_reference(vocab, template, rendered_messages, **options)
             assert encode(vocab, choice, conversation, answer).ids == expected, name
             if exported_template is not None:
-                assert (
-                    encode_reference(vocab, exported_template, conversation, add_generation_prompt=answer)
-                    == expected
-                )
-
-
-@pytest.mark.parametrize(("family", "kind"), pairs_in_turn(PUBLISHED_TEMPLATES, VOCABULARIES))
-@pytest.mark.whole
-def test_final_assistant_message_is_continued(family, kind):
-    choice = detect(family)
+                assert encode_reference(vocab, exported_template, conversation, **options) == expected
     vocab = vocabulary(kind, TOKENS_OF.get(family, choice.name))
     for content in ("犬が", "The answer is ", " well,\n"):
         conversation = [HELLO, WELL, DOG, {"role": "assistant", "content": content}]
-        expected = encode_reference(
-            vocab, PUBLISHED_TEMPLATES[family], conversation, continue_final_message=True
-        )
+        expected = encode_reference(vocab, template, conversation, continue_final_message=True)
         assert encode(vocab, choice, conversation, True).ids == expected, content
-
-
-@pytest.mark.parametrize("family", ["qwen2.5", "qwen3", "smollm2", "llama3.1", "phi3.5", "zephyr", "olmo2"])
-def test_system_messages_stay_where_the_template_writes_them(family):
-    choice = detect(family)
-    vocab = vocabulary("bytes", TOKENS_OF.get(family, choice.name))
-    conversation = [SYSTEM, HELLO, WELL, SYSTEM | {"content": "犬"}, DOG]
-    expected = encode_reference(vocab, PUBLISHED_TEMPLATES[family], conversation, add_generation_prompt=True)
-    assert encode(vocab, choice, conversation, True).ids == expected
+    if family in IN_PLACE:  # system messages stay where the template writes them
+        conversation = [SYSTEM, HELLO, WELL, SYSTEM | {"content": "犬"}, DOG]
+        expected = encode_reference(vocab, template, conversation, add_generation_prompt=True)
+        assert encode(vocab, choice, conversation, True).ids == expected
 
 
 @pytest.mark.acceptance("F4")
@@ -148,13 +130,6 @@ def test_assistant_mask_covers_answers_and_their_ends(choice, kind):
     assert len(re.findall("1+", "".join(str(int(m)) for m in chat.assistant_mask))) == 2
 
 
-def test_token_across_two_pieces_belongs_to_the_first():
-    tokenizer = train_tokenizer(["assistant"] * 9, Choice("bpe"), 270)
-    chat = encode_pieces([ChatPiece("assis"), ChatPiece("tant", is_assistant=True)], tokenizer)
-    assert chat.ids == tokenizer.encode(["assistant"])[0]
-    assert chat.assistant_mask == [False] * len(chat.ids)
-
-
 def test_vocabulary_without_the_format_tokens_is_refused():
     tokenizer = train_tokenizer(TEXTS, Choice("bpe"), 300)
     message = "which is not in the vocabulary; 'plain' and 'zephyr' work with any"
@@ -163,3 +138,6 @@ def test_vocabulary_without_the_format_tokens_is_refused():
             encode_chat(CHAT.build(Choice(name)), tokenizer, [Message("user", "x")], True)
     for name in ("plain", "zephyr", "tulu", "llama2", "mistral"):
         assert encode_chat(CHAT.build(Choice(name)), tokenizer, [Message("user", "x")], True).ids
+    # a token across two pieces belongs to the first
+    chat = encode_pieces([ChatPiece("assis"), ChatPiece("tant", is_assistant=True)], tokenizer)
+    assert chat.ids == tokenizer.encode(["assistant"])[0] and not any(chat.assistant_mask)

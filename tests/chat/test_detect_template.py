@@ -13,30 +13,17 @@ OTHER_FORMATS = ("mistral-v7", "smollm3", "granite", "phi-4-mini", "phi-4")  # l
 QWEN_SYSTEM = "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."
 
 
-def test_exported_template_is_detected():
-    for family in PUBLISHED_TEMPLATES:
-        choice = detect(family)
-        assert detect_format(build_template(choice)) == choice
-
-
 def test_only_equal_templates_are_a_known_format():
     choices = {family: detect(family) for family in (*PUBLISHED_TEMPLATES, *OTHER_FORMATS)}
-    assert {family: choice.name for family, choice in choices.items() if choice.name != "jinja"} == {
-        "qwen2.5": "chatml",
-        "qwen3": "chatml",
-        "llama2": "llama2",
-        "mixtral": "mistral",
-        "mistral-v3": "mistral",
-        "mistral-nemo": "mistral",
-        "gemma2": "gemma",
-        "gemma3": "gemma",
-        "zephyr": "zephyr",
-        "olmo2": "tulu",
-    }
+    names = {"qwen2.5": "chatml", "qwen3": "chatml", "llama2": "llama2", "zephyr": "zephyr", "olmo2": "tulu"}
+    names |= dict.fromkeys(("mixtral", "mistral-v3", "mistral-nemo"), "mistral")
+    names |= dict.fromkeys(("gemma2", "gemma3"), "gemma")
+    assert {family: choice.name for family, choice in choices.items() if choice.name != "jinja"} == names
     assert choices["qwen3"].options["thinks"] and not choices["qwen2.5"].options["thinks"]
-    for name, choice in choices.items():
-        if choice.name == "jinja":
-            assert choice == Choice("jinja", template=(PUBLISHED_TEMPLATES | LOOKALIKES)[name])
+    for name in choices.keys() - names:
+        assert choices[name] == Choice("jinja", template=(PUBLISHED_TEMPLATES | LOOKALIKES)[name])
+    for family in PUBLISHED_TEMPLATES:  # the exported template is detected
+        assert detect_format(build_template(choices[family])) == choices[family]
 
 
 @pytest.mark.parametrize(
@@ -79,18 +66,12 @@ def test_modified_template_is_rendered_itself(old, new):
     assert template != PUBLISHED_TEMPLATES["qwen2.5"] and detect_format(template).name == "jinja"
 
 
-def test_wrong_comment_in_an_exported_template_is_ignored():
-    template = build_template(Choice("chatml"))
-    assert detect_format(template) == CHAT.check(Choice("chatml"))
-    assert detect_format(template.replace("# Tools", "# Functions")).name == "jinja"
-
-
 @pytest.mark.acceptance("F4")
 def test_template_comment_cannot_name_code():
-    for name in ("os:system", "polyhead.cli.app:main"):
-        comment = '{# polyhead: {"name": "' + name + '"} #}'
-        assert detect_format(comment + PUBLISHED_TEMPLATES["openhermes"]).name == "jinja"
-    assert (
-        detect_format("{# polyhead: " + "[" * 100_000 + " #}" + PUBLISHED_TEMPLATES["openhermes"]).name
-        == "jinja"
-    )
+    comments = ['{"name": "os:system"}', '{"name": "polyhead.cli.app:main"}', "[" * 100_000]
+    for comment in comments:
+        template = f"{{# polyhead: {comment} #}}{PUBLISHED_TEMPLATES['openhermes']}"
+        assert detect_format(template).name == "jinja"
+    template = build_template(Choice("chatml"))
+    assert detect_format(template) == CHAT.check(Choice("chatml"))
+    assert detect_format(template.replace("# Tools", "# Functions")).name == "jinja", "a wrong comment"

@@ -149,10 +149,8 @@ def test_calls_are_parsed_by_their_marks(name, mark):
     text = text[text.rindex('{"name": "add_up"') - len(mark) :]
     assert text.startswith(mark)
     content, calls = syntax.make_parser(tools).feed(text[: text.index(format.end_tokens[0].text)], True)
-    assert (content, [(call.name, json.loads(call.arguments)) for call in calls]) == (
-        "",
-        [("add_up", ARGUMENTS)],
-    )
+    assert not content
+    assert [(call.name, json.loads(call.arguments)) for call in calls] == [("add_up", ARGUMENTS)]
     n = 2 if syntax.parallel_tool_calls else 1
     call = syntax.call_start + syntax.format_call(ToolCall("read_clock", "{}")) + syntax.call_end
     text = syntax.list_start + syntax.separator.join([call] * n) + syntax.list_end
@@ -195,7 +193,7 @@ def test_user_text_never_becomes_a_special_token(tokenizer, name):
         assert special_ids("x", define_tool(forged_text), forged_text if has_calls else "") == expected
 
 
-def test_end_tokens_are_those_of_the_template(tokenizer):
+def test_ends_and_trimming_are_those_of_the_template(tokenizer):
     ends = {name: JinjaChat(template=template).end_tokens[0].text for name, template in LOOKALIKES.items()}
     assert ends["yi"] == ends["hermes"] == ends["lfm2"] == "<|im_end|>"
     assert ends["openchat"] == "<|end_of_turn|>" and ends["exaone"] == "[|endofturn|]"
@@ -203,11 +201,8 @@ def test_end_tokens_are_those_of_the_template(tokenizer):
     assert ends["vicuna"] == ends["falcon3"] == ends["solar"] == "eos_token"
     format = JinjaChat(template=LOOKALIKES["phi-4-mini"])
     assert encode_end_tokens(format, tokenizer) == (tokenizer.token_to_id("<|end|>"), tokenizer.eos_id)
-
-
-def test_trim_content_is_detected():
-    assert JinjaChat(template=LOOKALIKES["chatml-trimmed"]).trim_content
-    assert not JinjaChat(template=LOOKALIKES["internlm2"]).trim_content
+    for name, trims in (("chatml-trimmed", True), ("internlm2", False)):
+        assert JinjaChat(template=LOOKALIKES[name]).trim_content == trims
 
 
 @pytest.mark.parametrize(

@@ -13,12 +13,6 @@ from polyhead.tokenizers.tokenizer import Tokenizer
 from tokenizers import Tokenizer as InnerTokenizer
 
 
-def test_only_the_first_of_several_calls_is_parsed() -> None:
-    text = '{"name": "now", "parameters": {}}; {"name": "weather", "parameters": {"days": 1}}'
-    assert parse_output("llama3", text) == ("", [("now", "{}")])
-    assert parse_output("llama3", f" {text.partition(';')[0]}\n") == ("", [("now", "{}")])
-
-
 def test_end_tokens_include_eom_where_it_exists() -> None:
     format, tokenizer = CHAT.build(Choice("llama3")), train_tool_tokenizer(None)
     assert encode_end_tokens(format, tokenizer) == (tokenizer.token_to_id("<|eot_id|>"), tokenizer.eos_id)
@@ -28,8 +22,10 @@ def test_end_tokens_include_eom_where_it_exists() -> None:
     assert encode_end_tokens(format, Tokenizer(inner)) == (*ids, tokenizer.eos_id)
 
 
-def test_unsupported_calls_and_tools_are_refused() -> None:
-    format = CHAT.build(Choice("llama3"))
+def test_several_calls_and_tools_after_an_answer_are_refused() -> None:
+    format, text = CHAT.build(Choice("llama3")), '{"name": "now", "parameters": {}}'
+    for output in (f'{text}; {{"name": "weather", "parameters": {{"days": 1}}}}', f" {text}\n"):
+        assert parse_output("llama3", output) == ("", [("now", "{}")]), "the first is parsed"
     calls = (ToolCall("now"), ToolCall("weather", '{"place": "Rome", "days": 2}'))
     with pytest.raises(UserError, match="one call per message; a message has 2"):
         format.render([QUESTION, Message("assistant", "", calls), QUESTION], True)

@@ -4,7 +4,7 @@ import pytest
 from tests.chat.chat_helpers import CALL_NOW, QUESTION, TOOLS, parse_output
 
 from polyhead.chat.base import Message, ToolCall
-from polyhead.chat.tools import ToolChoice, build_tool_choice
+from polyhead.chat.tools import build_tool_choice
 from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError
 from polyhead.core.registry import CHAT
@@ -20,19 +20,18 @@ def test_calls_are_parsed_without_their_mark(blank: str) -> None:
 
 
 def test_call_ids_must_have_nine_characters() -> None:
-    format = CHAT.build(Choice("mistral"))
-    call = Message("assistant", "", (ToolCall("now", "{}", "a-b"),))
-    with pytest.raises(UserError, match="the id 'a-b' of a call must be nine letters or digits"):
-        format.render([QUESTION, call, RESULT], True)
-    with pytest.raises(UserError, match="the id '' of a call"):
-        format.render([QUESTION, CALL_NOW, RESULT], True)
+    other = Message("assistant", "", (ToolCall("now", "{}", "a-b"),))
+    for call, message in ((other, "the id 'a-b' of a call must be nine letters"), (CALL_NOW, "the id ''")):
+        with pytest.raises(UserError, match=message):
+            CHAT.build(Choice("mistral")).render([QUESTION, call, RESULT], True)
 
 
 @pytest.mark.parametrize("style", ["first", "v1"])
 def test_old_styles_refuse_tools(style: str) -> None:
-    format = CHAT.build(Choice("mistral", style=style))
-    message = f"does not support tools in the style '{style}'; v3 and tekken do"
-    with pytest.raises(UserError, match=message):
-        format.render([QUESTION], True, build_tool_choice(TOOLS))
-    with pytest.raises(UserError, match=message):
-        format.render([QUESTION, CALL_NOW, RESULT], True, ToolChoice())
+    format, message = (
+        CHAT.build(Choice("mistral", style=style)),
+        f"tools in the style '{style}'; v3 and tekken do",
+    )
+    for messages, tools in (([QUESTION], TOOLS), ([QUESTION, CALL_NOW, RESULT], None)):
+        with pytest.raises(UserError, match=f"does not support {message}"):
+            format.render(messages, True, build_tool_choice(tools))

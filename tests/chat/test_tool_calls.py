@@ -3,6 +3,7 @@
 import json
 import random
 from functools import reduce
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -54,47 +55,20 @@ def test_parser_reads_rendered_calls_in_any_pieces(name: str, seed: int) -> None
         assert parse_output(name, text, rng) == expected
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("chatml", "no call at all"),
-        ("chatml", "  \n"),
-        ("chatml", "a < b <tool"),
-        ("chatml", "<tool_call>"),
-        ("chatml", '<tool_call>\n{"name": "now", "arg'),
-        *(
-            ("chatml", f"<tool_call>\n{call}\n</tool_call>")
-            for call in (
-                '{"name": "other", "arguments": {}}',
-                '{"name": ["now"], "arguments": {}}',
-                '{"name": "now", "arguments": []}',
-                '{"name": "now", "arguments": {"x": NaN}}',
-                '{"name": "now", "arguments": {"x": 1e999}}',
-                '{"name": "now", "arguments": {"x": "\\ud800"}}',
-                '{"name": "now", "arguments": {"x": ' + "9" * 5000 + "}}",
-                '{"name": "now", "arguments": {"x": ' + "[" * 3000 + "}}",
-                '{"name": "now", "arguments": {"x": "',
-            )
-        ),
-        ("chatml", '<tool_call>\n{"name": "now"}\n</tool_call>\n'),
-        ("chatml", '<tool_call>\n{"name": "now", "arguments": {}} and more\n</tool_call> .'),
-        ("llama3", '{"name": "other", "parameters": {}}'),
-        ("llama3", '{"name": "now", "parameters": {}} is what I would call'),
-        ("llama3", 'I call {"name": "now", "parameters": {}}'),
-        ("llama3", '[{"name": "now", "parameters": {}}]'),
-        ("llama3", '{"name": "now", "para'),
-        ("llama3", "  "),
-        ("mistral", "[INST] is no mark of a call"),
-        ("mistral", "[TOOL_CALLS] now"),
-        ("mistral", '[TOOL_CALLS] [{"name": "now", "arguments": {}}, {"name": "other", "arguments": {}}]'),
-        ("mistral", '[TOOL_CALLS] [{"name": "now", "arguments": {}}'),
-    ],
-    ids=lambda value: value[:60],
-)
-@pytest.mark.whole
-def test_malformed_calls_stay_text(name: str, text: str) -> None:
-    for cuts in (None, *map(random.Random, range(10))):
-        assert parse_output(name, text, cuts) == (text, [])
+NOW = '"name": "now", "arguments": '
+MALFORMED = json.loads((Path(__file__).parent / "malformed_calls.json").read_text())
+MALFORMED["chatml"] += [
+    f"<tool_call>\n{{{NOW}{arguments}}}\n</tool_call>"
+    for arguments in ("[]", '{"x": NaN}', '{"x": 1e999}', '{"x": "\\ud800"}', '{"x": "')
+]
+MALFORMED["chatml"] += [f'<tool_call>\n{{{NOW}{{"x": {x}}}}}\n</tool_call>' for x in ("9" * 5000, "[" * 3000)]
+
+
+@pytest.mark.parametrize("name", TOOL_FORMATS)
+def test_malformed_calls_stay_text(name: str) -> None:
+    for text in MALFORMED[name]:
+        for cuts in (None, *map(random.Random, range(10))):
+            assert parse_output(name, text, cuts) == (text, []), text[:60]
 
 
 def draw_text(form: Any, rng: np.random.Generator, eos_id: int, max_tokens: int = 400) -> list[int] | None:
@@ -126,10 +100,8 @@ def test_call_grammar_yields_calls_of_the_schema(name: str, required: str, speci
             if (ids := draw_text(constraint, rng, tokenizer.eos_id)) is None:
                 continue
             (text,) = output_tokenizer.decode([ids])
-            parser = format.tool_syntax._replace(parallel_tool_calls=True).make_parser(
-                build_tool_choice(TOOLS)
-            )
-            content, calls = parser.feed(text, True)
+            syntax = format.tool_syntax._replace(parallel_tool_calls=True)
+            content, calls = syntax.make_parser(build_tool_choice(TOOLS)).feed(text, True)
             assert not content and len(calls) >= 1
             assert len(calls) == 1 or (parallel and name != "llama3")
             for call in calls:
@@ -170,11 +142,7 @@ OTHER_FUNCTION = {"type": "function", "function": {"name": "g"}}
         ([tool(parameters=[])], None, r"tool 0 \(f\) has the parameters \[\], expected the JSON Schema"),
         ([tool(parameters={"type": "string"})], None, r"parameters of the type 'string', expected 'object'"),
         ([tool(parameters={"x": {1, 2}})], None, r"tool 0 \(f\) cannot be written as JSON"),
-        (
-            [tool(parameters={"default": nested_list(62)})],
-            None,
-            r"tool 0 \(f\) is nested more than 64 levels",
-        ),
+        ([tool(parameters={"default": nested_list(62)})], None, r"tool 0 \(f\) is nested more than 64"),
         ([tool(parameters={"default": nested_list(5000)})], None, r"tool 0 \(f\) is nested more than 64"),
         ([tool()], "requierd", "is not a tool_choice, expected auto, none, required or .*mean 'required'"),
         ([tool()], OTHER_FUNCTION, "unknown tool 'g'; known: f"),
@@ -207,10 +175,7 @@ def test_tool_choice_none_drops_the_tools() -> None:
         ([1], "call 0 of message 3 is 1, expected an id and a function"),
         ([{"function": {"name": ""}}], "call 0 of message 3 has the name ''"),
         ([{"id": 1, "function": {"name": "f"}}], "call 0 of message 3 has the id 1"),
-        (
-            [{"function": {"name": "f", "arguments": "[1]"}}],
-            r"arguments '\[1\]', expected a JSON object as a",
-        ),
+        ([{"function": {"name": "f", "arguments": "[1]"}}], r"arguments '\[1\]', expected a JSON object"),
         ([{"function": {"name": "f", "arguments": '{"x": NaN}'}}], "expected a JSON object"),
         ([{"function": {"name": "f", "arguments": "{"}}], "expected a JSON object"),
     ],
@@ -228,14 +193,10 @@ def test_formats_without_tools_refuse_them(name: str) -> None:
         messages = [QUESTION, CALL_NOW, Message("tool", "3", (), "call00one")]
         assert encode_chat(format, tokenizer, messages, True, tools).ids
         return
-    supported_formats = "does not support tools; formats that do: chatml, jinja, llama3, mistral"
-    with pytest.raises(
-        UserError, match=f"message 1 calls functions, but this chat format {supported_formats}"
-    ):
+    reason = "but this chat format does not support tools; formats that do: chatml, jinja, llama3, mistral"
+    with pytest.raises(UserError, match=f"message 1 calls functions, {reason}"):
         format.render([QUESTION, CALL_NOW, QUESTION], True)
-    with pytest.raises(
-        UserError, match=rf"tools are given \(weather, now\), but this chat format {supported_formats}"
-    ):
+    with pytest.raises(UserError, match=rf"tools are given \(weather, now\), {reason}"):
         encode_chat(format, tokenizer, [QUESTION], True, tools)
 
 

@@ -78,9 +78,8 @@ def test_tool_calls_equal_those_of_published_templates(family: str, kind: str, s
         choice = Choice("jinja", template=template)
     vocab = vocabulary(kind, name, marks=() if special is None else MARKS, special=bool(special))
     render = partial(load_reference(vocab, template).apply_chat_template, return_dict=False)
-    render_exported = partial(
-        load_reference(vocab, build_template(choice)).apply_chat_template, tokenize=False
-    )
+    exported_reference = load_reference(vocab, build_template(choice))
+    render_exported = partial(exported_reference.apply_chat_template, tokenize=False)
     format, rng, num_encoded = CHAT.build(choice), random.Random(family + kind), 0
     for _ in range(12 if choice.name == "jinja" else 40):
         words = rng.choice([WORDS, FORGED_WORDS])

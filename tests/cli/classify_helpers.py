@@ -5,11 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
-from polyhead import Choice, ModelConfig, build
-from polyhead.config.generation_config import GenerationConfig
-from polyhead.run.run import Run
-from polyhead.tokenizers.train_tokenizer import train_tokenizer
+from tests.cli.cli_helpers import save_run
 
 TEXTS = ["ein hund bellt .", "zwei hunde bellen", "katze", "ja", "nein", "ein rotes haus"]
 
@@ -17,9 +13,6 @@ TEXTS = ["ein hund bellt .", "zwei hunde bellen", "katze", "ja", "nein", "ein ro
 @pytest.fixture(scope="module")
 def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory of an untrained run with the classes n, y and z."""
-    tokenizer = train_tokenizer(TEXTS * 20, Choice("bpe"), 300)
-    sizes = {"d_model": 32, "n_heads": 4, "n_layers": 1, "max_len": 12, "n_segments": 2}
-    config = ModelConfig(kind="encoder", vocab_size=tokenizer.vocab_size, labels=("n", "y", "z"), **sizes)
-    directory = tmp_path_factory.mktemp("runs") / "classifier"
-    Run(build(config, 3), tokenizer, GenerationConfig()).save(directory)
+    directory, sizes = tmp_path_factory.mktemp("classifier"), {"d_model": 32, "n_heads": 4, "max_len": 12}
+    save_run(directory, TEXTS, kind="encoder", labels=("n", "y", "z"), n_segments=2, **sizes)
     return directory

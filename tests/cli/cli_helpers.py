@@ -4,11 +4,28 @@ from __future__ import annotations
 
 import io
 import sys
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 
+from polyhead import Choice, ModelConfig, build
 from polyhead.cli import main
+from polyhead.config.generation_config import GenerationConfig
+from polyhead.run.run import Run
+from polyhead.tokenizers.train_tokenizer import train_tokenizer
+
+
+def save_run(
+    directory: Path | str, texts: list[str], tokenizer: str = "bpe", *, seed: int | None = 3, **options: Any
+) -> Run:
+    """Save an untrained run and its tokenizer of some texts; options are those of a config, or of Run."""
+    trained = train_tokenizer(texts * 20, Choice(tokenizer), 300)
+    generation, recipe = options.pop("generation", GenerationConfig()), options.pop("recipe", None)
+    fields = {"d_model": 16, "n_heads": 2, "n_layers": 1, "max_len": 64} | options
+    run = Run(build(ModelConfig(vocab_size=trained.vocab_size, **fields), seed), trained, generation, recipe)
+    run.save(directory)
+    return run
 
 
 class Output(NamedTuple):

@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 from tests.cli.cli_helpers import cli as cli
+from tests.cli.cli_helpers import save_run
 
-from polyhead import Choice, ModelConfig, build
 from polyhead.config.generation_config import GenerationConfig
 from polyhead.run.run import Run
-from polyhead.tokenizers.train_tokenizer import train_tokenizer
 
 TEXTS = ["ein hund bellt .", "a dog barks .", "zwei hunde bellen .", "two dogs bark ."]
 LINES = ["ein hund bellt .", "zwei hunde", "", "hund hund hund", "  ", "a"]
@@ -21,11 +20,9 @@ LINES = ["ein hund bellt .", "zwei hunde", "", "hund hund hund", "  ", "a"]
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An encoder-decoder with a byte-pair tokenizer."""
     torch.manual_seed(0)
-    tokenizer = train_tokenizer(TEXTS * 20, Choice("bpe"), 300)
-    config = ModelConfig(vocab_size=tokenizer.vocab_size, d_model=32, n_heads=4, n_layers=1, max_len=32)
     directory = tmp_path_factory.mktemp("runs") / "tiny"
     generation = GenerationConfig(beam_size=2, max_length_ratio=1.0, max_length_extra=3)
-    Run(build(config), tokenizer, generation).save(directory)
+    save_run(directory, TEXTS, seed=None, d_model=32, n_heads=4, max_len=32, generation=generation)
     return directory
 
 
@@ -33,16 +30,8 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def encoder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Run]:
     """An encoder of two layers with a masked language model's head; its directory and the run."""
     texts = ["the dog sat on the mat", "a cat runs; it is tired.", "the dogs run home, tired"] * 10
-    tokenizer = train_tokenizer(texts, Choice("bpe"), 300)
-    sizes = {"d_model": 16, "n_heads": 2, "n_layers": 2, "max_len": 40, "position": "learned"}
-    run = Run(
-        build(ModelConfig(kind="encoder", vocab_size=tokenizer.vocab_size, **sizes), 3),
-        tokenizer,
-        GenerationConfig(),
-    )
-    directory = tmp_path_factory.mktemp("runs") / "encoder"
-    run.save(directory)
-    return directory, run
+    directory = tmp_path_factory.mktemp("encoder")
+    return directory, save_run(directory, texts, kind="encoder", n_layers=2, max_len=40, position="learned")
 
 
 @pytest.fixture

@@ -14,36 +14,26 @@ from typing import Any
 import httpx2
 import pytest
 import torch
+from tests.cli.cli_helpers import save_run
 
-from polyhead import Choice, ModelConfig, build
 from polyhead.config.generation_config import GenerationConfig
 from polyhead.run.run import Run
 from polyhead.serve.http.server import Server
 from polyhead.serve.http.sockets import get_url, listen
 from polyhead.serve.service import Service
-from polyhead.tokenizers.train_tokenizer import train_tokenizer
 
-LONG = {
-    "prompt": "dogs",
-    "max_tokens": 400,
-    "stop": ["no such text"],
-    "truncate": True,
-    "seed": 1,
-    "stream": True,
-}
+LONG = {"prompt": "dogs", "max_tokens": 400, "stop": ["never"], "truncate": True, "seed": 1, "stream": True}
 
 
 @pytest.fixture(scope="module")
 def endless_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory of a run whose outputs do not end by themselves."""
-    torch.manual_seed(0)
-    tokenizer = train_tokenizer(["two dogs bark .", "a dog barks ."] * 20, Choice("bpe"), 280)
-    sizes = {"d_model": 16, "n_heads": 2, "n_layers": 1, "max_len": 64, "tie_embeddings": "none"}
-    model = build(ModelConfig(kind="decoder", vocab_size=tokenizer.vocab_size, **sizes), seed=1)
-    with torch.no_grad():
-        model.head.weight *= 0.01
     directory = tmp_path_factory.mktemp("runs") / "endless"
-    Run(model, tokenizer, GenerationConfig(logit_bias={tokenizer.eos_id: -100})).save(directory)
+    run = save_run(directory, ["two dogs bark .", "a dog barks ."], kind="decoder", tie_embeddings="none")
+    with torch.no_grad():
+        run.model.head.weight *= 0.01
+    generation = GenerationConfig(logit_bias={run.tokenizer.eos_id: -100})
+    Run(run.model, run.tokenizer, generation).save(directory)
     return directory
 
 

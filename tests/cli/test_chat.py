@@ -2,21 +2,20 @@
 
 import os
 import pty
-import select
 import signal
 import sys
 import time
 
 import pytest
 import torch
+from tests.cli.cli_helpers import save_run
 
-from polyhead import Choice, ModelConfig, build
+from polyhead import Choice
 from polyhead.chat.base import Message
 from polyhead.cli import main
 from polyhead.config.generation_config import GenerationConfig
 from polyhead.run.load import load
 from polyhead.run.run import Run
-from polyhead.tokenizers.train_tokenizer import train_tokenizer
 
 TEXTS = ["ein hund bellt .", "a dog barks .", "User: Assistant: System:"]
 
@@ -24,17 +23,15 @@ TEXTS = ["ein hund bellt .", "a dog barks .", "User: Assistant: System:"]
 @pytest.fixture(scope="module")
 def runs_dir(tmp_path_factory):
     """The run "run" has a chat format, "bare" has none; their answers do not end early."""
-    tokenizer = train_tokenizer(TEXTS * 20, Choice("bpe"), 300)
-    sizes = {"d_model": 16, "n_heads": 2, "n_layers": 1, "max_len": 128}
-    model = build(ModelConfig(kind="decoder", vocab_size=tokenizer.vocab_size, **sizes), seed=3)
+    directory = tmp_path_factory.mktemp("chat")
+    run = save_run(directory / "bare", TEXTS, kind="decoder", max_len=128)
     torch.manual_seed(2)
     with torch.no_grad():
-        for p in model.parameters():
+        for p in run.model.parameters():
             p.add_(0.3 * torch.randn_like(p))
-    directory = tmp_path_factory.mktemp("chat")
+    run.save(directory / "bare")
     settings = GenerationConfig(chat=Choice("plain"), max_new_tokens=8, temperature=0.0)
-    Run(model, tokenizer, settings).save(directory / "run")
-    Run(model, tokenizer, GenerationConfig()).save(directory / "bare")
+    Run(run.model, run.tokenizer, settings).save(directory / "run")
     return directory
 
 
@@ -48,18 +45,15 @@ def expected_answers(run, questions):
     return answers
 
 
-def test_each_line_of_a_pipe_is_a_message(runs_dir, cli):
+def test_each_line_of_a_pipe_is_a_message_or_command(runs_dir, cli):
     run = load(runs_dir / "run")
-    expected = expected_answers(run, ["a dog", "ein hund"])
-    assert cli("chat", runs_dir / "run", stdin="a dog\n\nein hund\n").out.splitlines() == expected
-    assert expected[1] != expected_answers(run, ["ein hund"])[0], "the history is part of the prompt"
-
-
-def test_reset_clears_history_and_quit_exits(runs_dir, cli):
-    run = load(runs_dir / "run")
-    expected = [*expected_answers(run, ["a dog"]), *expected_answers(run, ["ein hund"])]
-    output = cli("chat", runs_dir / "run", stdin="a dog\n/reset\nein hund\n/quit\na dog\n")
-    assert output.out.splitlines() == expected
+    expected, (other,) = expected_answers(run, ["a dog", "ein hund"]), expected_answers(run, ["ein hund"])
+    assert expected[1] != other, "the history is part of the prompt"
+    for lines, answers in (
+        ("a dog\n\nein hund\n", expected),
+        ("a dog\n/reset\nein hund\n/quit\na dog\n", [expected[0], other]),
+    ):
+        assert cli("chat", runs_dir / "run", stdin=lines).out.splitlines() == answers
 
 
 def test_options_change_the_answer(runs_dir, cli):
@@ -114,24 +108,19 @@ class Terminal:
     def type(self, text):
         os.write(self.master, text.encode(errors="surrogateescape"))
 
-    def read_until(self, text):
-        """Read until `text` appears; return what came before it."""
-        deadline = time.monotonic() + 200
-        while text not in self.text:
-            remaining = max(0, deadline - time.monotonic())
-            assert select.select([self.master], [], [], remaining)[0], self.text
-            try:
-                self.text += os.read(self.master, 4096).decode(errors="replace")
-            except OSError:  # the slave side is closed
-                break
-        prefix_text, match, self.text = self.text.partition(text)
-        assert match == text, prefix_text
-        return prefix_text
+    def read_until(self, *texts):
+        """Read until each of the texts appears."""
+        for text in texts:
+            while text not in self.text:
+                try:
+                    self.text += os.read(self.master, 4096).decode(errors="replace")
+                except OSError:  # the slave side is closed
+                    break
+            prefix_text, match, self.text = self.text.partition(text)
+            assert match == text, prefix_text
 
     def wait_for_exit(self):
-        deadline = time.monotonic() + 200
         while self.exit_code() is None:
-            assert time.monotonic() < deadline
             time.sleep(0.01)
         return self.code
 
@@ -139,20 +128,17 @@ class Terminal:
 def test_ctrl_c_stops_answer_and_ctrl_d_exits(runs_dir):
     first = expected_answers(load(runs_dir / "run"), ["a dog"])[0]
     with Terminal("chat", str(runs_dir / "run"), "--max-new-tokens", "1000000") as terminal:
-        terminal.read_until("Ctrl-C stops an answer")
-        terminal.read_until("> ")
+        terminal.read_until("Ctrl-C stops an answer", "> ")
         os.kill(terminal.pid, signal.SIGINT)
         terminal.type("\n")  # at the prompt Ctrl-C is noticed with the next line at the latest, which is lost
         terminal.type("/mark\n")
-        terminal.read_until("no command /mark")
-        terminal.read_until("> ")
+        terminal.read_until("no command /mark", "> ")
         terminal.type("a dog\n")
         terminal.read_until(first[:4])
         os.kill(terminal.pid, signal.SIGINT)
         terminal.read_until("> ")
         terminal.type("/rest\n")
-        terminal.read_until("did you mean '/reset'")
-        terminal.read_until("> ")
+        terminal.read_until("did you mean '/reset'", "> ")
         terminal.type("/reset\n")
         terminal.read_until("> ")
         assert terminal.exit_code() is None
@@ -169,9 +155,7 @@ def test_terminal_replaces_invalid_utf8_as_a_pipe(runs_dir, cli, locale):
     with Terminal("chat", str(runs_dir / "run"), environment=environment) as terminal:
         terminal.read_until("> ")
         terminal.type("a \udcff dog\n")
-        terminal.read_until(err.strip())
-        terminal.read_until(out.strip())
-        terminal.read_until("> ")
+        terminal.read_until(err.strip(), out.strip(), "> ")
         terminal.type("\x04")
         assert terminal.wait_for_exit() == 0
 

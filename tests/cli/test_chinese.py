@@ -2,16 +2,18 @@
 
 import contextlib
 import io
+import json
 import re
 import shlex
 import shutil
 import signal
 import sys
+from pathlib import Path
 
 import pytest
 from rich.cells import cell_len
 
-from polyhead.cli import demo_run, main
+from polyhead.cli import main
 from polyhead.cli.verbs import VERBS
 from polyhead.core import i18n
 from polyhead.core.extras import install_command
@@ -29,18 +31,7 @@ generation: {max_length_ratio: 1.0, max_length_extra: 2}
 """
 BASELINE = "最常见的译文 '     0 ein hund bellt hier jetzt'"
 VERDICT = "：模型还没有学会翻译；验证集损失仍在下降：请训练更久（train.steps、train.epochs）"
-TRAINING = [
-    "训练集：train.en + train.de：N 个句对，保留 N 个；跳过 N 条空白（首例：第 N 行）",
-    "验证集：valid.en + valid.de：N 个句对，保留 N 个",
-    "每轮 N 个批次，其中 N% 的词元是文本，其余是填充",
-    "N 个参数，N 步，写入 runs/mine",
-    "第      N/N 步  损失 N  学习率 N  N 词元/秒  剩余 N 秒",
-    "第      N 步  验证  损失 N  困惑度 N  目前最好",
-    "权重：检查点 N",
-    "验证集困惑度的基线：N（一元模型）",
-    "训练结束于第 N 步；使用方法：polyhead translate runs/mine input.txt",
-    "报告：runs/mine/report.html",
-]
+TABLES = json.loads(Path(__file__).with_name("chinese.json").read_text(encoding="utf-8"))
 
 
 def without_numbers(line):
@@ -98,7 +89,7 @@ def test_training_prints_chinese_lines(trained_copy):
     lines = (trained_copy / "err.txt").read_text().splitlines()
     assert all(re.search(r"[\u4e00-\u9fff]", line) for line in lines)
     actual = [without_numbers(line) for line in lines]
-    assert [line for line in TRAINING if line not in actual] == []
+    assert [line for line in TABLES["training"] if line not in actual] == []
     assert any(f"（{BASELINE}）{VERDICT}" in line for line in lines)
 
 
@@ -159,12 +150,6 @@ def test_recipe_has_chinese_comments_and_trains(workdir, cli):
     cli("train", "own.yaml", "train.steps=1", "model.d_model=16", "model.n_heads=2")
 
 
-def test_demo_languages_have_names_in_both_languages():
-    assert [demo_run.locale_title(name) for name in ("en", "zh", "fr")] == ["英语", "中文", "法语"]
-    i18n.set_language("en")
-    assert (demo_run.locale_title("en"), demo_run.locale_title("pt_BR")) == ("English", "Portuguese (Brazil)")
-
-
 def test_overview_describes_every_verb_in_chinese(cli):
     lines = cli("--help").out.splitlines()
     assert lines[0] == "用法：polyhead 命令 [参数]"
@@ -174,32 +159,7 @@ def test_overview_describes_every_verb_in_chinese(cli):
     assert descriptions["train"] == "按配方从原始文本训练模型。"
 
 
-@pytest.mark.parametrize(
-    ("command", "code", "message"),
-    [
-        (
-            "train mine.yaml out=runs/big model.d_model=1024 model.d_ff=2000000000",
-            1,
-            "内存不足；请用更小的批次（train.max_tokens、--batch-tokens）或更小的模型",
-        ),
-        (
-            "translate runs/mine long.en",
-            0,
-            "第 N 行：N 个词元，这个模型最多读 N 个：请把它拆开，或用 --truncate 翻",
-        ),
-        (
-            "train mine.yaml train.lr=0.5 --resume",
-            2,
-            "--resume：train.lr 与这次运行自己的配方不同；请用 runs/mine/",
-        ),
-        ("train mine.yaml out=runs/busy", 2, "runs/busy 正由进程 N 使用；请停止该进程，或换一个目录"),
-        (
-            "train mine.yaml train.tensorboard=true out=runs/board",
-            2,
-            "train.tensorboard 需要附加项 'board'：INSTALL",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("command", "code", "message"), TABLES["errors"])
 def test_error_of_a_run_is_chinese(command, code, message, trained_copy, cli, monkeypatch):
     (trained_copy / "long.en").write_text("a dog barks here now " * 10)
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
@@ -209,26 +169,7 @@ def test_error_of_a_run_is_chinese(command, code, message, trained_copy, cli, mo
     assert err.startswith(expected) or without_numbers(err).startswith(expected)
 
 
-@pytest.mark.parametrize(
-    ("fact", "expected"),
-    [
-        (
-            "checkpoint 4 (loss 5.1; mean of the checkpoints 2, 4: 5.2)",
-            "检查点 4（损失 5.1；检查点 2, 4 的平均：5.2）",
-        ),
-        (
-            "mean of the checkpoints 2, 4 (loss 5.1; checkpoint 4: 5.2; EMA at step 3: 5.3)",
-            "检查点 2, 4 的平均（损失 5.1；检查点 4：5.2；第 3 步的滑动平均：5.3）",
-        ),
-        ("80.03 (majority class 'checkpoint 4: 5.2')", "80.03（多数类 'checkpoint 4: 5.2'）"),
-        (
-            "BLEU 0.00 is below the baseline 0.36 (most frequent target 'Ja.'): it has not learned to "
-            "translate yet; train longer (train.steps, train.epochs)",
-            "BLEU 0.00 低于基线 0.36（最常见的译文 'Ja.'）："
-            "模型还没有学会翻译；请训练更久（train.steps、train.epochs）",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("fact", "expected"), TABLES["facts"])
 def test_facts_are_translated_completely(fact, expected):
     assert i18n.translate_message(fact, "facts") == expected
 

@@ -26,11 +26,18 @@ def test_text_file_and_pipe_have_the_same_classes(classifier, tmp_path, cli):
     path.write_text("".join(f"{text}\n" for text in TEXTS))
     expected = expected_lines(classifier, *TEXTS)
     assert len(set(expected.split())) > 4, "the texts differ"
-    assert cli("classify", classifier, TEXTS[0]).out == expected_lines(classifier, TEXTS[0])
+    for text in (TEXTS[0], ""):
+        assert cli("classify", classifier, text).out == expected_lines(classifier, text)
+    for text in ("ein hund bellt " * 40, "hund" * 80):  # longer than the name of a file
+        warning = "polyhead: truncated to 12 tokens: 1 of 1 texts\n"
+        assert cli("classify", classifier, text) == (expected_lines(classifier, text), warning)
     assert cli("classify", classifier, path, "--read-batch", 4).out == expected
     assert cli("classify", classifier, path, "--output", out, "--read-batch", 4) == ("", "")
     assert out.read_text() == expected
     assert cli("classify", classifier, stdin=path.read_bytes()).out == expected
+    lines = cli("classify", classifier, stdin="ein hund\n\n  \n").out.splitlines()
+    predictions = polyhead.load(classifier).classify(["ein hund", "", "  "])
+    assert [line.split("\t")[0] for line in lines] == [one.label for one in predictions]
 
 
 def test_pairs_and_probabilities_of_all_classes(classifier, cli):
@@ -51,10 +58,14 @@ def test_pairs_and_probabilities_of_all_classes(classifier, cli):
         ("mixed", "line 2: 2 texts, separated by tabs; expected 1 as before"),
     ],
 )
-def test_invalid_input_is_refused(classifier, tmp_path, cli, monkeypatch, text, message):
+def test_invalid_input_is_refused(classifier, tiny, tmp_path, cli, monkeypatch, text, message):
     monkeypatch.chdir(tmp_path)
     Path("mixed").write_text("a\nb\tc\n")
     assert f"polyhead: {message}\n" in cli("classify", classifier, text, code=2).err
+    name = "ein hund bellt " * 40
+    message = f"no file {name!r}; to pass a text use a pipe: echo TEXT | polyhead ..."
+    assert cli.error("translate", tiny, name) == message
+    assert cli.error("translate", name) == f"{name}: File name too long"
 
 
 def test_whitespace_in_labels_becomes_spaces(classifier, tmp_path, cli):
@@ -74,13 +85,6 @@ def test_whitespace_in_labels_becomes_spaces(classifier, tmp_path, cli):
     cli("eval", run_dir, tmp_path / "a.jsonl", "--output", tmp_path / "labels")
     lines = (tmp_path / "labels").read_text().splitlines()
     assert lines == [line.split("\t")[0] for line in expected.splitlines()]
-
-
-def test_blank_texts_have_a_class(classifier, cli):
-    assert cli("classify", classifier, "").out == expected_lines(classifier, "")
-    out = cli("classify", classifier, stdin="ein hund\n\n  \n").out
-    predictions = polyhead.load(classifier).classify(["ein hund", "", "  "])
-    assert [line.split("\t")[0] for line in out.splitlines()] == [one.label for one in predictions]
 
 
 @pytest.fixture(params=[["review"], ["premise", "hypothesis"]], ids=["texts", "pairs"])
@@ -118,15 +122,14 @@ def test_texts_and_pairs_are_not_confused(run, tmp_path, cli):
     blank.write_text("\nja\tnein\n" if is_pair else "\nja\n")
     lines = cli("classify", directory, blank).out.splitlines()
     assert [line.split("\t")[0] for line in lines] == [one.label for one in predictions]
-    for parts in [("a",), ("a", "b", "c")]:
-        with pytest.raises(UserError, match=rf"text 1 has {len(parts)} parts, expected a pair of texts"):
-            run.classify([("a", "b"), parts])
-
-
-@pytest.mark.parametrize("text", ["ein hund bellt " * 40, "hund" * 80])
-def test_text_may_be_longer_than_a_file_name(classifier, cli, text):
-    warning = "polyhead: truncated to 12 tokens: 1 of 1 texts\n"
-    assert cli("classify", classifier, text) == (expected_lines(classifier, text), warning)
+    for value, message in (
+        (("a",), "text 1 has 1 parts, expected a pair of texts"),
+        (("a", "b", "c"), "text 1 has 3 parts, expected a pair of texts"),
+        (None, r"text \d is \w+, expected a string or a pair of strings"),
+        (("ein hund", 2), r"text \d is \w+, expected a string or a pair of strings"),
+    ):
+        with pytest.raises(UserError, match=message):
+            run.classify([("a", "b"), value])
 
 
 @pytest.mark.parametrize(
@@ -148,13 +151,6 @@ def test_text_that_looks_like_a_file_name_warns(classifier, tmp_path, cli, monke
         assert cli.error(verb, classifier, name).endswith("did you mean 'one.txt'?")
 
 
-def test_too_long_file_name_is_refused(tiny, cli):
-    name = "ein hund bellt " * 40
-    message = f"no file {name!r}; to pass a text use a pipe: echo TEXT | polyhead ..."
-    assert cli.error("translate", tiny, name) == message
-    assert cli.error("translate", name) == f"{name}: File name too long"
-
-
 def test_wrong_kind_of_run_is_refused_before_reading(tiny, classifier, cli, monkeypatch):
     class Unreadable(io.RawIOBase):
         def readable(self):
@@ -167,12 +163,3 @@ def test_wrong_kind_of_run_is_refused_before_reading(tiny, classifier, cli, monk
     for verb in ("classify", "embed", "fill-mask"):
         assert "use translate" in cli.error(verb, tiny)
     assert "use classify" in cli.error("score", classifier)
-
-
-@pytest.mark.parametrize("texts", [[1], ["ein hund", None], [("ein hund", 2)]])
-def test_values_that_are_not_texts_are_refused(texts, classifier):
-    run = polyhead.load(classifier)
-    data = {"train": "a.tsv", "valid": "b.tsv"}
-    run.recipe = Recipe.model_validate({"task": "classification", "data": data, "train": {"steps": 1}})
-    with pytest.raises(UserError, match=r"text \d is \w+, expected a string or a pair of strings"):
-        run.classify(texts)

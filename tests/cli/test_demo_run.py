@@ -1,12 +1,10 @@
 """Tests of cli/demo_run.py: with few pairs and steps, and with all of them in a slow test."""
 
-import json
 import os
 import re
 import shutil
 import signal
 from collections import Counter
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -15,6 +13,7 @@ from tests.cli.demo_run_helpers import REPORT, weights
 from tests.cli.demo_run_helpers import finished as finished
 from tests.cli.demo_run_helpers import trained_demo as trained_demo
 from tests.cli.demo_run_helpers import workdir as workdir
+from tests.viz.html_pages import Page
 
 from polyhead.checkpoint import checkpoint
 from polyhead.cli import demo_run
@@ -48,29 +47,6 @@ def test_training_time_sums_uneven_intervals():
     assert training_seconds(rows) == pytest.approx(1.0 + 2.0 + 0.2)
 
 
-class Page(HTMLParser):
-    """Check that every element is closed in order; collect the data blocks."""
-
-    VOID = frozenset({"meta", "link", "br", "img", "input"})
-
-    def __init__(self):
-        super().__init__()
-        self.open, self.data, self.is_data = [], [], False
-
-    def handle_starttag(self, tag, attrs):
-        if tag not in self.VOID:
-            self.open.append(tag)
-        self.is_data = ("type", "application/json") in attrs
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-        self.is_data = False
-
-    def handle_data(self, data):
-        if self.is_data:
-            self.data.append(json.loads(data))
-
-
 def test_demo_trains_evaluates_and_reports(trained_demo, finished):
     out, err = ((trained_demo / name).read_text() for name in ("out.txt", "err.txt"))
     assert "English to Chinese" in out and "tok:zh" in out and "step      4/4" in err
@@ -90,11 +66,7 @@ def test_demo_trains_evaluates_and_reports(trained_demo, finished):
 
 
 def test_report_has_attention_maps_of_test_pairs(finished):
-    page = Page()
-    page.feed(REPORT.read_text(encoding="utf-8"))
-    page.close()
-    assert page.open == []
-    maps = next(block for block in page.data if isinstance(block[0], dict))
+    maps = next(block for block in Page(REPORT.read_text()).data() if isinstance(block[0], dict))
     assert len(maps) == 5
     sources = Path("runs/demo/corpus/test.en").read_text(encoding="utf-8").splitlines()
     for attention in maps:

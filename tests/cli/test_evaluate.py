@@ -16,9 +16,6 @@ def test_options_are_those_of_the_measurements():
     for measure in EVALUATORS.values():
         hints = typing.get_type_hints(measure.evaluate)
         assert set(hints) - measure.options - {"settings"} == {"run", "files", "split", "return"}
-
-
-def test_translator_has_the_settings_of_translate():
     settings = {*GenerationConfig.model_fields, "source_lang", "target_lang"} - {"n_best"} - SAMPLING_KEYS
     options = settings & set(inspect.signature(translate.run).parameters)
     assert "cache" in options and options <= EVALUATORS["encoder-decoder"].options

@@ -4,12 +4,12 @@ import json
 import re
 
 import pytest
+from tests.cli.cli_helpers import save_run
 
-from polyhead import Choice, ModelConfig, build, load
+from polyhead import Choice, load
 from polyhead.config.generation_config import GenerationConfig
 from polyhead.run import load as load_module
 from polyhead.run.run import Run
-from polyhead.tokenizers.train_tokenizer import train_tokenizer
 
 TEXTS = ["ein hund bellt .", "a dog barks 0123456789", "User: Assistant: System:"]
 SCHEMA = {
@@ -22,11 +22,9 @@ SCHEMA = {
 
 @pytest.fixture(scope="module")
 def runs_dir(tmp_path_factory):
-    tokenizer = train_tokenizer(TEXTS * 20, Choice("bpe"), 300)
-    sizes = {"d_model": 16, "n_heads": 2, "n_layers": 1, "max_len": 128}
-    model = build(ModelConfig(kind="decoder", vocab_size=tokenizer.vocab_size, **sizes), seed=3).eval()
     directory = tmp_path_factory.mktemp("form")
-    Run(model, tokenizer, GenerationConfig(max_new_tokens=90, chat=Choice("plain"))).save(directory / "run")
+    generation = GenerationConfig(max_new_tokens=90, chat=Choice("plain"))
+    save_run(directory / "run", TEXTS, kind="decoder", max_len=128, generation=generation)
     (directory / "dog.json").write_text(json.dumps(SCHEMA))
     (directory / "bom.json").write_text(json.dumps(SCHEMA), encoding="utf-8-sig")
     return directory

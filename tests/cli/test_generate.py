@@ -3,13 +3,11 @@
 import re
 
 import pytest
+from tests.cli.cli_helpers import save_run
 
 import polyhead as ph
-from polyhead import Choice
 from polyhead.config.generation_config import GenerationConfig
 from polyhead.core.errors import UserError
-from polyhead.run.run import Run
-from polyhead.tokenizers.train_tokenizer import train_tokenizer
 
 NAMES = ["anna", "bert", "carl", "dora"]
 
@@ -17,11 +15,9 @@ NAMES = ["anna", "bert", "carl", "dora"]
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory):
     """An untrained language model of characters."""
-    tokenizer = train_tokenizer([f"{a} and {b}" for a in NAMES for b in NAMES], Choice("char"), 300)
-    sizes = {"d_model": 32, "n_layers": 1, "n_heads": 2, "d_ff": 48, "max_len": 32, "tie_embeddings": "none"}
-    model = ph.build(ph.ModelConfig(kind="decoder", vocab_size=tokenizer.vocab_size, **sizes), seed=3)
-    directory = tmp_path_factory.mktemp("generate") / "run"
-    Run(model, tokenizer, GenerationConfig(max_new_tokens=40)).save(directory)
+    directory, texts = tmp_path_factory.mktemp("generate"), [f"{a} and {b}" for a in NAMES for b in NAMES]
+    fields = {"kind": "decoder", "d_model": 32, "d_ff": 48, "max_len": 32, "tie_embeddings": "none"}
+    save_run(directory, texts, "char", generation=GenerationConfig(max_new_tokens=40), **fields)
     return directory
 
 
@@ -45,14 +41,6 @@ def run(run_dir):
 def test_ineffective_options_are_refused(run, options, message):
     with pytest.raises(UserError, match=message):
         run.generate(["a"], **options)
-
-
-def test_ineffective_options_are_refused_by_the_verb(run_dir, cli):
-    message = cli.error("generate", run_dir, "a", "--beam-size", 3, "--seed", 0)
-    assert message.startswith("seed has no effect on beam search; ")
-    assert cli.error("generate", run_dir, "a", "--n", 10**9).startswith(
-        "n is 1,000,000,000, expected at most"
-    )
 
 
 def test_prompt_with_file_name_is_used_as_text(run_dir, cli, tmp_path, monkeypatch):
@@ -89,8 +77,4 @@ def test_too_long_line_of_input_is_reported(run_dir, run, cli, settings):
     lines = "anna\n" + "a" * 40 + "\nanna\n"
     out, err = cli("generate", run_dir, "-", "--max-new-tokens", 6, *options, stdin=lines)
     assert out == f"anna{text}\n\nanna{text}\n"
-    assert re.fullmatch(
-        r"polyhead: line 2: 4\d tokens, the model's maximum is 32; its output is blank\n", err
-    )
-    out = cli("generate", run_dir, "-", "--max-new-tokens", 6, *options, stdin="anna\n").out
-    assert out == f"anna{text}\n"
+    assert re.fullmatch(r"polyhead: line 2: 4\d tokens, the model's maximum is 32; .* is blank\n", err)

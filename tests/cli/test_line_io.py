@@ -6,11 +6,8 @@ import io
 import lzma
 import os
 import sys
-import zipfile
 
-import pyarrow
 import pytest
-from pyarrow import parquet
 
 from polyhead.cli.line_io import read_lines, stdin_has_data
 from polyhead.core.errors import UserError
@@ -18,28 +15,15 @@ from polyhead.core.errors import UserError
 TEXT = "the dog\na cat\n"
 
 
-def zip_file():
-    content = io.BytesIO()
-    with zipfile.ZipFile(content, "w") as file:
-        file.writestr("a.txt", TEXT)
-    return content.getvalue()
-
-
-def parquet_file():
-    content = io.BytesIO()
-    parquet.write_table(pyarrow.table({"text": TEXT.splitlines()}), content)
-    return content.getvalue()
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [
         (lzma.compress(TEXT.encode()), "compressed with xz.*unxz"),
         (bz2.compress(TEXT.encode()), "compressed with bzip2.*bunzip2"),
-        (zip_file(), "compressed with zip.*unzip"),
+        (b"PK\x03\x04" + bytes(26) + b"a.txt" + TEXT.encode(), "compressed with zip.*unzip"),
         (b"\x28\xb5\x2f\xfd\x04\x00\n", "compressed with zstd.*unzstd"),
         (TEXT.encode("utf-16"), "UTF-16, expected UTF-8"),
-        (parquet_file(), "table"),
+        (b"PAR1" + bytes(20) + b"PAR1", "table"),
     ],
     ids=["xz", "bzip2", "zip", "zstd", "utf-16", "parquet"],
 )

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.cli import swapped_sides_helpers
 
 from polyhead import Choice, ModelConfig, build
 from polyhead.cli import main
@@ -26,13 +27,8 @@ from polyhead.run.recipe import load_recipe
 from polyhead.run.run import Run
 from polyhead.tokenizers.train_tokenizer import train_tokenizer
 
-ENGLISH = [
-    "a dog is in the house and it sleeps",
-    "the cat and the man are in the street",
-    "two men see the dog that barks at the cat",
-    "a girl reads a book",
-]
-CHINESE = ["一只狗在房子里睡觉", "猫和男人在街上", "两个男人看见了对着猫叫的狗", "女孩在看书"]
+ENGLISH = [*swapped_sides_helpers.ENGLISH, "a girl reads a book"]
+CHINESE = [*swapped_sides_helpers.CHINESE, "女孩在看书"]
 RECIPE = """data:
   train: [a.en, a.zh]
   valid_fraction: 0.2
@@ -173,13 +169,10 @@ def test_answer_names_the_mistake_and_the_correction(language, command, answer):
     assert out == "" or command in PRINTING
 
 
-def test_table_covers_every_verb_and_repeats_no_command():
+def test_table_covers_every_verb_with_short_answers():
     commands = [command for language, command, _ in ROWS if language == "en"]
     assert len({*commands}) == len(commands) >= 290
     assert VERBS.keys() <= {command.split(" ")[0] for command in commands}
-
-
-def test_answers_are_short_and_report_no_bug():
     for _, command, answer in ROWS:
         assert len(answer.splitlines()) <= 2, command
         assert not any(sign in answer for sign in ("Traceback", "bug in Polyhead", "Errno")), command

@@ -4,28 +4,19 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.cli.cli_helpers import save_run
 
-from polyhead import Choice, ModelConfig, build
 from polyhead.config.generation_config import GenerationConfig
 from polyhead.core.errors import NOT_FINITE
-from polyhead.run.run import Run
-from polyhead.tokenizers.train_tokenizer import train_tokenizer
 
 TEXTS = ["ein hund bellt .", "a dog barks .", "zwei hunde bellen .", "two dogs bark ."]
-SIZES = {"d_model": 16, "n_heads": 2, "n_layers": 1, "d_ff": 32, "max_len": 48, "tie_embeddings": "none"}
 COMMANDS = {
     "decoder": [
-        "score run lines.txt",
-        "eval run lines.txt",
-        "embed run lines.txt",
-        "generate run dogs",
-        "attention run dogs --out a.html",
-        "visualize run --out v.html",
+        *(f"{verb} run lines.txt" for verb in ("score", "eval", "embed")),
+        *("generate run dogs", "attention run dogs --out a.html", "visualize run --out v.html"),
     ],
     "encoder-decoder": [
-        "translate run lines.txt",
-        "score run lines.txt lines.txt",
-        "eval run lines.txt lines.txt",
+        *("translate run lines.txt", "score run lines.txt lines.txt", "eval run lines.txt lines.txt")
     ],
     "encoder": ["embed run lines.txt", "embed run lines.txt --like dogs", "fill-mask run masks.txt"],
     "classifier": ["classify run lines.txt", "eval run labels.tsv --text 0 --label 1", "embed run lines.txt"],
@@ -38,9 +29,8 @@ def test_not_finite_output_is_a_user_error(kind, value, tmp_path, cli, monkeypat
     monkeypatch.chdir(tmp_path)
     fields = {"kind": kind} if kind in ("decoder", "encoder-decoder") else {"kind": "encoder"}
     fields |= {"labels": ("bad", "good"), "lm_head": False} if kind == "classifier" else {}
-    tokenizer = train_tokenizer(TEXTS * 5, Choice("bpe"), 300)
-    model = build(ModelConfig(vocab_size=tokenizer.vocab_size, **SIZES, **fields), seed=1)
-    run = Run(model, tokenizer, GenerationConfig(beam_size=3, max_new_tokens=15))
+    fields |= {"d_ff": 32, "max_len": 48, "tie_embeddings": "none"}
+    run = save_run("run", TEXTS, generation=GenerationConfig(beam_size=3, max_new_tokens=15), **fields)
     with torch.no_grad():
         next(run.model.parameters()).fill_(value)
     run.save("run")

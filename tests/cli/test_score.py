@@ -55,12 +55,12 @@ def test_scores_are_log_probabilities(tiny, tmp_path, write, cli):
     assert int8_scores != read_scores(out) and int8_scores == pytest.approx(scores, rel=0.05)
 
 
-def test_pairs_are_read_from_a_pipe(tiny, cli):
+def test_pairs_are_read_from_pipes_and_files(tiny, write, cli):
     text = "".join(f"{a}\t{b}\n" for a, b in zip(SOURCES, TARGETS, strict=True))
     assert len(cli("score", tiny, stdin=text).out.splitlines()) == 4
-
-
-def test_input_that_does_not_match_is_refused(tiny, write, cli):
+    out = cli("score", tiny, write("ab", ["ein\ta", "", "ein\ta"])).out
+    (score,) = polyhead.load(tiny).score([""], [""])
+    assert out.split("\n")[1] == f"{score.log_prob:.4f}\t{score.tokens}", "of two empty texts"
     a, b = write("a", ["ein", "hund"]), write("b", ["a"])
     assert cli.error("score", tiny, a, b) == f"{a} has 2 lines, {b} has 1: they must match line by line"
     message = "line 1: expected source, tab, translation; found no tab; to score two files: polyhead score "
@@ -81,9 +81,3 @@ def test_too_long_line_is_reported_and_blank(tiny, write, cli):
         assert out.split("\n")[:-1] == [lines.get(i, "") for i in range(6)]
         message = f"polyhead: line 5: {count} tokens, the model's maximum is 32; its output is blank\n"
         assert err.startswith(message) and f"perplexity {run.perplexity(*texts):.4f} over " in err
-
-
-def test_blank_line_is_a_pair_of_empty_texts(tiny, write, cli):
-    out = cli("score", tiny, write("ab", ["ein\ta", "", "ein\ta"])).out
-    (score,) = polyhead.load(tiny).score([""], [""])
-    assert out.split("\n")[1] == f"{score.log_prob:.4f}\t{score.tokens}"

@@ -9,13 +9,8 @@ import pytest
 import polyhead
 from polyhead.core.errors import UserError
 
-SOURCE = [
-    "ein hund bellt .",
-    "zwei hunde bellen .",
-    "ein mann singt .",
-    "zwei frauen singen .",
-    "hunde singen .",
-]
+SOURCE = ["ein hund bellt .", "zwei hunde bellen .", "ein mann singt .", "zwei frauen singen ."]
+SOURCE += ["hunde singen ."]
 TARGET = ["a dog barks .", "two dogs bark .", "a man sings .", "two women sing .", "dogs sing ."]
 
 
@@ -53,16 +48,6 @@ def test_shortlist_is_measured_saved_and_used(run_dir, pairs, tmp_path, cli):
     assert run.engine(shortlist=True).submit(SOURCE[1]).collect_texts() == [with_shortlist[1]]
 
 
-def test_source_alone_is_paired_with_the_translations(run_dir, pairs, cli):
-    out = cli("shortlist", run_dir, pairs[0], "--per-token", 200, "--frequent", 300).out
-    assert "references  100.0% of their tokens are allowed" in out
-    run = polyhead.load(run_dir)
-    free, with_shortlist = (
-        run.translate(SOURCE, beam_size=1, shortlist=shortlist) for shortlist in (False, True)
-    )
-    assert free == with_shortlist
-
-
 def test_stop_tokens_are_always_allowed(run_dir, pairs, cli):
     run = polyhead.load(run_dir)
     run.generation = run.generation.model_copy(update={"stop_tokens": ("<mask>",)})
@@ -70,6 +55,13 @@ def test_stop_tokens_are_always_allowed(run_dir, pairs, cli):
     cli("shortlist", run_dir, *pairs, "--per-token", 1, "--frequent", 1)
     frequent = polyhead.load(run_dir).get_shortlist().frequent.tolist()
     assert {run.tokenizer.eos_id, run.tokenizer.token_to_id("<mask>")} <= {*frequent}
+    # a source alone is paired with its translations
+    (run_dir / "shortlist.safetensors").unlink()
+    out = cli("shortlist", run_dir, pairs[0], "--per-token", 200, "--frequent", 300).out
+    assert "references  100.0% of their tokens are allowed" in out
+    run = polyhead.load(run_dir)
+    free, limited = (run.translate(SOURCE, beam_size=1, shortlist=value) for value in (False, True))
+    assert free == limited
 
 
 def test_too_long_pairs_are_skipped_and_counted(run_dir, pairs, cli):
@@ -83,13 +75,14 @@ def test_too_long_pairs_are_skipped_and_counted(run_dir, pairs, cli):
     assert "learned from  36 pairs\n" in out
 
 
-def test_missing_files_and_runs_are_refused(run_dir, tmp_path, cli):
+def test_missing_files_and_ensembles_are_refused(run_dir, tmp_path, cli):
     (tmp_path / "few").write_text("ein hund\n")
     message = "a shortlist requires at least two pairs, better 10,000; got 1"
     assert message in cli.error("shortlist", run_dir, tmp_path / "few")
     assert "no file 'nowhere.de'" in cli.error("shortlist", run_dir, "nowhere.de")
-    assert "no run directory 'gone'" in cli.error("shortlist", "gone", tmp_path / "few")
     assert not (run_dir / "shortlist.safetensors").exists()
+    with pytest.raises(UserError, match="a shortlist is for a single run, not an ensemble"):
+        polyhead.load([run_dir, run_dir]).translate(["ein hund"], shortlist=True)
 
 
 def test_damaged_shortlist_is_refused_and_not_overwritten(run_dir, pairs, cli):
@@ -104,8 +97,3 @@ def test_damaged_shortlist_is_refused_and_not_overwritten(run_dir, pairs, cli):
     path.unlink()
     cli("shortlist", run_dir, *pairs)
     cli("translate", run_dir, pairs[0], "--shortlist")
-
-
-def test_ensemble_has_no_shortlist(tiny):
-    with pytest.raises(UserError, match="a shortlist is for a single run, not an ensemble"):
-        polyhead.load([tiny, tiny]).translate(["ein hund"], shortlist=True)

@@ -1,26 +1,23 @@
 """Files of the wrong side are reported by eval, translate, score and init, others are not."""
 
 import pytest
+from tests.cli.cli_helpers import save_run
 from tests.cli.swapped_sides_helpers import CHINESE, ENGLISH, GERMAN, TEXTS, recipe_of
 from tests.cli.swapped_sides_helpers import workdir as workdir
 
-from polyhead import Choice, ModelConfig, build
 from polyhead.config.generation_config import GenerationConfig
 from polyhead.config.model import ModelSpec
-from polyhead.run.run import Run
-from polyhead.tokenizers.train_tokenizer import train_tokenizer
 
 SIZES = {"d_model": 16, "n_heads": 2, "n_layers": 1, "max_len": 64}
 
 
 def save_translator(source, target, **data):
     """Save an untrained run whose recipe has train.SOURCE and train.TARGET."""
-    tokenizer = train_tokenizer(TEXTS[source] + TEXTS[target], Choice("bpe"), 400)
+
     files = {"train": [f"train.{source}", f"train.{target}"], "valid_fraction": 0.1, "valid": None}
     recipe = recipe_of(**files | data).model_copy(update={"model": ModelSpec(**SIZES)})
     generation = GenerationConfig(beam_size=1, max_length_ratio=0.1, max_length_extra=1)
-    model = build(ModelConfig(vocab_size=tokenizer.vocab_size, **SIZES))
-    Run(model, tokenizer, generation, recipe).save("run")
+    save_run("run", TEXTS[source] + TEXTS[target], generation=generation, recipe=recipe, **SIZES)
 
 
 SWAP = "did you swap the files?"

@@ -14,23 +14,28 @@ from polyhead.cli.line_io import choose_read_batch
 from polyhead.run.run import Run
 
 
-def test_output_is_that_of_the_library(tiny, source, translate):
+def test_output_is_that_of_the_library(tiny, source, tmp_path, translate):
     expected = [text.replace("\n", " ") for text in polyhead.load(tiny).translate(LINES)]
     assert translate(tiny, source) == [a if b.strip() else "" for a, b in zip(expected, LINES, strict=True)]
-
-
-def test_line_without_visible_characters_stays_blank(tiny, tmp_path, translate):
     blank = ["\u200b", "\xad", " \u202e\u2066", "\u3164", "\ufe0f", "\x07", "\u200b" * 5000]
-    path = tmp_path / "blank.txt"
-    path.write_text("\n".join([*blank, LINES[0]]) + "\n")
-    assert translate(tiny, path)[:-1] == [""] * len(blank)
+    source.write_text("\n".join([*blank, LINES[0]]) + "\n")
+    assert translate(tiny, source)[:-1] == [""] * len(blank), "without visible characters"
+    source.write_bytes(b"")
+    assert translate(tiny, source) == []
 
 
 @pytest.mark.acceptance("C1")
-@pytest.mark.parametrize("size", ["1", "2", "4", "99999999999999999999"])
-def test_read_batch_does_not_change_output(size, tiny, source, translate):
-    options = ["--n-best", 2, "--scores"]
-    assert translate(tiny, source, *options, "--read-batch", size) == translate(tiny, source, *options)
+@pytest.mark.parametrize(
+    "options",
+    [
+        *(("--read-batch", size, "--n-best", 2, "--scores") for size in ("1", "2", "4", "9" * 20)),
+        *(("--cache", cache) for cache in ("growing", "window,window=300,sink=2", "low_rank,rank=99")),
+        ("--cache", "{name: h2o, budget: 300}"),
+    ],
+    ids=str,
+)
+def test_batches_and_large_caches_do_not_change_output(options, tiny, source, translate):
+    assert translate(tiny, source, *options) == translate(tiny, source, *options[2:])
 
 
 @pytest.mark.parametrize("size", ["1", "2", "4"])
@@ -59,24 +64,7 @@ def test_options_without_effect_on_sampling_are_refused(tiny, source, cli):
         assert message in cli.error("translate", tiny, source, *options.split())
 
 
-def test_output_may_be_a_named_pipe(tiny, source, tmp_path, translate):
-    pipe, texts = tmp_path / "pipe", []
-    os.mkfifo(pipe)
-    reader = threading.Thread(target=lambda: texts.append(pipe.read_text()))
-    reader.start()
-    assert translate(tiny, source, "--output", pipe) == []
-    reader.join(100)
-    assert texts == ["".join(f"{line}\n" for line in translate(tiny, source))] and pipe.is_fifo()
-
-
-@pytest.mark.parametrize(
-    "cache", ["growing", "window,window=300,sink=2", "{name: h2o, budget: 300}", "low_rank,rank=99"]
-)
-def test_large_enough_cache_does_not_change_output(cache, tiny, source, translate):
-    assert translate(tiny, source, "--cache", cache) == translate(tiny, source)
-
-
-def test_n_best_lines_have_falling_scores(tiny, source, translate):
+def test_n_best_lines_have_falling_scores(tiny, source, tmp_path, translate):
     lines = translate(tiny, source, "--n-best", 3, "--beam-size", 4, "--scores")
     assert len(lines) == 3 * len(LINES)
     for i, line in enumerate(LINES):
@@ -86,13 +74,10 @@ def test_n_best_lines_have_falling_scores(tiny, source, translate):
             assert scores == sorted(scores, reverse=True) and scores[0] < 0
         else:
             assert group == [""] * 3
-
-
-def test_n_best_defaults_to_that_of_the_run(tiny, source, tmp_path, translate):
     run = polyhead.load(tiny)
     run.generation = run.generation.model_copy(update={"n_best": 2})
     run.save(tmp_path / "run")
-    assert translate(tmp_path / "run", source) == translate(tiny, source, "--n-best", 2)
+    assert translate(tmp_path / "run", source) == translate(tiny, source, "--n-best", 2), "the default"
     assert translate(tmp_path / "run", source, "--n-best", 1) == translate(tiny, source)
     assert polyhead.load(tmp_path / "run").translate(["ein hund"]) == run.translate(["ein hund"])
 
@@ -107,17 +92,23 @@ def test_missing_hypotheses_leave_blank_lines(options, tiny, source, translate, 
     assert [line.rpartition("\t")[2] for line in lines[::3]] == [text.strip("\n") for text in best]
 
 
-def test_standard_input_gzip_and_named_pipes_are_read(tiny, source, tmp_path, translate):
+def test_pipes_and_gzip_are_read_and_written(tiny, source, tmp_path, translate):
     expected, content = translate(tiny, source), source.read_bytes()
     assert translate(tiny, stdin=content) == expected
+    assert translate(tiny, stdin=b"\xef\xbb\xbf" + content.replace(b"\n", b"\r\n")) == expected
     (tmp_path / "input.txt.gz").write_bytes(gzip.compress(content))
     assert translate(tiny, tmp_path / "input.txt.gz") == expected
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    writer = threading.Thread(target=lambda: pipe.write_bytes(content))
+    source_pipe, output_pipe, texts = tmp_path / "source", tmp_path / "output", []
+    os.mkfifo(source_pipe)
+    os.mkfifo(output_pipe)
+    writer = threading.Thread(target=lambda: source_pipe.write_bytes(content))
+    reader = threading.Thread(target=lambda: texts.append(output_pipe.read_text()))
     writer.start()
-    assert translate(tiny, pipe) == expected
+    reader.start()
+    assert translate(tiny, source_pipe, "--output", output_pipe) == []
     writer.join()
+    reader.join()
+    assert texts == ["".join(f"{line}\n" for line in expected)] and output_pipe.is_fifo()
 
 
 @pytest.mark.acceptance("A9")
@@ -127,33 +118,25 @@ def test_only_newlines_end_lines(tiny, tmp_path, translate):
     assert len(translate(tiny, path)) == 3
 
 
-def test_byte_order_mark_and_crlf_are_removed(tiny, translate):
-    content = b"ein hund\nzwei\n"
-    expected = translate(tiny, stdin=content)
-    assert translate(tiny, stdin=b"\xef\xbb\xbf" + content.replace(b"\n", b"\r\n")) == expected
-
-
 def test_terminal_input_is_translated_line_by_line(monkeypatch):
     assert (choose_read_batch("-", 512), choose_read_batch("input.txt", 512)) == (512, 512)
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
     assert (choose_read_batch("-", 512), choose_read_batch("input.txt", 512)) == (1, 512)
 
 
-def test_invalid_utf8_is_reported_and_keeps_its_line(tiny, tmp_path, cli):
-    path, warning = (
-        tmp_path / "bad.txt",
-        "polyhead: line 2 is not UTF-8; invalid bytes are replaced by U+FFFD\n",
-    )
+def test_damaged_lines_are_reported_and_keep_their_place(tiny, tmp_path, cli):
+    path = tmp_path / "bad.txt"
+    warning = "polyhead: line 2 is not UTF-8; invalid bytes are replaced by U+FFFD\n"
     path.write_bytes(b"ein\n\xff\xfe\nhund\n")
     out, err = cli("translate", tiny, path)
     assert out.count("\n") == 3 and err == warning
     path.write_bytes(b"ein\n" + b"\xff\xfe\n" * 4)
     assert cli("translate", tiny, path).err == f"{warning}polyhead: 4 lines in total are not UTF-8\n"
-
-
-def test_empty_input_has_empty_output(tiny, tmp_path, translate):
-    (tmp_path / "empty.txt").write_bytes(b"")
-    assert translate(tiny, tmp_path / "empty.txt") == []
+    path.write_text("x" * (1 << 20) + "ü\nein\n" + "x" * (1 << 20) + "ü\n")
+    out, err = cli("translate", tiny, path)
+    assert out.split("\n") == ["", *polyhead.load(tiny).translate(["ein"]), "", ""]
+    assert err.startswith("polyhead: line 1 has more than 1,048,576 bytes; its beginning is read\n")
+    assert "polyhead: 2 lines in total have more than 1,048,576 bytes\n" in err
 
 
 @pytest.mark.acceptance("C5")
@@ -180,15 +163,6 @@ def test_too_long_line_is_reported_or_truncated(tiny, tmp_path, cli, translate):
     assert out.split("\n") == [*run.translate(["ein"]), "", "", ""]
     limit = f"{max_len + 1} tokens, the model's maximum is {max_len}; its output is blank\n"
     assert err == f"polyhead: line 3: its prefix has {limit}"
-
-
-def test_line_over_a_mebibyte_is_cut(tiny, tmp_path, cli):
-    path = tmp_path / "long.txt"
-    path.write_text("x" * (1 << 20) + "ü\nein\n" + "x" * (1 << 20) + "ü\n")
-    out, err = cli("translate", tiny, path)
-    assert out.split("\n") == ["", *polyhead.load(tiny).translate(["ein"]), "", ""]
-    assert err.startswith("polyhead: line 1 has more than 1,048,576 bytes; its beginning is read\n")
-    assert "polyhead: 2 lines in total have more than 1,048,576 bytes\n" in err
 
 
 def test_line_is_translated_before_the_next_is_read(tiny, monkeypatch):

@@ -4,8 +4,6 @@ from tests.run.run_helpers import edit
 from tests.run.run_helpers import run_copy as run_copy
 from tests.run.run_helpers import run_dir as run_dir
 
-from polyhead.core.i18n import set_language
-
 
 def test_verify_prints_each_file_and_fails_on_damage(run_copy, cli):
     edit(run_copy, "generation_config.json", beam_size=3)
@@ -29,10 +27,3 @@ def test_verify_prints_each_file_and_fails_on_damage(run_copy, cli):
 def test_run_without_digests_is_reported(run_copy, cli):
     (run_copy / "manifest.json").unlink()
     assert cli("verify", run_copy).out == f"{run_copy} has no manifest.json: its weights have no digest\n"
-
-
-def test_verify_in_chinese(run_copy, cli):
-    (run_copy / "model.safetensors").write_bytes(b"")
-    out, err = cli("verify", run_copy, "--lang", "zh", code=2)
-    set_language(None)
-    assert "完好" in out and "已损坏" in out and "损坏或缺失" in err

@@ -4,16 +4,13 @@ import re
 from collections import Counter
 
 import pytest
+from tests.cli.cli_helpers import save_run
 from tests.cli.visualize_helpers import ENGLISH, GERMAN, clouds
 from tests.cli.visualize_helpers import run_dir as run_dir
 from tests.viz.html_pages import Page
 
 import polyhead
-from polyhead import Choice, ModelConfig, build
-from polyhead.config.generation_config import GenerationConfig
 from polyhead.config.recipe import Recipe
-from polyhead.run.run import Run
-from polyhead.tokenizers.train_tokenizer import train_tokenizer
 from polyhead.viz.position_plots import position_matrices
 
 
@@ -59,21 +56,15 @@ def test_missing_text_shows_first_tokens_of_the_vocabulary(tiny, tmp_path, cli):
 @pytest.mark.parametrize("kind", ["decoder", "encoder"])
 def test_one_sided_model_has_one_side(kind, tmp_path, cli):
     (tmp_path / "text").write_text("\n".join(ENGLISH) + "\n")
-    tokenizer = train_tokenizer(ENGLISH, Choice("bpe"), 300)
-    sizes = {"d_model": 16, "n_heads": 2, "n_layers": 1, "max_len": 24, "position": "alibi"}
     data = {"root": tmp_path, "train": ["text"], "valid_fraction": 0.2, "max_len": 8}
-    model = sizes | {"kind": "decoder"}
-    recipe = Recipe.model_validate(
-        {"task": "language-model", "data": data, "model": model, "train": {"steps": 1}}
-    )
-    network = build(ModelConfig(kind=kind, vocab_size=tokenizer.vocab_size, **sizes))
-    Run(network, tokenizer, GenerationConfig(), recipe).save(tmp_path)
+    recipe = Recipe.model_validate({"task": "language-model", "data": data, "train": {"steps": 1}})
+    run = save_run(tmp_path, ENGLISH, kind=kind, max_len=24, position="alibi", recipe=recipe)
     message = cli.error("visualize", tmp_path, "--side", "target")
     assert message == "--side target: this model has one side only; remove it"
     cli("visualize", tmp_path, "--tokens", 12, "--positions", 6)
     text = (tmp_path / "draw.html").read_text()
     assert headings(text) == ["Positions", "Embeddings"]
-    counts = Counter(tokenizer.encode(["\n".join(ENGLISH[:16]) + "\n"])[0])
+    counts = Counter(run.tokenizer.encode(["\n".join(ENGLISH[:16]) + "\n"])[0])
     assert clouds(tmp_path / "draw.html")["counts"] == [n for _, n in counts.most_common(12)]
     (grid,) = [d for d in Page(text).data() if isinstance(d, dict) and d.get("row") == "head"]
     first, columns = (0, 6) if kind == "decoder" else (-5, 11)
@@ -82,10 +73,7 @@ def test_one_sided_model_has_one_side(kind, tmp_path, cli):
 
 @pytest.mark.parametrize("position", ["none", "learned"])
 def test_positions_without_matrix_or_with_few_rows(position, tmp_path, cli):
-    tokenizer = train_tokenizer(GERMAN, Choice("bpe"), 300)
-    sizes = {"d_model": 16, "n_heads": 2, "n_layers": 1, "max_len": 8, "position": position}
-    model = build(ModelConfig(vocab_size=tokenizer.vocab_size, **sizes))
-    Run(model, tokenizer, GenerationConfig()).save(tmp_path)
+    save_run(tmp_path, GERMAN, max_len=8, position=position)
     cli("visualize", tmp_path, "--tokens", 6, "--positions", 100)
     text = (tmp_path / "draw.html").read_text()
     assert ("no part of this model depends on positions" in text) == (position == "none")

@@ -1,6 +1,7 @@
 """Tests of chat/sandbox/environment.py: templates treat placeholders as the characters that they replace."""
 
 import json
+from pathlib import Path
 
 import jinja2.sandbox
 import pytest
@@ -10,52 +11,13 @@ from polyhead.core.errors import UserError
 
 TEXTS = ["a<b>c", "<think>x</think>y", "</think>", "<tool_response>1</tool_response>", "", " <x> \n"]
 TEXTS += ["a/b//c/", "x</think>y</think>z", "{}[]", "<<>>", "é<é>"]
-EXPRESSIONS = """
-x.split('</think>') | join('|')
-x.split('</think>')[-1].lstrip('\\n')
-x.split('/', 1) | join('|')
-x.rsplit('/', 1) | join('|')
-x.partition('<') | join('|')
-x.rpartition('>') | join('|')
-x.strip('<>')
-x.lstrip('<')
-x.rstrip('/>')
-x | trim
-x.replace('<', '(')
-x.replace('/', '', 1)
-x | replace('<', '[')
-x | replace('/', '-', 1)
-x.startswith('<think>')
-x.endswith('</tool_response>')
-x.find('<')
-x.rfind('>')
-x.count('/')
-x.removeprefix('<')
-x.removesuffix('>')
-'</think>' in x
-x == 'a<b>c'
-x in ['</think>']
-x in {'{}[]': 1}
-x < 'a<'
-x | length
-x.split() | join('|')
-x | upper
-x[::-1]
-x | tojson
-x ~ '</s>'
-x.index('<') if '<' in x else -1
-[x, x] | join('<')
-'%s' % x
-'{}'.format(x)
-x is string
-x | first if x else ''
-"""
+EXPRESSIONS = (Path(__file__).parent / "expressions.txt").read_text().splitlines()
 
 
 def test_expressions_have_the_value_without_placeholders():
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
     environment.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
-    for expression in EXPRESSIONS.strip().splitlines():
+    for expression in EXPRESSIONS:
         template = "{% for x in texts %}{% set y = x %}<{{ " + expression + " }}>{% endfor %}"
         expected = environment.from_string(template).render(texts=TEXTS)
         rendering = render_template(template, {"texts": TEXTS})

@@ -5,16 +5,13 @@ import json
 import pyarrow
 import pytest
 from pyarrow import parquet
+from tests.cli.cli_helpers import save_run
 
-from polyhead import Choice, ModelConfig, build, load
-from polyhead.config.generation_config import GenerationConfig
+from polyhead import load
 from polyhead.config.recipe import Recipe
 from polyhead.data.readers.plain_text import open_text
-from polyhead.run.run import Run
-from polyhead.tokenizers.train_tokenizer import train_tokenizer
 
 TEXTS = ["ein hund bellt .", "a dog barks 0123456789", "two dogs , one cat"]
-SIZES = {"d_model": 16, "n_heads": 2, "n_layers": 1, "max_len": 64}
 
 
 @pytest.fixture(scope="module", params=["recipe", "no recipe"])
@@ -27,12 +24,10 @@ def directory(request, tmp_path_factory):
     (path / "a.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     cells = [list(rows[0]), *(row.values() for row in rows)]
     (path / "a.tsv").write_text("".join("\t".join(map(str, row)) + "\n" for row in cells))
-    tokenizer = train_tokenizer(TEXTS * 20, Choice("bpe"), 300)
-    model = build(ModelConfig(kind="decoder", vocab_size=tokenizer.vocab_size, **SIZES), seed=3).eval()
     data = {"train": ["plain"], "valid": ["plain"], "max_len": 64}
-    tree = {"task": "language-model", "data": data, "model": SIZES, "train": {"steps": 1}}
+    tree = {"task": "language-model", "data": data, "train": {"steps": 1}}
     recipe = Recipe.model_validate(tree) if request.param == "recipe" else None
-    Run(model, tokenizer, GenerationConfig(), recipe).save(path / "run")
+    save_run(path / "run", TEXTS, kind="decoder", recipe=recipe)
     return path
 
 

@@ -3,16 +3,11 @@
 from pathlib import Path
 
 import pytest
+from tests.cli.cli_helpers import save_run
 from tests.cli.eval_baselines_helpers import KINDS, card, recipe_of
-from tests.cli.eval_baselines_helpers import moved_runs as moved_runs
 from tests.cli.eval_baselines_helpers import runs_dir as runs_dir
 from tests.train.conftest import Notes
 
-from polyhead import Choice, ModelConfig, build
-from polyhead.config.generation_config import GenerationConfig
-from polyhead.core.i18n import set_language
-from polyhead.run.run import Run
-from polyhead.tokenizers.train_tokenizer import train_tokenizer
 from polyhead.train.run_training import run_training
 
 
@@ -35,26 +30,14 @@ def test_trained_run_has_no_verdict(runs_dir, tmp_path):
     assert "verdict" not in facts
 
 
-def test_table_and_verdict_in_chinese(moved_runs, cli):
-    try:
-        out, err = cli("--lang", "zh", "eval", moved_runs / "classification", moved_runs / "test.tsv")
-    finally:
-        set_language(None)
-    assert "（" not in out and "基线 " in out and "多数类" in out
-    assert "模型还没有学会胜过多数类" in err
-
-
 @pytest.mark.parametrize(
     ("kind", "files"),
     [("decoder", ["a.txt"]), ("encoder-decoder", ["a.txt", "a.txt"]), ("encoder", ["a.tsv"])],
 )
 def test_share_of_unknown_tokens_is_printed(kind, files, tmp_path, cli, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    tokenizer = train_tokenizer(["abc abc\n"], Choice("char"), 50)
-    sizes = {"d_model": 16, "n_heads": 2, "n_layers": 1, "max_len": 32}
     labels = ("x", "y") if kind == "encoder" else ()
-    model = build(ModelConfig(kind=kind, vocab_size=tokenizer.vocab_size, labels=labels, **sizes), seed=3)
-    Run(model.eval(), tokenizer, GenerationConfig()).save("run")
+    save_run("run", ["abc abc\n"], "char", kind=kind, labels=labels, max_len=32)
     lines = ["ab 狗", "ca", "猫 cab", "ab"]
     Path("a.txt").write_text("".join(f"{line}\n" for line in lines))
     Path("a.tsv").write_text("text\tlabel\n" + "".join(f"{line}\tx\n" for line in lines))
