@@ -17,10 +17,7 @@ WORDS = "the cat a dog sees bites and loves no bird that sings here"
 RNG = random.Random(1)
 SENTENCES = [" ".join(RNG.choices(WORDS.split(), k=6)) for _ in range(60)]
 LABELS = ["good" if i % 3 else "bad" for i in range(60)]
-REVIEWS = [
-    {"id": i, "review": text, "stars": label}
-    for i, (text, label) in enumerate(zip(SENTENCES, LABELS, strict=True))
-]
+REVIEWS = [{"id": i, "review": text, "stars": LABELS[i]} for i, text in enumerate(SENTENCES)]
 CONVERSATIONS = [
     {"messages": [{"role": "user", "content": text}, {"role": "assistant", "content": "yes"}]}
     for text in SENTENCES

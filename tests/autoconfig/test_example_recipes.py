@@ -13,27 +13,27 @@ ROOT = Path(__file__).parents[2]
 CORPUS = ROOT / "recipes" / "dates-en-zh"
 
 
-def test_every_recipe_is_listed_with_its_title(cli):
+def test_recipes_are_listed_and_printed(cli):
     lines = cli("init", "--example").out.splitlines()
     names = [path.stem for path in sorted((ROOT / "recipes").glob("*.yaml"))]
     assert [line.split()[0] for line in lines] == names
     assert "sst2                  Sentiment of film reviews, two classes, from scratch" in lines
-
-
-def test_example_is_printed_as_in_the_directory(cli):
     assert cli("init", "--example", "sst2").out == (ROOT / "recipes/sst2.yaml").read_text()
     out = cli("init", "--example", "dates-en-zh").out
     assert yaml.safe_load(out)["data"]["root"] == str(CORPUS)
 
 
-def test_example_is_written_with_its_corpus_and_trains(workdir, cli):
+def test_example_is_written_with_its_corpus_and_trains(workdir, cli, tmp_path_factory):
     err = cli("init", "--example", "dates-en-zh", "--output", "my folder/dates.yaml").err
     assert err == "my folder/dates.yaml; train it: polyhead train 'my folder/dates.yaml'\n"
     tree = yaml.safe_load(Path("my folder/dates.yaml").read_text())
     assert tree["data"]["root"] == "my folder/dates-en-zh"
     validate_recipe(tree)
+    cldr = tmp_path_factory.mktemp("cldr")
+    write_corpus(cldr, "en", "zh", n=4400, n_valid=200, n_test=200)
     for path in CORPUS.iterdir():
-        assert Path("my folder/dates-en-zh", path.name).read_bytes() == path.read_bytes()
+        copy = Path("my folder/dates-en-zh", path.name).read_bytes()
+        assert copy == path.read_bytes() == (cldr / path.name).read_bytes()
     overrides = ["train.steps=2", "train.eval_bleu=false", "model.d_model=16", "data.test=null"]
     overrides += ["tokenizer.vocab_size=350", "generation.max_length_ratio=0.2"]
     cli("train", "my folder/dates.yaml", *overrides)
@@ -58,12 +58,6 @@ def test_existing_files_are_not_overwritten(output, message, workdir, cli):
     Path("dates-en-zh").mkdir()
     assert message in cli.error("init", "--example", "dates-en-zh", "--output", output)
     assert sorted(path.name for path in workdir.rglob("*")) == ["dates-en-zh", "old.yaml"]
-
-
-def test_corpus_of_dates_is_that_of_cldr(tmp_path):
-    write_corpus(tmp_path, "en", "zh", n=4400, n_valid=200, n_test=200)
-    for path in CORPUS.iterdir():
-        assert path.read_bytes() == (tmp_path / path.name).read_bytes()
 
 
 def test_recipes_of_an_installed_package_are_inside_it(tmp_path, monkeypatch):

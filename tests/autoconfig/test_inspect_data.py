@@ -23,22 +23,23 @@ def test_csv_without_header_is_refused():
     assert inspect_data(["a.csv"], {}).data["label"] == "polarity"
 
 
-def test_one_text_file_is_a_language_model():
-    assert inspect_data(write_lines("a.txt"), {}).task == "language-model"
-    write_lines("b.txt", lines=SENTENCES[1:])
-    assert inspect_data(["a.txt", "b.txt"], {}).task == "language-model", "the lines do not match"
-
-
 @pytest.mark.parametrize(
     ("files", "languages"),
     [(("a.txt", "b.txt"), None), (("train.en", "train.de"), ("en", "de")), (("a.md", "b.md"), None)],
 )
 def test_two_parallel_files_are_a_translation(files, languages):
     summary = inspect_data(write_lines(*files), {})
-    assert summary.task == "translation"
-    if languages:
-        assert (summary.data["source_lang"], summary.data["target_lang"]) == languages
-    assert ("source_lang" in summary.data) == bool(languages)
+    assert (summary.task, summary.rows) == ("translation", 60)
+    assert (summary.data.get("source_lang"), summary.data.get("target_lang")) == (languages or (None, None))
+    assert inspect_data([files[0]], {}).task == "language-model"
+    for order in (files, files[::-1]):
+        write_lines(order[0], lines=[*SENTENCES, ""])
+        summary = inspect_data(files, {})
+        assert (summary.task, summary.rows) == ("translation", 60), "a blank last line of one side"
+        write_lines(order[0])
+    write_lines(files[1], lines=SENTENCES[1:])
+    if languages is None:
+        assert inspect_data(files, {}).task == "language-model", "the lines do not match"
 
 
 @pytest.mark.parametrize(
@@ -70,13 +71,10 @@ def test_validation_and_test_files_are_found_by_name():
     data = inspect_data([f"{file}.gz" for file in files], {}).data
     assert data["valid"] == ["dev.en", "dev.de"], "without compression"
     assert not inspect_data(files, {"valid_fraction": 0.3}).data.keys() & {"valid", "test"}
-
-
-def test_test_file_without_labels_is_not_used():
     rows = [{"label": label, "sentence": s} for s, label in zip(SENTENCES, LABELS, strict=True)]
     write_table("train.tsv", rows)
     write_table("test.tsv", [{"index": 1, "sentence": s} for s in SENTENCES])
-    assert not inspect_data(["train.tsv"], {}).data.keys() & {"valid", "test"}
+    assert not inspect_data(["train.tsv"], {}).data.keys() & {"valid", "test"}, "it has no labels"
 
 
 def test_large_text_is_extrapolated(monkeypatch):
@@ -86,9 +84,6 @@ def test_large_text_is_extrapolated(monkeypatch):
     assert not summary.is_complete and summary.rows < 60
     assert summary.size == sum(Path(file).stat().st_size for file in files)
     assert "pairs" not in render_recipe(propose_recipe(summary), summary, "x.yaml").splitlines()[0]
-
-
-def test_long_document_is_not_read_to_its_end(monkeypatch):
     monkeypatch.setattr("polyhead.autoconfig.inspect_data._MAX_BYTES", 1 << 17)
     path = Path(*write_lines("train.txt", lines=SENTENCES * 400))
     with path.open("ab") as file:
@@ -123,17 +118,15 @@ def test_several_labels_per_text_are_noted(rows, note, cli):
 
 
 def test_text_files_that_do_not_match_are_noted(cli):
-    Path("a.txt").write_text("a dog barks .\n" * 40)
-    Path("b.txt").write_text("a cat sleeps .\n" * 39)
-    note = (
-        "read as plain text for one language model: a.txt has 40 lines and b.txt 39 lines; the two sides "
-        "of translations must have equally many, at least two"
-    )
+    write_lines("a.txt", lines=["a dog barks ."] * 40)
+    write_lines("b.txt", lines=["a cat sleeps ."] * 39)
+    note = "read as plain text for one language model: a.txt has 40 lines and b.txt 39 lines; the two sides "
+    note += "of translations must have equally many, at least two"
     out, err = cli("init", "a.txt", "b.txt")
     assert out.splitlines()[1] == f"# {note}"
     assert err.startswith(f"polyhead: {note}\npolyhead: exports: Hugging Face, ")
     assert cli("init", "a.txt", "b.txt", "--output", "mine.yaml").err.splitlines()[1] == note
-    Path("b.txt").write_text("ein hund bellt .\n" * 40)
+    write_lines("b.txt", lines=["ein hund bellt ."] * 40)
     for words in (["a.txt", "b.txt", "task=language-model"], ["a.txt", "a.txt", "b.txt"], ["a.txt", "b.txt"]):
         (line,) = cli("init", *words).err.splitlines()
         assert line.startswith("polyhead: exports: ")

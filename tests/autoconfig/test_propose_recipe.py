@@ -21,16 +21,10 @@ from polyhead.run.recipe import load_recipe
 from polyhead.run.run import Run
 from polyhead.tokenizers.train_tokenizer import train_tokenizer
 
+SLOW_WORDS = [pytest.param(f"stories.txt{end}", marks=pytest.mark.slow) for end in ("", " task=masked-lm")]
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        "train.en train.de",
-        pytest.param("stories.txt", marks=pytest.mark.slow),
-        pytest.param("stories.txt task=masked-lm", marks=pytest.mark.slow),
-        "a.csv data.text=review",
-    ],
-)
+
+@pytest.mark.parametrize("words", ["train.en train.de", "a.csv data.text=review", *SLOW_WORDS])
 def test_proposed_recipe_trains(words, workdir, cli):
     write_lines("train.en", "train.de", lines=SENTENCES * 3)
     write_lines("stories.txt", lines=SENTENCES * 5)
