@@ -104,10 +104,8 @@ def test_unknown_columns_and_tasks_are_refused():
 
 def write_labels(*labels):
     """Write pairs of sentences with these labels in turn."""
-    rows = [
-        {"sentence1": s, "sentence2": f"so {s}", "label": labels[i % len(labels)]}
-        for i, s in enumerate(SENTENCES)
-    ]
+    rows = [{"sentence1": s, "sentence2": f"so {s}"} for s in SENTENCES]
+    rows = [row | {"label": labels[i % len(labels)]} for i, row in enumerate(rows)]
     return write_table("a.jsonl", rows)
 
 

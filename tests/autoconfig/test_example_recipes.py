@@ -48,10 +48,7 @@ def test_example_without_corpus_names_the_missing_root(workdir, cli):
 
 @pytest.mark.parametrize(
     ("output", "message"),
-    [
-        ("old.yaml", "--output old.yaml already exists"),
-        ("new.yaml", "dates-en-zh already exists, and the text of the example"),
-    ],
+    [("old.yaml", "--output old.yaml already exists"), ("new.yaml", "dates-en-zh already exists, and")],
 )
 def test_existing_files_are_not_overwritten(output, message, workdir, cli):
     Path("old.yaml").touch()

@@ -16,12 +16,8 @@ SMALL = (
     "model.d_model=16 model.n_heads=2 model.n_layers=1 model.d_ff=32 tokenizer.vocab_size=300 data.max_len=32"
 )
 SMALL += " train.steps=2 train.max_tokens=128 train.average_checkpoints=0"
-FILES = {
-    "translation": ["t.en", "t.de"],
-    "language-model": ["t.en"],
-    "masked-lm": ["t.en", "task=masked-lm"],
-    "classification": ["t.tsv"],
-}
+FILES = {"translation": ["t.en", "t.de"], "language-model": ["t.en"]}
+FILES |= {"masked-lm": ["t.en", "task=masked-lm"], "classification": ["t.tsv"]}
 NAMES = ("Seq2SeqLM", "CausalLM", "MaskedLM", "SequenceClassification")
 CLASSES = {task: f"AutoModelFor{name}" for task, name in zip(FILES, NAMES, strict=True)}
 

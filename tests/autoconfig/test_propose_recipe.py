@@ -83,10 +83,8 @@ def test_recipe_that_is_initialised_from_a_run_trains(workdir, cli):
         cli("init", "a.txt", override, "train.steps=2", "--output", f"{name}.yaml")
         cli("train", f"{name}.yaml", "train.threads=1", "train.max_tokens=256")
     assert "a pretrained model learns answers best" not in Path("second.yaml").read_text()
-    for key, message in (
-        ("data.train=b.txt", "data.train is set from the files, a.txt: remove the key"),
-        ("data.valid=b.txt", "data.valid: no file 'b.txt'"),
-    ):
+    refusal = ("data.train=b.txt", "data.train is set from the files, a.txt: remove the key")
+    for key, message in (refusal, ("data.valid=b.txt", "data.valid: no file 'b.txt'")):
         assert message in cli.error("init", "a.txt", key)
 
 

@@ -172,16 +172,12 @@ def check_accessibility(page, *screens):
         violations = page.evaluate("options => axe.run(options)", AXE_OPTIONS)["violations"]
         nodes = [(rule["id"], node["target"], node["html"]) for rule in violations for node in rule["nodes"]]
         assert not nodes, (screen, nodes)
-        overflow = page.evaluate(
-            "document.documentElement.scrollWidth - document.documentElement.clientWidth"
-        )
+        root = "document.documentElement"
+        overflow = page.evaluate(f"{root}.scrollWidth - {root}.clientWidth")
         assert overflow <= 0, f"{screen}: the page is {overflow} px wider than the window"
 
 
 def wait_until(page, expression):
     """Poll a JavaScript condition; the content security policy refuses playwright's wait_for_function."""
-    for _ in range(TIMEOUT // 50):
-        if page.evaluate(expression):
-            return
+    while not page.evaluate(expression):
         page.wait_for_timeout(50)
-    raise AssertionError(expression)

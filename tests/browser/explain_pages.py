@@ -64,9 +64,8 @@ def find_lever(document, name):
 
 def read_array(page, name):
     """An array as the page decodes it."""
-    shape, numbers = page.evaluate(
-        "name => { const { shape, data } = explain.value(name); return [shape, [...data]]; }", name
-    )
+    decode = "name => { const { shape, data } = explain.value(name); return [shape, [...data]]; }"
+    shape, numbers = page.evaluate(decode, name)
     return torch.tensor(numbers, dtype=torch.float64).reshape(shape)
 
 

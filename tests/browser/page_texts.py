@@ -50,6 +50,5 @@ def find_english(page, names):
 def read_embedded_json(html):
     """The data embedded in a page, in order; without the catalog of translations."""
     text = html.read_text(encoding="utf-8")
-    return list(
-        map(json.loads, re.findall(r'<script type="application/json">(.*?)</script>', text, re.DOTALL))
-    )
+    blocks = re.findall(r'<script type="application/json">(.*?)</script>', text, re.DOTALL)
+    return [json.loads(block) for block in blocks]

@@ -90,17 +90,7 @@ def test_each_quality_and_cost_has_its_chart(write_page, open_page):
         assert all(title.startswith(one["name"] + ":") for title, one in zip(titles, DONE_ROWS, strict=True))
 
 
-def test_keyboard_presses_buttons_and_opens_recipes(write_page, open_page):
-    page = open_page(write_page())
-    page.locator(".switch button").nth(1).focus()
-    page.keyboard.press("Enter")
-    assert page.locator(".switch button").nth(1).get_attribute("aria-pressed") == "true"
-    page.locator("summary").first.focus()
-    page.keyboard.press("Enter")
-    assert page.locator("details pre").first.inner_text().strip() == DONE_ROWS[0]["recipe"].strip()
-
-
-def test_tables_show_rows_and_hover_highlights_design(write_page, open_page):
+def test_tables_highlight_designs_and_open_recipes(write_page, open_page):
     page = open_page(write_page())
     quality, cost = page.locator("table.designs").all()
     for line, one in zip(quality.locator("tbody tr").all(), DONE_ROWS, strict=True):
@@ -115,6 +105,12 @@ def test_tables_show_rows_and_hover_highlights_design(write_page, open_page):
     assert all("c2" in one.get_attribute("class").split() for one in elements)
     page.mouse.move(5, 5)
     assert page.locator(".on").count() == 0
+    page.locator(".switch button").nth(1).focus()
+    page.keyboard.press("Enter")
+    assert page.locator(".switch button").nth(1).get_attribute("aria-pressed") == "true"
+    page.locator("summary").first.focus()
+    page.keyboard.press("Enter")
+    assert page.locator("details pre").first.inner_text().strip() == DONE_ROWS[0]["recipe"].strip()
 
 
 @pytest.mark.parametrize(("seeds", "language"), [(1, "en"), (1, "zh"), (3, "zh")])

@@ -250,11 +250,8 @@ def test_arrow_keys_read_curves_of_flops(open_explained):
     detail = find_lever(document, "prefill")["cases"][0]["detail"]
     go_to_case(page, "prefill", 0)
     page.locator("[data-focus='step-flops']").focus()
-    for key, name, n in (
-        ("Home", "step_flops", 0),
-        ("ArrowRight", "step_flops", 1),
-        ("ArrowDown", "recompute_flops", 1),
-    ):
+    steps = ("Home", "step_flops", 0), ("ArrowRight", "step_flops", 1), ("ArrowDown", "recompute_flops", 1)
+    for key, name, n in steps:
         page.keyboard.press(key)
         assert read_data_values(page.locator("#inspector output")) == [detail[name][n]]
 

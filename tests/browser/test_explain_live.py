@@ -32,11 +32,9 @@ def wait_for_cases(page, lever, n):
 
 
 def wait_for_requests(page, routes, n):
-    for _ in range(2000):
-        if len(routes) == n:
-            return
+    while len(routes) < n:
         page.wait_for_timeout(50)
-    raise AssertionError(f"{len(routes)} requests instead of {n}")
+    assert len(routes) == n
 
 
 def open_lever(open_page, service, lever):
@@ -139,12 +137,8 @@ def test_lever_forms_match_changed_model(open_page, service):
     ids = torch.tensor([page.evaluate("explain.page.data.sides[0].tokens.map((token) => token.id)")])
     plain = compute_log_probs(service.run.model, ids, "", {})
     go_to_station(page, "levers")
-    for lever, setting in (
-        ("sampling", {"temperature": 0.5}),
-        ("scale", {"scale": 0.9}),
-        ("layer", {"layer": 2}),
-        ("head", {"layer": 1, "head": 2}),
-    ):
+    layers = (("layer", {"layer": 2}), ("head", {"layer": 1, "head": 2}))
+    for lever, setting in (("sampling", {"temperature": 0.5}), ("scale", {"scale": 0.9}), *layers):
         page.locator(f"[data-focus='lever-{lever}']").click()
         wait_for_cases(page, lever, 1)  # the defaults, which the page requests itself
         for field, value in setting.items():

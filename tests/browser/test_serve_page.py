@@ -116,26 +116,25 @@ def test_conversation_continues_and_restarts(get_service, open_tool):
     assert len(read_request(page)[1]["messages"]) == 1
 
 
-def test_classes_are_sorted_by_probability(get_service, open_tool):
-    page = open_tool("classifier", "Classify")
-    page.get_by_label("Texts").first.fill("a dog barks .\ndogs")
+@pytest.mark.parametrize(
+    ("model", "label", "text", "value"),
+    [
+        ("classifier", "Texts", "a dog barks .\ndogs", ["a dog barks .", "dogs"]),
+        ("pairs", "Pairs of texts", "a dog barks .\tdogs", [["a dog barks .", "dogs"]]),
+    ],
+)
+def test_classes_are_sorted_by_probability(get_service, open_tool, model, label, text, value):
+    page = open_tool(model, "Classify")
+    page.get_by_label(label).first.fill(text)
     press(page, "Classify")
-    results = repeat_request(get_service, "classifier", page)["data"]
+    assert read_request(page)[1]["input"] == value
+    results = repeat_request(get_service, model, page)["data"]
     for bars, result in zip(get_panel(page).locator(".bars").all(), results, strict=True):
         scores = sorted(result["scores"].items(), key=lambda pair: -pair[1])
-        assert bars.locator(".bar span").all_text_contents() == [label for label, _ in scores]
+        assert bars.locator(".bar span").all_text_contents() == [name for name, _ in scores]
         percent = [f"{100 * p:.{1 if p >= 0.1 else 2}f} %" for _, p in scores]
         assert bars.locator("output").all_text_contents() == percent
     check_accessibility(page)
-
-
-def test_text_pairs_are_classified(get_service, open_tool):
-    page = open_tool("pairs", "Classify")
-    page.get_by_label("Pairs of texts").fill("a dog barks .\tdogs")
-    press(page, "Classify")
-    assert read_request(page)[1]["input"] == [["a dog barks .", "dogs"]]
-    (result,) = repeat_request(get_service, "pairs", page)["data"]
-    assert get_panel(page).locator(".bar span").first.text_content() == result["label"]
 
 
 def test_texts_are_ranked_by_score(get_service, open_tool):

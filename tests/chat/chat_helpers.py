@@ -30,10 +30,8 @@ PLACE_SCHEMA = {
     "required": ["place", "days"],
     "additionalProperties": False,
 }
-TOOLS = [
-    {"type": "function", "function": {"name": "weather", "parameters": PLACE_SCHEMA}},
-    {"type": "function", "function": {"name": "now"}},
-]
+FUNCTIONS = {"name": "weather", "parameters": PLACE_SCHEMA}, {"name": "now"}
+TOOLS = [{"type": "function", "function": function} for function in FUNCTIONS]
 TEXTS = ["user assistant system model", "Hello! How are you? [INST] <<SYS>>", "I am well.\n\nYou?"]
 TEXTS += ["犬が鳴く 🐕", "User: Assistant:"]
 ROLES = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}

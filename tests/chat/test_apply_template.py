@@ -15,7 +15,7 @@ from tests.chat.chat_helpers import (
 )
 from tests.chat.published_chats import PUBLISHED_TEMPLATES, TOKENS_OF, format_choice
 
-from polyhead.chat.apply_template import EncodedChat, encode_chat, encode_end_tokens, encode_pieces
+from polyhead.chat.apply_template import encode_chat, encode_end_tokens, encode_pieces
 from polyhead.chat.base import ChatPiece, Message
 from polyhead.chat.detect_template import build_template
 from polyhead.core.choice import Choice
@@ -50,12 +50,12 @@ FORMAT_GRID = [
 ]
 
 
-def encode_reference(vocab: str, template: str, conversation: list[dict[str, str]], **options) -> list[int]:
+def encode_reference(vocab, template, conversation, **options):
     tokenizer = load_reference(vocab, template)
     return list(tokenizer.apply_chat_template(conversation, return_dict=False, **options))
 
 
-def encode(vocab: str, choice: Choice, conversation: list[dict[str, str]], answer: bool) -> EncodedChat:
+def encode(vocab, choice, conversation, answer):
     messages = [Message(**message) for message in conversation]
     return encode_chat(CHAT.build(choice), load_tokenizer(vocab), messages, answer)
 

@@ -44,9 +44,8 @@ def test_invalid_orders_of_messages_are_refused(name):
             format.render([Message(role, "x") for role in roles], False)
 
 
-SYSTEM, USER, ASSISTANT = (
-    lambda text, role=role: Message(role, text) for role in ("system", "user", "assistant")
-)
+ROLES = ("system", "user", "assistant")
+SYSTEM, USER, ASSISTANT = (lambda text, role=role: Message(role, text) for role in ROLES)
 MERGED_SYSTEM = [
     ([SYSTEM("1"), USER("2")], [SYSTEM("1"), USER("2")]),
     ([SYSTEM("1"), SYSTEM("2"), USER("3")], [SYSTEM("1\n\n2"), USER("3")]),

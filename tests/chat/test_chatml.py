@@ -20,7 +20,7 @@ from tests.chat.chat_helpers import NOW_TEXT, parse_output
         (NOW_TEXT.replace("arguments", "parameters"), "", 1),
     ],
 )
-def test_calls_are_split_from_the_text_around_them(text: str, content: str, n_calls: int) -> None:
+def test_calls_are_split_from_the_text_around_them(text, content, n_calls):
     for cuts in (None, *map(random.Random, range(10))):
         assert parse_output("chatml", text, cuts) == (content, [("now", "{}")] * n_calls)
         start, calls = parse_output("chatml", text, cuts, parallel_tool_calls=False)

@@ -38,7 +38,7 @@ TOOLS = [{"type": "function", "function": function} for function in (ADD_UP, REA
 ARGUMENTS = {"é<": "a > b", "n": [1, None]}
 
 
-def call_message(name: str) -> dict[str, Any]:
+def call_message(name):
     function = {"name": name, "arguments": ARGUMENTS}
     call = {"id": "call00001", "type": "function", "function": function}
     return {"role": "assistant", "content": "", "tool_calls": [call]}
@@ -59,13 +59,13 @@ TEXT_ARGUMENTS = {"deepseek-r1"}  # templates that read the arguments of calls a
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
+def tokenizer():
     inner = train_tokenizer(["Is 2 < 3? Yes. Be brief. hm So it is"] * 3, Choice("bpe"), 300)._inner
     inner.add_special_tokens([AddedToken(mark, special=True, normalized=False) for mark in MARKS])
     return Tokenizer(tokenizers.Tokenizer.from_str(inner.to_str()), ROLES)
 
 
-def render_reference(tokenizer: Tokenizer, name: str, conversation: list[Any], **options: Any) -> Any:
+def render_reference(tokenizer, name, conversation, **options):
     """The rendering of transformers."""
     template = (PUBLISHED_TEMPLATES | LOOKALIKES)[name]
     conversation = json.loads(json.dumps(conversation))
@@ -82,12 +82,12 @@ def render_reference(tokenizer: Tokenizer, name: str, conversation: list[Any], *
     return reference.apply_chat_template(conversation, return_dict=False, **options)
 
 
-def render(format: Any, conversation: list[Any], tools: ToolChoice = ToolChoice()) -> str:
+def render(format, conversation, tools=ToolChoice()):
     answer = conversation[-1]["role"] != "assistant"
     return join_pieces(render_chat(format, to_messages(conversation), answer, tools))
 
 
-def has_system(conversation: list[dict[str, Any]], text: str) -> bool:
+def has_system(conversation, text):
     """Whether transformers writes the system messages; here dropped ones are merged."""
     return all(m["content"].strip() in text for m in conversation if m["role"] == "system")
 
@@ -172,7 +172,7 @@ def test_user_text_never_becomes_a_special_token(tokenizer, name):
     """In messages, definitions of tools, arguments and results; neither as one piece nor joined."""
     format, special = CHAT.build(detect(name)), set(tokenizer.special_ids)
 
-    def special_ids(text: str, tools: ToolChoice = ToolChoice(), argument: str = "") -> list[int]:
+    def special_ids(text, tools=ToolChoice(), argument=""):
         roles = ("system", "user", "assistant")
         messages = [Message(role, f"a{text}b") for role in roles] + [Message("user", f"i{text}")]
         if argument:
@@ -180,7 +180,7 @@ def test_user_text_never_becomes_a_special_token(tokenizer, name):
             messages += [Message("assistant", "", (call,)), Message("tool", f"g{argument}h", (), call.id)]
         return [i for i in encode_chat(format, tokenizer, messages, True, tools).ids if i in special]
 
-    def define_tool(text: str) -> ToolChoice:
+    def define_tool(text):
         parameters = {"type": "object", "properties": {text: {"type": "string"}}}
         function = {"name": "f", "description": text, "parameters": parameters}
         return build_tool_choice([{"type": "function", "function": function}])

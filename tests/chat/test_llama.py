@@ -13,7 +13,7 @@ from polyhead.tokenizers.tokenizer import Tokenizer
 from tokenizers import Tokenizer as InnerTokenizer
 
 
-def test_end_tokens_include_eom_where_it_exists() -> None:
+def test_end_tokens_include_eom_where_it_exists():
     format, tokenizer = CHAT.build(Choice("llama3")), train_tool_tokenizer(None)
     assert encode_end_tokens(format, tokenizer) == (tokenizer.token_to_id("<|eot_id|>"), tokenizer.eos_id)
     inner = InnerTokenizer.from_str(tokenizer.tokenizer_json)
@@ -22,7 +22,7 @@ def test_end_tokens_include_eom_where_it_exists() -> None:
     assert encode_end_tokens(format, Tokenizer(inner)) == (*ids, tokenizer.eos_id)
 
 
-def test_several_calls_and_tools_after_an_answer_are_refused() -> None:
+def test_several_calls_and_tools_after_an_answer_are_refused():
     format, text = CHAT.build(Choice("llama3")), '{"name": "now", "parameters": {}}'
     for output in (f'{text}; {{"name": "weather", "parameters": {{"days": 1}}}}', f" {text}\n"):
         assert parse_output("llama3", output) == ("", [("now", "{}")]), "the first is parsed"

@@ -35,11 +35,11 @@ from polyhead.grammar.grammar_constraint import constraint_for
 
 @pytest.mark.parametrize("seed", range(60))
 @pytest.mark.parametrize("name", TOOL_FORMATS)
-def test_parser_reads_rendered_calls_in_any_pieces(name: str, seed: int) -> None:
+def test_parser_reads_rendered_calls_in_any_pieces(name, seed):
     rng = random.Random(seed)
     strings = ["Well", " ", "\n", "<tool", "_call>", "</tool_call>", "{", '"', "é犬", "}", "[", "\\"]
 
-    def draw_call(i: int) -> ToolCall:
+    def draw_call(i):
         arguments = {"x": "".join(rng.choices(strings, k=rng.randrange(6)))}
         return ToolCall(rng.choice(["now", "weather"]), json.dumps(arguments, ensure_ascii=False), f"{i:09d}")
 
@@ -65,15 +65,15 @@ MALFORMED["chatml"] += [f'<tool_call>\n{{{NOW}{{"x": {x}}}}}\n</tool_call>' for 
 
 
 @pytest.mark.parametrize("name", TOOL_FORMATS)
-def test_malformed_calls_stay_text(name: str) -> None:
+def test_malformed_calls_stay_text(name):
     for text in MALFORMED[name]:
         for cuts in (None, *map(random.Random, range(10))):
             assert parse_output(name, text, cuts) == (text, []), text[:60]
 
 
-def draw_text(form: Any, rng: np.random.Generator, eos_id: int, max_tokens: int = 400) -> list[int] | None:
+def draw_text(form, rng, eos_id, max_tokens=400):
     """Tokens that a constraint allows, each as probable as another; None if the text does not end."""
-    ids: list[int] = []
+    ids = []
     while len(ids) < max_tokens:
         token = int(rng.choice(np.flatnonzero(form.allowed_tokens(ids))))
         if token == eos_id:
@@ -85,7 +85,7 @@ def draw_text(form: Any, rng: np.random.Generator, eos_id: int, max_tokens: int 
 @pytest.mark.parametrize("special", [None, True, False])
 @pytest.mark.parametrize("name", TOOL_FORMATS)
 @pytest.mark.parametrize("required", ["required", "weather"])
-def test_call_grammar_yields_calls_of_the_schema(name: str, required: str, special: bool | None) -> None:
+def test_call_grammar_yields_calls_of_the_schema(name, required, special):
     """Marks of calls that are special tokens are part of the output as well."""
     tool_choice = required if required == "required" else {"type": "function", "function": {"name": required}}
     format, tokenizer = CHAT.build(Choice(name)), train_tool_tokenizer(special)
@@ -116,11 +116,11 @@ def test_call_grammar_yields_calls_of_the_schema(name: str, required: str, speci
     assert seen_names == names | ({False} if name == "llama3" else {True, False})
 
 
-def tool(**options: Any) -> dict[str, Any]:
+def tool(**options):
     return {"type": "function", "function": {"name": "f", **options}}
 
 
-def nested_list(levels: int) -> list[Any]:
+def nested_list(levels):
     return reduce(lambda inner, _: [inner], range(levels - 1), list[Any]())
 
 
@@ -152,13 +152,13 @@ OTHER_FUNCTION = {"type": "function", "function": {"name": "g"}}
     ],
 )
 @pytest.mark.whole
-def test_invalid_tools_are_refused_in_one_line(tools: Any, choice: Any, message: str) -> None:
+def test_invalid_tools_are_refused_in_one_line(tools, choice, message):
     with pytest.raises(UserError, match=message) as error:
         build_tool_choice(tools, choice)
     assert "\n" not in str(error.value)
 
 
-def test_tool_choice_none_drops_the_tools() -> None:
+def test_tool_choice_none_drops_the_tools():
     for tools, choice in ((TOOLS, "none"), (None, None), ([], "auto")):
         assert build_tool_choice(tools, choice) == ToolChoice()
     assert build_tool_choice(TOOLS) == build_tool_choice(TOOLS, "auto") == ToolChoice(validate_tools(TOOLS))
@@ -180,13 +180,13 @@ def test_tool_choice_none_drops_the_tools() -> None:
         ([{"function": {"name": "f", "arguments": "{"}}], "expected a JSON object"),
     ],
 )
-def test_invalid_calls_are_refused_with_their_message(calls: Any, message: str) -> None:
+def test_invalid_calls_are_refused_with_their_message(calls, message):
     with pytest.raises(UserError, match=message):
         parse_tool_calls(calls, 3)
 
 
 @pytest.mark.parametrize("name", CHAT.names())
-def test_formats_without_tools_refuse_them(name: str) -> None:
+def test_formats_without_tools_refuse_them(name):
     format, tokenizer = CHAT.build(format_choice(name)), train_tool_tokenizer(None)
     tools = build_tool_choice(TOOLS)
     if name in TOOL_FORMATS:
@@ -202,17 +202,14 @@ def test_formats_without_tools_refuse_them(name: str) -> None:
 
 @pytest.mark.parametrize("special", [None, True])
 @pytest.mark.parametrize("name", TOOL_FORMATS)
-def test_text_of_tools_never_becomes_special_tokens(name: str, special: bool | None) -> None:
+def test_text_of_tools_never_becomes_special_tokens(name, special):
     tokenizer = train_tool_tokenizer(special)
 
-    def special_ids(text: str) -> list[int]:
+    def special_ids(text):
         tools = build_tool_choice([tool(description=text, parameters={"title": text})])
         call = ToolCall("f", encode_arguments({"x": text}), "call00one")
-        messages = [
-            Message("user", text),
-            Message("assistant", "", (call,)),
-            Message("tool", text, (), call.id),
-        ]
+        result = Message("tool", text, (), call.id)
+        messages = [Message("user", text), Message("assistant", "", (call,)), result]
         ids = encode_chat(CHAT.build(Choice(name)), tokenizer, messages, True, tools).ids
         return [i for i in ids if i in tokenizer.special_ids]
 

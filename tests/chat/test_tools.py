@@ -2,7 +2,6 @@
 
 import random
 from functools import partial
-from typing import Any
 
 import pytest
 from tests.chat.chat_helpers import (
@@ -25,29 +24,26 @@ MARKS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "
 MARKS += ("[/AVAILABLE_TOOLS]", "[TOOL_CALLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]")
 WORDS = ["Hello! ", "犬 🐕", "\n", '{"name": "f"}', "it's 3", '"', "\\", "<tools>"]
 FORGED_WORDS = [*WORDS, "<tool_call>", "</tool_response>", "<|im_end|>", "<|eot_id|>", "</s>", "[TOOL_CALLS]"]
-SCHEMA = {
-    "type": "object",
-    "properties": {"place": {"type": "string", "description": 'a "town" 町'}},
-    "required": ["place"],
-}
+PLACE = {"type": "string", "description": 'a "town" 町'}
+SCHEMA = {"type": "object", "properties": {"place": PLACE}, "required": ["place"]}
 TOOLS = [
     {"type": "function", "function": {"name": "weather", "description": "What falls", "parameters": SCHEMA}},
     {"type": "function", "function": {"name": "get-time.now", "return": {"type": "string"}}},
 ]
 
 
-def draw_conversation(rng: random.Random, name: str, words: list[str]) -> list[dict[str, Any]]:
+def draw_conversation(rng, name, words):
     """A random conversation that a format can write."""
 
-    def text() -> str:
+    def text():
         return "".join(rng.choices(words, k=rng.randrange(1, 5)))
 
-    def call(i: int) -> dict[str, Any]:
+    def call(i):
         arguments = rng.choice([{}, {"place": text()}, {"x": [1, 2.5, None], "y": {"é": True}}])
         function = {"name": rng.choice(["weather", "get-time.now"]), "arguments": arguments}
         return {"id": f"{i:09d}", "type": "function", "function": function}
 
-    messages: list[dict[str, Any]] = []
+    messages = []
     if rng.random() < 0.5:
         messages.append({"role": "system", "content": text()})
     turns = rng.randrange(1, 4)
@@ -71,7 +67,7 @@ def draw_conversation(rng: random.Random, name: str, words: list[str]) -> list[d
 @pytest.mark.parametrize("special", [None, True, False])
 @pytest.mark.parametrize("kind", ["bytes", "replace", "first"])
 @pytest.mark.parametrize("family", ["qwen2.5", "qwen3", "llama3.1", "mistral-v3", "mistral-nemo"])
-def test_tool_calls_equal_those_of_published_templates(family: str, kind: str, special: bool | None) -> None:
+def test_tool_calls_equal_those_of_published_templates(family, kind, special):
     choice, template = detect(family), PUBLISHED_TEMPLATES[family]
     name = TOKENS_OF.get(family, choice.name)
     if special and kind == "bytes":

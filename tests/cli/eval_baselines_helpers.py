@@ -16,15 +16,8 @@ from polyhead.config.recipe import Recipe
 from polyhead.train.run_training import run_training
 
 WORDS = {"ein": "a", "hund": "dog", "katze": "cat", "bellt": "barks", "rennt": "runs", "Berlin": "Berlin"}
-KINDS = [
-    "translation",
-    "classification",
-    "language-model",
-    "masked-lm",
-    "denoising",
-    "replaced-token-detection",
-    "chat",
-]
+KINDS = ["translation", "classification", "language-model", "masked-lm", "denoising", "chat"]
+KINDS += ["replaced-token-detection"]
 SPLITS = {"train": 60, "valid": 12, "test": 12}
 
 
@@ -41,9 +34,9 @@ def write_texts(directory: Path) -> None:
         (directory / f"{split}.en").write_text("".join(f"{text}\n" for text in targets))
         table = "".join(f"{'loud' if 'barks' in text else 'quiet'}\t{text}\n" for text in targets)
         (directory / f"{split}.tsv").write_text(f"label\ttext\n{table}")
+        pairs = list(zip(sources, targets, strict=True))
         conversations = [
-            [{"role": "user", "content": source}, {"role": "assistant", "content": target}]
-            for source, target in zip(sources, targets, strict=True)
+            [{"role": "user", "content": a}, {"role": "assistant", "content": b}] for a, b in pairs
         ]
         lines = "".join(json.dumps({"messages": messages}) + "\n" for messages in conversations)
         (directory / f"{split}.jsonl").write_text(lines)

@@ -28,10 +28,7 @@ def test_output_that_cannot_be_written_is_no_traceback():
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer, "w") as pipe, open("/dev/full", "w") as full:
-        for stdout, expected in (
-            (pipe, (141, "")),
-            (full, (1, "polyhead: No space left on device\n")),
-        ):
+        for stdout, expected in ((pipe, (141, "")), (full, (1, "polyhead: No space left on device\n"))):
             result = subprocess.run([*POLYHEAD, "--help"], **PIPES | {"stdout": stdout}, check=False)
             assert (result.returncode, result.stderr) == expected
 

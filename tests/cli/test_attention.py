@@ -15,11 +15,8 @@ from polyhead.introspect.compute_attention import record_attention
 from polyhead.run.run import Run
 
 SOURCE, TARGET = "ein hund bellt .", "a dog barks ."
-LAYERS = {
-    "cross": "decoder.layers.0.cross",
-    "encoder": "encoder.layers.0.attn",
-    "decoder": "decoder.layers.0.attn",
-}
+LAYERS = {"cross": "decoder.layers.0.cross"}
+LAYERS |= {side: f"{side}.layers.0.attn" for side in ("encoder", "decoder")}
 SIZES = {"d_model": 16, "n_heads": 2, "n_layers": 2, "max_len": 24}
 
 
@@ -115,12 +112,6 @@ def test_text_of_one_sided_model_has_special_tokens(kind, separator, text, piece
     assert len(attention_map["source"]) == len(ids)
 
 
-def test_model_without_attention_is_refused(save, tmp_path, cli):
-    save(kind="decoder", block="gru", position="none")
-    message = "this model has no attention weights to show: no layer has attention"
-    assert cli.error("attention", tmp_path, SOURCE) == message
-
-
 @pytest.mark.parametrize("segments", [0, 2])
 def test_pair_of_classifier_has_its_segments(segments, save, tmp_path, cli):
     t = save(kind="encoder", labels=("n", "y"), n_segments=segments)
@@ -152,3 +143,6 @@ def test_layers_are_numbered_as_in_the_model(save, tmp_path, cli):
     assert message == "--layer: no layer '3'; available: 2, 4, and mean"
     with pytest.raises(ValueError, match="2 layers has 1"):
         attention_text(expected._replace(layers=[2]))
+    save(kind="decoder", block="gru", position="none")
+    message = "this model has no attention weights to show: no layer has attention"
+    assert cli.error("attention", tmp_path, SOURCE) == message

@@ -49,18 +49,15 @@ def test_each_line_of_a_pipe_is_a_message_or_command(runs_dir, cli):
     run = load(runs_dir / "run")
     expected, (other,) = expected_answers(run, ["a dog", "ein hund"]), expected_answers(run, ["ein hund"])
     assert expected[1] != other, "the history is part of the prompt"
-    for lines, answers in (
-        ("a dog\n\nein hund\n", expected),
-        ("a dog\n/reset\nein hund\n/quit\na dog\n", [expected[0], other]),
-    ):
+    commands = "a dog\n/reset\nein hund\n/quit\na dog\n"
+    for lines, answers in (("a dog\n\nein hund\n", expected), (commands, [expected[0], other])):
         assert cli("chat", runs_dir / "run", stdin=lines).out.splitlines() == answers
 
 
 def test_options_change_the_answer(runs_dir, cli):
     messages = [{"role": "system", "content": "be kind"}, {"role": "user", "content": "a dog"}]
-    expected = load(runs_dir / "bare").chat(
-        messages, chat="zephyr", seed=5, temperature=0.8, top_k=20, max_new_tokens=5, stop=["e"]
-    )
+    settings = {"temperature": 0.8, "top_k": 20, "max_new_tokens": 5, "stop": ["e"]}
+    expected = load(runs_dir / "bare").chat(messages, chat="zephyr", seed=5, **settings)
     options = "--chat zephyr --seed 5 --temperature 0.8 --top-k 20 --max-new-tokens 5 --stop e --cache static"
     output = cli("chat", runs_dir / "bare", "--system", "be kind", *options.split(), stdin="a dog\n")
     assert output.out == f"{expected}\n"
@@ -170,10 +167,8 @@ def test_speculative_decoding_does_not_change_answers(runs_dir, tmp_path, cli):
         assert out.splitlines() == expected and "speculative" not in err
 
 
-TEMPLATE = (
-    "{% for m in messages %}{{ m.role + '! ' + m.content + eos_token }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ 'me:' }}{% endif %}"
-)
+TEMPLATE = "{% for m in messages %}{{ m.role + '! ' + m.content + eos_token }}{% endfor %}"
+TEMPLATE += "{% if add_generation_prompt %}{{ 'me:' }}{% endif %}"
 
 
 def test_chat_template_file_formats_the_conversation(runs_dir, tmp_path, cli):

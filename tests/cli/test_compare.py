@@ -35,10 +35,8 @@ def start(*arguments):
 
 
 def wait_for(path, process):
-    deadline = time.monotonic() + 200
     while not path.exists():
         assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline, f"{path} is missing"
         time.sleep(0.02)
 
 
@@ -48,16 +46,14 @@ def test_sigterm_saves_and_same_command_resumes(workdir):
     process = start(*options)
     wait_for(trial / "checkpoints/latest", process)
     process.send_signal(signal.SIGTERM)
-    out, err = process.communicate(timeout=200)
-    assert process.returncode == 130, err
-    assert "base: not run yet" in out
+    out, err = process.communicate()
+    assert process.returncode == 130 and "base: not run yet" in out, err
     assert err.endswith("The same command continues from there.\n")
     step, seconds = json.loads((trial / "clock.jsonl").read_text().splitlines()[-1])
     assert 0 < step < 30
     process = start(*options)
-    out, err = process.communicate(timeout=200)
-    assert process.returncode == 0, err
-    assert "base: goes on" in err
+    out, err = process.communicate()
+    assert process.returncode == 0 and "base: goes on" in err, err
     result = json.loads((trial / "result.json").read_text())
     assert (result["status"], result["steps"], result["skipped"]) == ("done", 30, 0)
     assert 2**26 < result["memory"] < 2**33
@@ -72,8 +68,6 @@ def test_trial_ends_when_comparison_is_killed(workdir):
     child = psutil.Process(json.loads((trial / "run.lock").read_text())["pid"])
     assert child.pid != process.pid
     process.kill()
-    process.communicate(timeout=200)
-    deadline = time.monotonic() + 200
+    process.communicate()
     while child.is_running() and child.status() != psutil.STATUS_ZOMBIE:
-        assert time.monotonic() < deadline, "the trial outlives its comparison"
-        time.sleep(0.05)
+        time.sleep(0.02)

@@ -45,12 +45,12 @@ def test_bash_completes_verbs_and_options(environment):
 
 
 def test_zsh_and_fish_get_descriptions(environment):
-    variables = {"_TYPER_COMPLETE_ARGS": "polyhead embe"}
-    zsh = output(["polyhead"], environment, _POLYHEAD_COMPLETE="complete_zsh", **variables)
-    assert '"embed":"Compute an embedding of each text."' in zsh
-    variables["_TYPER_COMPLETE_FISH_ACTION"] = "get-args"
-    fish = output(["polyhead"], environment, _POLYHEAD_COMPLETE="complete_fish", **variables)
-    assert fish == "embed\tCompute an embedding of each text.\n"
+    variables = {"_TYPER_COMPLETE_ARGS": "polyhead embe", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
+    for shell, text in (
+        ("zsh", '"embed":"Compute an embedding of each text."'),
+        ("fish", "embed\tCompute an embedding of each text.\n"),
+    ):
+        assert text in output(["polyhead"], environment, _POLYHEAD_COMPLETE=f"complete_{shell}", **variables)
 
 
 @pytest.mark.parametrize(

@@ -29,15 +29,6 @@ def run_dir(tmp_path_factory):
     return recipe.out
 
 
-def test_recipe_of_converted_run_trains_all_weights(run_dir, tmp_path):
-    """Also if the other weights of the run were trained with adapters alone."""
-    recipe = load_recipe(run_dir / "recipe.yaml", ["init_from=runs/first", "train.lora.r=2"])
-    assert recipe.train.lora
-    new_recipe = derive_recipe(recipe, 2, 0.5, tmp_path)
-    assert new_recipe is not None and new_recipe.train.lora is None
-    assert (new_recipe.model.n_kv_heads, new_recipe.train.steps, new_recipe.out) == (2, 10, tmp_path)
-
-
 def test_converted_run_is_measured_and_trains_from_means(run_dir, tmp_path, cli):
     out = tmp_path / "gqa"
     text = cli("convert-gqa", run_dir, out, "--kv-heads", 2, "--uptrain", 0.5).out
@@ -85,21 +76,24 @@ def test_run_without_text_is_converted_unmeasured(tiny, run_dir, tmp_path, cli):
     assert not (tmp_path / "c" / "checkpoints").exists()
     assert polyhead.load(tmp_path / "c").translate(["ein hund"])
     cli("train", tmp_path / "c" / "recipe.yaml", "--resume", code=2)  # not silently from random weights
-
-
-def test_invalid_heads_and_full_directory_are_refused(run_dir, tmp_path, cli):
     message = "n_kv_heads (3) must be less than 4 and divide it: one of 1, 2"
     assert message in cli.error("convert-gqa", run_dir, tmp_path / "x", "--kv-heads", 3)
     assert not (tmp_path / "x").exists()
-    old_value = (run_dir / "model.safetensors").read_bytes()
+    weights = (run_dir / "model.safetensors").read_bytes()
     message = cli.error("convert-gqa", run_dir, run_dir, "--kv-heads", 2)
     assert "is not empty; choose another directory" in message
-    assert (run_dir / "model.safetensors").read_bytes() == old_value
+    assert (run_dir / "model.safetensors").read_bytes() == weights
+    # all weights are trained, also if those of the run were trained with adapters alone
+    recipe = load_recipe(run_dir / "recipe.yaml", ["init_from=runs/first", "train.lora.r=2"])
+    new_recipe = derive_recipe(recipe, 2, 0.5, tmp_path)
+    assert recipe.train.lora and new_recipe.train.lora is None
+    assert (new_recipe.model.n_kv_heads, new_recipe.train.steps, new_recipe.out) == (2, 10, tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("pattern", "expected"), [([{"attention": "linear"}, {}], "128"), ([{"block": "gru"}], None)]
-)
+LINEAR, GRU = [{"attention": "linear"}, {}], [{"block": "gru"}]
+
+
+@pytest.mark.parametrize(("pattern", "expected"), [(LINEAR, "128"), (GRU, None)])
 def test_layers_with_state_use_no_cache_per_token(pattern, expected):
     sizes = {"vocab_size": 9, "d_model": 16, "n_heads": 4, "n_kv_heads": 2, "n_layers": 4, "max_len": 8}
     config = ModelConfig(kind="decoder", layer_pattern=pattern, **sizes)

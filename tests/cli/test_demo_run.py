@@ -25,24 +25,14 @@ from polyhead.train.tasks.translation import TranslationTask
 pytest.importorskip("babel")
 
 
-def test_exact_match_counts_identical_outputs():
-    evaluation = DemoEvaluation(
-        sources=["in 3 days", "5 m", "May 4", "2 ft"],
-        references=["3天后", "5米", "5月4日", "2英尺"],
-        outputs=["3天后", "5米 ", "5月4日", "3英尺"],
-        scores=[],
-    )
+def test_scores_examples_and_times_of_the_demo():
+    outputs, references = ["3天后", "5米 ", "5月4日", "3英尺"], ["3天后", "5米", "5月4日", "2英尺"]
+    evaluation = DemoEvaluation(["in 3 days", "5 m", "May 4", "2 ft"], references, outputs, [])
     assert (evaluation.n_correct, evaluation.exact_match) == (2, 50.0)
     example = {"source": "2 ft", "output": "3英尺", "reference": "2英尺"}
     assert evaluation.select_examples([3]) == [example]
-
-
-def test_examples_are_spread_over_lengths():
     texts = ["x" * n for n in (9, 1, 5, 7, 3, 2, 8, 4, 6, 10)]
     assert [len(texts[row]) for row in select_rows_by_length(texts, 5)] == [2, 4, 6, 8, 10]
-
-
-def test_training_time_sums_uneven_intervals():
     rows = [{"step": step, "ms_per_step": ms} for step, ms in ((10, 100.0), (20, 200.0), (25, 40.0))]
     assert training_seconds(rows) == pytest.approx(1.0 + 2.0 + 0.2)
 

@@ -34,6 +34,8 @@ def test_embeddings_are_those_of_the_library(encoder, texts_file, tmp_path, cli)
     rows = read_rows(tmp_path / "out.jsonl")
     assert [row["text"] for row in rows] == TEXTS
     np.testing.assert_allclose([row["vector"] for row in rows], expected, atol=1e-6)
+    out, err = cli("embed", directory, "the dog sat " * 20, "--tokens")
+    assert len(out.splitlines()) == 40 + 1 and "truncated to 40 tokens: 1 of 1 texts" in err
 
 
 def test_output_of_no_text_to_link_and_input(encoder, texts_file, tmp_path, cli):
@@ -71,9 +73,8 @@ def test_vector_per_token(encoder, texts_file, tmp_path, cli, layers):
         lines = block.splitlines()
         vectors = one.vectors if layers is None else one.vectors.transpose(0, 1).flatten(0, 1)
         repeats = len(layers or [None])
-        assert [line.split("\t")[0] for line in lines] == [
-            token for token in one.tokens for _ in range(repeats)
-        ]
+        tokens = [token for token in one.tokens for _ in range(repeats)]
+        assert [line.split("\t")[0] for line in lines] == tokens
         assert layers is None or [int(line.split("\t")[1]) for line in lines] == layers * len(one.tokens)
         np.testing.assert_allclose(read_numbers(lines, 1 if layers is None else 2), vectors, atol=1e-5)
     cli(*command, "--output", tmp_path / "tokens.jsonl")
@@ -95,9 +96,3 @@ def test_vector_per_layer(encoder, texts_file, tmp_path, cli):
     rows = read_rows(tmp_path / "layers.jsonl")
     assert [(row["text"], row["layers"]) for row in rows] == [(text, [0, 1, 2]) for text in TEXTS]
     np.testing.assert_allclose([row["vectors"] for row in rows], expected, atol=1e-6)
-
-
-def test_truncated_texts_are_counted(encoder, cli):
-    out, err = cli("embed", encoder[0], "the dog sat " * 20, "--tokens")
-    assert len(out.splitlines()) == 40 + 1
-    assert "truncated to 40 tokens: 1 of 1 texts" in err

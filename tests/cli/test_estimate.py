@@ -30,31 +30,23 @@ def test_preset_as_json(estimate):
     assert tree["largest"] == {"rows": 2, "length": 64, "source": 0, "label_count": None}
     # layers, keys and values, heads, their width, bytes
     assert tree["decoding"]["heads"]["4"] == 2 * 2 * 4 * 64 * 4
-
-
-def test_details_add_the_formulas(estimate):
     options = "tiny model.n_layers=1 --no-probe --seq-len 32 --context-len 16"
     out = estimate(f"{options} --data-parallel 8 --bandwidth 1")
     assert "data parallel" in out and "with nccl" in out and "floating-point operations" not in out
     assert "floating-point operations" in estimate(f"{options} --details")
 
 
-def test_recipe_whose_text_is_missing(tmp_path, monkeypatch, estimate):
+def test_recipe_whose_text_is_missing(tmp_path, monkeypatch, estimate, cli):
     monkeypatch.chdir(tmp_path)
-    Path("mine.yaml").write_text(
-        "data: {train: [a.en, a.de], valid: [b.en, b.de]}\nmodel: {preset: tiny, n_layers: 1}\n"
-        "train: {steps: 9}\n"
-    )
+    (tmp_path / "recipe.yaml").write_text("data: {}\n")
+    message = cli.error("estimate", tmp_path)
+    assert message.endswith(f"not a recipe; did you mean '{tmp_path}/recipe.yaml'?")
+    recipe = "data: {train: [a.en, a.de], valid: [b.en, b.de]}\nmodel: {preset: tiny, n_layers: 1}\n"
+    Path("mine.yaml").write_text(recipe + "train: {steps: 9}\n")
     out = estimate("mine.yaml train.steps=11 --no-probe --context-len 8")
     assert "a.en, a.de, b.en, b.de: not found" in out
     assert "quality: unknown without the text" in out
     assert "in 11 updates" in estimate("mine.yaml train.steps=11 --no-probe --context-len 8 --details")
-
-
-def test_run_without_weights_names_its_recipe(tmp_path, cli):
-    (tmp_path / "recipe.yaml").write_text("data: {}\n")
-    message = cli.error("estimate", tmp_path)
-    assert message.endswith(f"not a recipe; did you mean '{tmp_path}/recipe.yaml'?")
 
 
 def test_rank_of_an_accelerator(estimate):
@@ -71,10 +63,8 @@ def test_rank_of_an_accelerator(estimate):
     links = ("bandwidth", "intra_node_bandwidth", "nproc_per_node", "interleave", "shard")
     assert [rank["layout"][name] for name in links] == [12.5e9, 100e9, 4, 2, 4]
     # 2 of 4 layers on 2 rows of 128 tokens, of 2 + 1 / 2 micro-batches, in 2 shares
-    config, options = (
-        preset_config("gpt2", 50257).model_copy(update={"n_layers": 4}),
-        {"precision": "bf16", "recompute": True},
-    )
+    config = preset_config("gpt2", 50257).model_copy(update={"n_layers": 4})
+    options = {"precision": "bf16", "recompute": True}
     memory = estimate_training_memory(config, BatchShape(2, 128), Choice("adamw"), **options).activations
     assert memory is not None and memory > 4 * 2 * 128 * 768 * 4
     assert rank["memory"]["activations"] == memory / 2 * 2.5 / 2

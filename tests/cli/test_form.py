@@ -12,12 +12,8 @@ from polyhead.run import load as load_module
 from polyhead.run.run import Run
 
 TEXTS = ["ein hund bellt .", "a dog barks 0123456789", "User: Assistant: System:"]
-SCHEMA = {
-    "type": "object",
-    "properties": {"age": {"enum": [3, 33]}},
-    "required": ["age"],
-    "additionalProperties": False,
-}
+SCHEMA = {"type": "object", "properties": {"age": {"enum": [3, 33]}}, "required": ["age"]}
+SCHEMA["additionalProperties"] = False
 
 
 @pytest.fixture(scope="module")

@@ -51,22 +51,19 @@ def test_translations_contain_their_terms(tiny, text_file, terms_file, tmp_path,
     assert engine.submit("zwei hunde", terminology=TERMS, **short).collect_texts() == output
 
 
-def test_eval_measures_translations_with_terms(tiny, text_file, terms_file, tmp_path, cli):
-    texts, out = [text for text in TEXTS if text], tmp_path / "out.txt"
-    text_file.write_text("\n".join(texts) + "\n")
-    terms_file.write_text("hund\tdog\n")
-    options = ["--terminology", terms_file, "--output", out]
-    assert "bleu" in cli("eval", tiny, text_file, text_file, *options).out
-    expected = polyhead.load(tiny).translate(texts, terminology={"hund": "dog"})
-    assert out.read_text().split("\n")[:-1] == one_line(expected)
-
-
-def test_line_with_too_many_terms_is_blank(tiny, text_file, terms_file, cli):
+def test_terms_apply_to_eval_and_too_many_are_reported(tiny, text_file, terms_file, tmp_path, cli):
     terms_file.write_text("a dog\t" + 40 * "dog " + "\n")
     out, err = cli("translate", tiny, text_file, "--terminology", terms_file, "--read-batch", 2)
-    expected = [text.replace("\n", " ") for text in polyhead.load(tiny).translate(TEXTS)]
+    expected = one_line(polyhead.load(tiny).translate(TEXTS))
     assert out.split("\n")[:-1] == [*expected[:4], ""]
     assert "line 5: its terms have 40 tokens, the model's maximum is 31; its output is blank\n" in err
+    texts, path = [text for text in TEXTS if text], tmp_path / "out.txt"
+    text_file.write_text("\n".join(texts) + "\n")
+    terms_file.write_text("hund\tdog\n")
+    options = ["--terminology", terms_file, "--output", path]
+    assert "bleu" in cli("eval", tiny, text_file, text_file, *options).out
+    expected = polyhead.load(tiny).translate(texts, terminology={"hund": "dog"})
+    assert path.read_text().split("\n")[:-1] == one_line(expected)
 
 
 def test_invalid_terminology_is_refused(tiny):
@@ -95,10 +92,8 @@ def test_translations_begin_with_their_prefixes(tiny, source, tmp_path, translat
 
 def test_number_of_prefixes_must_match(tiny, source, tmp_path, cli):
     path, n = tmp_path / "prefixes.txt", len(LINES)
-    for count, message in (
-        (n - 1, f"prefixes.txt ends before line {n} of the text"),
-        (n + 1, f"prefixes.txt has more lines than the text, which has {n}"),
-    ):
+    more = f"prefixes.txt has more lines than the text, which has {n}"
+    for count, message in ((n - 1, f"prefixes.txt ends before line {n} of the text"), (n + 1, more)):
         path.write_text(count * "a\n")
         output = cli("translate", tiny, source, "--prefix", path, "--read-batch", 2, code=2)
         assert message in output.err

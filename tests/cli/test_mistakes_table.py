@@ -93,13 +93,8 @@ def write_runs():
     """Save untrained runs of every kind, and damage some."""
     tokenizer = train_tokenizer(ENGLISH + CHINESE, Choice("bpe"), 300)
     sizes = {"d_model": 16, "n_heads": 2, "n_layers": 1, "d_ff": 32, "max_len": 64}
-    kinds = {
-        "mt": {},
-        "norecipe": {},
-        "lm": {"kind": "decoder"},
-        "cls": {"kind": "encoder", "labels": ("no", "yes"), "lm_head": False},
-        "enc": {"kind": "encoder"},
-    }
+    classes = {"kind": "encoder", "labels": ("no", "yes"), "lm_head": False}
+    kinds = {"mt": {}, "norecipe": {}, "lm": {"kind": "decoder"}, "cls": classes, "enc": {"kind": "encoder"}}
     for name, keys in kinds.items():
         recipe = load_recipe("mine.yaml") if name == "mt" else None
         model = build(ModelConfig(vocab_size=tokenizer.vocab_size, **sizes, **keys))

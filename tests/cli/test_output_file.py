@@ -9,9 +9,6 @@ def test_file_has_the_standard_output(options, tiny, source, tmp_path, translate
     assert translate(tiny, source, *options, "--output", out) == []
     assert out.read_text().split("\n") == [*expected, ""]
     assert [path.name for path in out.parent.iterdir()] == ["out.txt"]
-    for path, problem in (
-        (source, "is an input"),
-        (tiny / "config.json", "is an input"),
-        (tmp_path, "is a directory"),
-    ):
+    inputs = (source, tiny / "config.json")
+    for path, problem in (*((path, "is an input") for path in inputs), (tmp_path, "is a directory")):
         assert f"--output {path} {problem}" in cli.error("translate", tiny, source, "--output", path)

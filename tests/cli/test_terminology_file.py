@@ -18,8 +18,6 @@ def test_invalid_file_is_refused(content, message, tiny, source, tmp_path, cli):
     path.write_bytes(content)
     err = cli("translate", tiny, source, "--terminology", path, "--read-batch", 2, code=2).err
     assert f"polyhead: --terminology: {message.replace('FILE', str(path))}" in err
-    for text, name, problem in (
-        (source, "nowhere.tsv", "no file 'nowhere.tsv'"),
-        ("-", "-", "is already used"),
-    ):
+    files = ((source, "nowhere.tsv", "no file 'nowhere.tsv'"), ("-", "-", "is already used"))
+    for text, name, problem in files:
         assert problem in cli.error("translate", tiny, text, "--terminology", name)

@@ -70,31 +70,25 @@ def test_resume_without_a_checkpoint_starts_at_step_1(workdir, cli):
     assert (workdir / "resumed/model.safetensors").read_bytes() == expected
     err = cli(*command).err
     assert "resumed at step 4 of 4" in err and line not in err
-    (workdir / "resumed/recipe.yaml").unlink()
-    message = (
-        "--resume: the run in resumed has lost its recipe.yaml; restore it, or start a new run with out=..."
-    )
-    assert cli.error(*command) == message
-
-
-def test_resume_does_not_overwrite_other_files(workdir, cli):
     (workdir / "mine").mkdir()
     (workdir / "mine/config.json").write_text("{}")
     message = cli.error("train", "dogs.yaml", "out=mine", "--resume")
     assert "mine holds config.json, which does not belong to a run" in message
+    (workdir / "resumed/recipe.yaml").unlink()
+    message = "--resume: the run in resumed has lost its recipe.yaml; restore it, or start a new run "
+    assert cli.error(*command) == f"{message}with out=..."
 
 
 def test_copied_run_resumes_in_the_directory_of_out(workdir, cli):
     steps = ["train.steps=2", "train.eval_every=2", "train.save_every=2"]
     cli("train", "dogs.yaml", *steps)
     shutil.copytree("runs/dogs", "runs/copy")
-    checkpoints = sorted(path.name for path in (workdir / "runs/dogs/checkpoints").iterdir())
+    checkpoints = sorted((workdir / "runs/dogs/checkpoints").iterdir())
     command = ["train", "runs/copy/recipe.yaml", "--resume"]
-    assert cli.error(*command, "train.steps=4") == (
-        "--resume: runs/copy/recipe.yaml is in a run but has out: runs/dogs, another directory; "
-        "to continue here set out=runs/copy, to continue there out=runs/dogs"
-    )
+    message = "--resume: runs/copy/recipe.yaml is in a run but has out: runs/dogs, another directory; to "
+    message += "continue here set out=runs/copy, to continue there out=runs/dogs"
+    assert cli.error(*command, "train.steps=4") == message
     cli(*command, "train.steps=4", "out=runs/copy")
-    assert sorted(path.name for path in (workdir / "runs/dogs/checkpoints").iterdir()) == checkpoints
+    assert sorted((workdir / "runs/dogs/checkpoints").iterdir()) == checkpoints
     assert (workdir / "runs/copy/checkpoints/step-4").is_dir()
     cli(*command, "train.steps=6")

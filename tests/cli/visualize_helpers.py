@@ -14,12 +14,7 @@ from polyhead.config.recipe import Recipe
 from polyhead.run.run import Run
 from polyhead.tokenizers.train_tokenizer import train_tokenizer
 
-GERMAN = [
-    "ein hund bellt .",
-    "zwei hunde bellen laut .",
-    "ein <b>roter</b> hund schläft",
-    "</script><script>",
-] * 5
+GERMAN = ["ein hund bellt .", "zwei hunde bellen .", "ein <b>roter</b> hund", "</script><script>"] * 5
 ENGLISH = ["a dog barks .", "two dogs bark aloud .", "a <b>red</b> dog sleeps", '&amp; "x"'] * 5
 
 
@@ -36,13 +31,9 @@ def make(directory: Path, tie: str) -> Path:
     tokenizer = train_tokenizer([*GERMAN, *ENGLISH], Choice("bpe"), 320)
     files, languages = ["de", "en"], {"source_lang": "de", "target_lang": "en"}
     model = {"d_model": 16, "n_heads": 2, "n_layers": 1, "max_len": 24, "position": "t5"}
-    recipe = Recipe.model_validate(
-        {
-            "data": {"root": directory, "train": files, "valid": files} | languages,
-            "model": model | {"tie_embeddings": tie},
-            "train": {"steps": 1},
-        }
-    )
+    data = {"root": directory, "train": files, "valid": files} | languages
+    sections = {"data": data, "model": model | {"tie_embeddings": tie}, "train": {"steps": 1}}
+    recipe = Recipe.model_validate(sections)
     network = build(recipe.model.with_vocabulary(tokenizer.vocab_size), seed=0)
     Run(network, tokenizer, GenerationConfig(), recipe).save(directory / "run")
     return directory / "run"

@@ -56,10 +56,8 @@ def make_stream(engine, number=0, **options):
 def run_streams(*streams_options, endless=(299,)):
     """Start a thread with a stream for each of the options: (loop, streams)."""
     thread, loop, _ = make_thread()
-    streams = [
-        make_stream(thread.engine, i, turn_ends=[*endless], **options)
-        for i, options in enumerate(streams_options)
-    ]
+    options = [{"turn_ends": [*endless], **one} for one in streams_options]
+    streams = [make_stream(thread.engine, i, **one) for i, one in enumerate(options)]
     thread.start()
     thread.submit(streams)
     try:

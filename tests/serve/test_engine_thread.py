@@ -69,13 +69,13 @@ def test_abort_during_shutdown_keeps_other_updates():
 
 def test_other_tasks_run_between_deliveries(monkeypatch):
     monkeypatch.setattr(engine_thread, "DELIVERY_SIZE", 2)
-    events: list[object] = []
+    events = []
 
-    async def deliver() -> None:
+    async def deliver():
         loop, is_delivered = asyncio.get_running_loop(), threading.Event()
         thread = engine_thread.EngineThread(None, loop, 1.0, 1)
         updates = [SimpleNamespace(stream=SimpleNamespace(push=events.append), number=i) for i in range(5)]
-        thread._deliver_updates(updates, is_delivered)  # type: ignore[arg-type]
+        thread._deliver_updates(updates, is_delivered)
         while not is_delivered.is_set():
             events.append("other")
             await asyncio.sleep(0)

@@ -2,8 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Iterator
-from pathlib import Path
+from functools import partial
 
 import pytest
 from tests.serve.conftest import build_run
@@ -11,19 +10,18 @@ from tests.serve.conftest import build_run
 import polyhead
 from polyhead.explain.document import explain
 from polyhead.kernels.pack_model import is_packed
-from polyhead.run.run import Run
 from polyhead.run.run_ensemble import ensemble_runs
 from polyhead.serve import explainer as explainer_module
 from polyhead.serve.explainer import MAX_PENDING, Explainer
 from polyhead.serve.http.errors import ApiError
 
 
-def explain_now(explainer: Explainer, text: str, target: str | None = None) -> dict:
+def explain_now(explainer, text, target=None):
     return asyncio.run(explainer.explain_text(text, target, None, None))
 
 
 @pytest.fixture
-def blocked_explainer(runs: dict[str, Run], monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple]:
+def blocked_explainer(runs, monkeypatch):
     """An explainer whose explanations wait for an event."""
     explainer, may_finish = Explainer(runs["decoder"]), threading.Event()
     monkeypatch.setattr(explainer_module, "explain", lambda *_, **__: may_finish.wait(100) and {})
@@ -31,7 +29,7 @@ def blocked_explainer(runs: dict[str, Run], monkeypatch: pytest.MonkeyPatch) -> 
     explainer.close()
 
 
-def test_packed_model_is_explained_from_its_directory(tmp_path: Path) -> None:
+def test_packed_model_is_explained_from_its_directory(tmp_path):
     build_run("decoder").save(tmp_path)
     explainer = Explainer(polyhead.load(tmp_path, fast=True))
     assert explainer.obstacle == ""
@@ -41,7 +39,7 @@ def test_packed_model_is_explained_from_its_directory(tmp_path: Path) -> None:
     explainer.close()
 
 
-def test_obstacle_names_why_a_model_cannot_be_explained(tmp_path: Path) -> None:
+def test_obstacle_names_why_a_model_cannot_be_explained(tmp_path):
     run = build_run("decoder")
     run.save(tmp_path)
     packed_run = polyhead.load(tmp_path, fast=True)
@@ -52,7 +50,7 @@ def test_obstacle_names_why_a_model_cannot_be_explained(tmp_path: Path) -> None:
     assert Explainer(run).obstacle == ""
 
 
-def test_served_model_gets_no_hooks() -> None:
+def test_served_model_gets_no_hooks():
     run = build_run("encoder-decoder")
     explainer = Explainer(run)
     explain_now(explainer, "a dog barks", "ein hund bellt")
@@ -62,13 +60,12 @@ def test_served_model_gets_no_hooks() -> None:
     explainer.close()
 
 
-def test_too_many_explanations_are_refused(blocked_explainer: tuple) -> None:
+def test_too_many_explanations_are_refused(blocked_explainer):
     explainer, may_finish = blocked_explainer
 
-    async def explain_many() -> list[object]:
-        tasks = [
-            asyncio.create_task(explainer.explain_text("a dog", None, None, None)) for _ in range(MAX_PENDING)
-        ]
+    async def explain_many():
+        explain_dog = partial(explainer.explain_text, "a dog", None, None, None)
+        tasks = [asyncio.create_task(explain_dog()) for _ in range(MAX_PENDING)]
         while explainer._num_pending < MAX_PENDING:
             await asyncio.sleep(0)
         with pytest.raises(ApiError) as error:
@@ -80,13 +77,12 @@ def test_too_many_explanations_are_refused(blocked_explainer: tuple) -> None:
     assert asyncio.run(explain_many()) == [{}] * (MAX_PENDING + 1)
 
 
-def test_cancelled_request_leaves_the_queue(blocked_explainer: tuple) -> None:
+def test_cancelled_request_leaves_the_queue(blocked_explainer):
     explainer, may_finish = blocked_explainer
 
-    async def cancel() -> None:
-        first, second = (
-            asyncio.create_task(explainer.explain_text("a dog", None, None, None)) for _ in range(2)
-        )
+    async def cancel():
+        explain_dog = partial(explainer.explain_text, "a dog", None, None, None)
+        first, second = (asyncio.create_task(explain_dog()) for _ in range(2))
         while explainer._num_pending < 2:
             await asyncio.sleep(0)
         second.cancel()
@@ -108,7 +104,7 @@ def test_cancelled_request_leaves_the_queue(blocked_explainer: tuple) -> None:
     ],
     ids=["too long", "blank", "no target", "above max_len"],
 )
-def test_invalid_texts_are_refused(runs: dict[str, Run], text: str, target: str | None, message: str) -> None:
+def test_invalid_texts_are_refused(runs, text, target, message):
     explainer = Explainer(runs["encoder-decoder"])
     with pytest.raises(ApiError, match=message) as error:
         explain_now(explainer, text, target)

@@ -27,18 +27,13 @@ def everyday_texts(run):
     return {text for (text,) in everyday_samples(run.tokenizer, "en")}
 
 
-def test_limit_is_in_words_and_characters(run):
-    limit = Card.from_run(run, use_own_samples=True).limit
+def test_limit_and_examples_are_of_the_validation_text(run):
+    card = Card.from_run(run, use_own_samples=True)
     tokens = sum(map(len, run.tokenizer.encode(SOURCES)))
-    assert limit.tokens == 40 - 1  # of data.max_len, without the end of the text
-    assert limit.words == round_down(39 * sum(len(text.split()) for text in SOURCES) // tokens)
-    assert limit.characters == round_down(39 * sum(map(len, SOURCES)) // tokens)
-
-
-def test_examples_are_validation_sources_unless_public(run):
-    assert Card.from_run(run, use_own_samples=True).examples == SOURCES[:2]
-    examples = Card.from_run(run, use_own_samples=False).examples
-    assert examples and set(examples) <= everyday_texts(run)
+    assert card.limit.tokens == 40 - 1  # of data.max_len, without the end of the text
+    assert card.limit.words == round_down(39 * sum(len(text.split()) for text in SOURCES) // tokens)
+    assert card.limit.characters == round_down(39 * sum(map(len, SOURCES)) // tokens)
+    assert card.examples == SOURCES[:2]
 
 
 def test_service_with_keys_shows_no_private_text(run):
@@ -50,48 +45,35 @@ def test_service_with_keys_shows_no_private_text(run):
             assert (SOURCES[0] in model["polyhead"]["examples"]) == is_private
 
 
-def test_everyday_sentences_replace_missing_files(run, tmp_path):
-    (tmp_path / "valid.tsv").unlink()
-    card = Card.from_run(run, use_own_samples=True)
-    assert card.limit.words and set(card.examples) <= everyday_texts(run)
-    run.recipe = make_recipe("translation", tmp_path, valid=["valid.tsv"], source_lang="tlh")
+@pytest.mark.parametrize("source", ["own", "missing", "hub"])
+def test_everyday_sentences_replace_other_text(run, tmp_path, monkeypatch, source):
+    monkeypatch.setattr("polyhead.core.hub.download_dataset_files", lambda name: pytest.fail(name))
+    if source == "missing":
+        (tmp_path / "valid.tsv").unlink()
+    elif source == "hub":
+        name = "hf://datasets/someone/something/valid.tsv"
+        run.recipe = make_recipe("translation", tmp_path, valid=[name], source_lang="en")
+    card = Card.from_run(run, use_own_samples=source != "own")
+    assert card.limit.words and card.examples and set(card.examples) <= everyday_texts(run)
+    run.recipe = make_recipe("translation", tmp_path, valid=["gone.tsv"], source_lang="tlh")
     card = Card.from_run(run, use_own_samples=True)
     assert card.limit == (39, None, None) and card.examples == []
 
 
-def test_hub_files_are_not_downloaded(run, tmp_path, monkeypatch):
-    name = "hf://datasets/someone/something/valid.tsv"
-    run.recipe = make_recipe("translation", tmp_path, valid=[name], source_lang="en")
-    monkeypatch.setattr("polyhead.core.hub.download_dataset_files", lambda name: pytest.fail(name))
-    assert Card.from_run(run, use_own_samples=True).limit.words
-
-
-MESSAGES = [
-    {"role": "system", "content": "s"},
-    *[{"role": "user", "content": "a dog ?"}, {"role": "assistant", "content": "dogs"}] * 2,
-]
+TURNS = [{"role": "user", "content": "a dog ?"}, {"role": "assistant", "content": "dogs"}]
+CHAT = json.dumps({"messages": [{"role": "system", "content": "s"}, *TURNS, *TURNS]})
+PAIRS, PAIR_LINES = {"text": ["a", "b"]}, "a\tb\tlabel\na dog .\ttwo dogs .\tgood\n"
+BARKING = ["a dog barks .", "two dogs bark ."]
 
 
 @pytest.mark.parametrize(
     ("kind", "task", "content", "data", "examples"),
     [
         ("classifier", "classification", "text\tlabel\na dog .\tgood\n", {"text": ["text"]}, ["a dog ."]),
-        (
-            "classifier",
-            "classification",
-            "a\tb\tlabel\na dog .\ttwo dogs .\tgood\n",
-            {"text": ["a", "b"]},
-            [["a dog .", "two dogs ."]],
-        ),
-        (
-            "decoder",
-            "language-model",
-            "a dog barks .\n\ntwo dogs bark .\n",
-            {},
-            ["a dog barks .", "two dogs bark ."],
-        ),
+        ("classifier", "classification", PAIR_LINES, PAIRS, [["a dog .", "two dogs ."]]),
+        ("decoder", "language-model", "\n\n".join(BARKING) + "\n", {}, BARKING),
         ("encoder", "masked-lm", "a dog .\n", {}, ["a dog ."]),
-        ("decoder", "chat", json.dumps({"messages": MESSAGES}), {}, ["a dog ?"]),
+        ("decoder", "chat", CHAT, {}, ["a dog ?"]),
     ],
     ids=["texts", "pairs", "language model", "masked", "chat"],
 )

@@ -1,10 +1,8 @@
 """A model whose outputs are NaN or infinite: status 500 on every route, and health reports it."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
-from tests.serve.conftest import Client, build_run, get_error, serve_run
+from tests.serve.conftest import build_run, get_error, serve_run
 
 from polyhead import Choice
 from polyhead.core.errors import NOT_FINITE
@@ -29,14 +27,14 @@ BODIES = {
 
 
 @pytest.fixture(scope="module", params=BODIES)
-def service(request: pytest.FixtureRequest) -> Iterator[tuple[str, Client]]:
+def service(request):
     chat = Choice("plain") if request.param == "decoder" else None
     with serve_run(build_run(request.param), chat=chat) as client:
         yield request.param, client
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_every_route_and_health_report_non_finite_outputs(service: tuple[str, Client], value: float) -> None:
+def test_every_route_and_health_report_non_finite_outputs(service, value):
     kind, client = service
     weight = next(client.run.model.parameters())
     original = weight.detach().clone()

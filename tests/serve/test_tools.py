@@ -2,18 +2,10 @@
 
 import json
 import re
-from typing import Any
 
 import pytest
-from tests.serve.conftest import Client, get_error, serve_run
-from tests.serve.tool_call_helpers import (
-    CALL_NOW,
-    CALL_TEXT,
-    QUESTION,
-    TOOLS,
-    build_tool_run,
-    to_format,
-)
+from tests.serve.conftest import get_error, serve_run
+from tests.serve.tool_call_helpers import CALL_NOW, CALL_TEXT, QUESTION, TOOLS, build_tool_run, to_format
 
 from polyhead.chat.tools import build_tool_choice
 from polyhead.core.errors import UserError
@@ -22,21 +14,19 @@ from polyhead.generation.chat import parse_conversation
 PATH = "/v1/chat/completions"
 
 
-def call_text(client: Client) -> str:
+def call_text(client):
     return to_format(client.service.chat.choice.name, CALL_TEXT)
 
 
-def test_openai_client_calls_tool_and_sends_result(tool_client: Client, say: Any) -> None:
+def test_openai_client_calls_tool_and_sends_result(tool_client, say):
     completions = tool_client.openai().chat.completions
-    messages: list[Any] = [{"role": "system", "content": "dogs"}, *QUESTION]
-    options: dict[str, Any] = {"model": "tiny", "tools": TOOLS}
+    messages = [{"role": "system", "content": "dogs"}, *QUESTION]
+    options = {"model": "tiny", "tools": TOOLS}
     say(tool_client, call_text(tool_client))
     answer = completions.create(messages=messages, tool_choice="auto", **options).choices[0]
     (call,) = answer.message.tool_calls
-    assert (call.function.name, json.loads(call.function.arguments)) == (
-        "weather",
-        {"place": "Rome", "days": 2},
-    )
+    assert call.function.name == "weather"
+    assert json.loads(call.function.arguments) == {"place": "Rome", "days": 2}
     result = {"role": "tool", "tool_call_id": call.id, "content": "snow <|im_end|>"}
     messages += [answer.message, result]
     say(tool_client, "a dog barks .")
@@ -44,7 +34,7 @@ def test_openai_client_calls_tool_and_sends_result(tool_client: Client, say: Any
     message = completion.choices[0].message
     assert message.content == "a dog barks ." and not message.tool_calls
 
-    def encode(result: dict[str, Any]) -> list[int]:
+    def encode(result):
         call_message = answer.message.model_dump(include={"role", "content", "tool_calls"})
         conversation = parse_conversation([*messages[:2], call_message, result])
         return list(tool_client.service.chat.encode_prompt(conversation, build_tool_choice(TOOLS)))
@@ -61,8 +51,15 @@ def test_openai_client_calls_tool_and_sends_result(tool_client: Client, say: Any
     assert json.loads(function.arguments) == {"place": "Rome", "days": 2}
 
 
-def test_run_calls_tools_as_its_service_does(tool_client: Client, say: Any) -> None:
+def test_run_calls_tools_as_its_service_does(tool_client, say):
     session, text = tool_client.run.chat_session(), call_text(tool_client)
+    for tool_choice in ("required", CALL_NOW):
+        options = {"tools": TOOLS, "tool_choice": tool_choice, "seed": 4}
+        body = {"messages": QUESTION, "max_tokens": 60, **options}
+        message = tool_client.ask(PATH, body).json()["choices"][0]["message"]
+        answer = session.reply(QUESTION, max_new_tokens=60, **options)
+        calls = [{"name": call.name, "arguments": call.arguments} for call in answer.tool_calls]
+        assert calls == [call["function"] for call in message.get("tool_calls", [])]
     say(tool_client, text)
     answer = session.reply(QUESTION, tools=TOOLS)
     assert (answer.role, answer.content) == ("assistant", "")
@@ -76,19 +73,7 @@ def test_run_calls_tools_as_its_service_does(tool_client: Client, say: Any) -> N
     assert session.reply(QUESTION).tool_calls == ()
 
 
-def test_run_makes_required_calls_as_its_service_does(tool_client: Client) -> None:
-    session = tool_client.run.chat_session()
-    for tool_choice in ("required", CALL_NOW):
-        options = {"tools": TOOLS, "tool_choice": tool_choice, "seed": 4}
-        body = {"messages": QUESTION, "max_tokens": 60, **options}
-        message = tool_client.ask(PATH, body).json()["choices"][0]["message"]
-        functions = [call["function"] for call in message.get("tool_calls", [])]
-        answer = session.reply(QUESTION, max_new_tokens=60, **options)
-        calls = [{"name": call.name, "arguments": call.arguments} for call in answer.tool_calls]
-        assert calls == functions
-
-
-def test_unusable_schema_of_a_required_call_is_named(tool_client: Client) -> None:
+def test_unusable_schema_of_a_required_call_is_named(tool_client):
     tools = [*TOOLS, {"type": "function", "function": {"name": "f", "parameters": {"required": "x"}}}]
     with pytest.raises(UserError, match="tools: cannot be used as a grammar: f: failed to compile"):
         tool_client.run.chat_session().reply(QUESTION, tools=tools, tool_choice="required")
@@ -96,7 +81,7 @@ def test_unusable_schema_of_a_required_call_is_named(tool_client: Client) -> Non
 
 @pytest.mark.parametrize("options", [{"seed": 4}, {"beam_size": 2}], ids=str)
 @pytest.mark.parametrize("chat", ["chatml", "mistral"])
-def test_required_call_begins_with_the_special_mark(chat: str, options: dict[str, int]) -> None:
+def test_required_call_begins_with_the_special_mark(chat, options):
     run = build_tool_run(chat, True)
     session = run.chat_session()
     tools = build_tool_choice(TOOLS, CALL_NOW, False)
@@ -107,9 +92,9 @@ def test_required_call_begins_with_the_special_mark(chat: str, options: dict[str
     assert stream.tokens[0][0] == run.tokenizer.token_to_id(mark)
 
 
-def test_tools_count_as_the_model_reads_them(tool_client: Client) -> None:
+def test_tools_count_as_the_model_reads_them(tool_client):
     """Llama reads each number of such a list in a line of its own, after many blanks."""
-    nested_list: Any = [1] * 20
+    nested_list = [1] * 20
     for _ in range(30):
         nested_list = [nested_list]
     tool = {"type": "function", "function": {"name": "f", "parameters": {"default": nested_list}}}
@@ -123,7 +108,7 @@ def test_tools_count_as_the_model_reads_them(tool_client: Client) -> None:
         assert answer.status_code == 200
 
 
-def test_style_without_tools_refuses_them() -> None:
+def test_style_without_tools_refuses_them():
     with serve_run(build_tool_run("mistral", True, style="v1")) as client:
         error = get_error(client.ask(PATH, {"messages": QUESTION, "tools": TOOLS}))
         assert error["param"] == "tools" and "does not support tools in the style 'v1'" in error["message"]

@@ -8,7 +8,7 @@ from polyhead.run.run import Run
 from polyhead.tokenizers.train_tokenizer import train_tokenizer
 
 
-def build_byte_run() -> Run:
+def build_byte_run():
     """A language model with random weights that writes bytes."""
     tokenizer = train_tokenizer(["a"], Choice("byte"), 261)
     sizes = {"d_model": 16, "n_heads": 2, "n_layers": 1, "d_ff": 32, "max_len": 64}
@@ -16,7 +16,7 @@ def build_byte_run() -> Run:
     return Run(model, tokenizer, GenerationConfig(max_new_tokens=5, chat=Choice("plain")))
 
 
-def test_outputs_end_with_a_complete_character() -> None:
+def test_outputs_end_with_a_complete_character():
     num_cut = 0
     with serve_run(build_byte_run()) as client:
         for seed in range(8):

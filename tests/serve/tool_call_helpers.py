@@ -9,19 +9,12 @@ from polyhead.tokenizers.tokenizer import Tokenizer
 from polyhead.tokenizers.train_tokenizer import train_tokenizer
 from tokenizers import AddedToken
 
-SCHEMA = {
-    "type": "object",
-    "properties": {
-        "place": {"enum": ["Rome", "Oslo"]},
-        "days": {"type": "integer", "minimum": 1, "maximum": 9},
-    },
-    "required": ["place", "days"],
-    "additionalProperties": False,
-}
-TOOLS = [
-    {"type": "function", "function": {"name": "weather", "description": "What falls", "parameters": SCHEMA}},
-    {"type": "function", "function": {"name": "now"}},
-]
+DAYS = {"type": "integer", "minimum": 1, "maximum": 9}
+PROPERTIES = {"place": {"enum": ["Rome", "Oslo"]}, "days": DAYS}
+SCHEMA = {"type": "object", "properties": PROPERTIES, "required": ["place", "days"]}
+SCHEMA["additionalProperties"] = False
+WEATHER = {"name": "weather", "description": "What falls", "parameters": SCHEMA}
+TOOLS = [{"type": "function", "function": function} for function in (WEATHER, {"name": "now"})]
 FLAT_TOOLS = [{"type": "function", **tool["function"]} for tool in TOOLS]  # of the responses endpoint
 CALL_NOW = {"type": "function", "function": {"name": "now"}}
 CALL_FUNCTION = {"name": "weather", "arguments": '{"place": "Rome", "days": 2}'}
@@ -33,9 +26,8 @@ TEXTS = ["ein hund bellt .", "a dog barks .", "zwei hunde bellen .", "two dogs b
 def build_tool_run(chat: str, special: bool | None, **options: object) -> Run:
     """A model with the tokens of a format; those of calls are special, plain, or (None) missing."""
     inner = train_tokenizer([*TEXTS, CALL_TEXT, '"parameters" Oslo'] * 5, Choice("bpe"), 330)._inner
-    inner.add_special_tokens(
-        ["<|im_start|>", "<|im_end|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
-    )
+    inner.add_special_tokens(["<|im_start|>", "<|im_end|>", "<|eot_id|>"])
+    inner.add_special_tokens(["<|start_header_id|>", "<|end_header_id|>"])
     marks = ("<tool_call>", "</tool_call>", "[TOOL_CALLS]") if special is not None else ()
     inner.add_tokens([AddedToken(mark, special=bool(special), normalized=False) for mark in marks])
     sizes = {"d_model": 16, "n_heads": 2, "n_layers": 1, "d_ff": 32, "max_len": 2500}

@@ -15,9 +15,8 @@ def test_missing_options_are_dropped():
 TRANSLATOR = "this run is an encoder-decoder and is evaluated on translations"
 CLASSIFIER = "this run is a classifier and is evaluated on labelled texts"
 LANGUAGE_MODEL = "this run is a language model and is evaluated on plain text"
-ENCODER = (
-    "this run is trained to predict masked or damaged tokens and is evaluated on masked or damaged tokens"
-)
+MASKED = "masked or damaged tokens"
+ENCODER = f"this run is trained to predict {MASKED} and is evaluated on {MASKED}"
 
 
 @pytest.mark.parametrize(

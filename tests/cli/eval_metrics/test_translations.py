@@ -51,17 +51,7 @@ def measure(cli):
     return run
 
 
-def test_output_survives_an_interrupted_measure(tiny, pair, tmp_path, cli, monkeypatch):
-    def interrupt(*_):
-        raise KeyboardInterrupt
-
-    cli("eval", tiny, *pair, "--output", tmp_path / "expected")
-    monkeypatch.setattr(translations, "print_perplexity", interrupt)
-    cli("eval", tiny, *pair, "--output", tmp_path / "out", code=130)
-    assert (tmp_path / "out").read_bytes() == (tmp_path / "expected").read_bytes()
-
-
-def test_output_lines_match_input_lines(tiny, pair, tmp_path, cli):
+def test_output_lines_match_input_lines(tiny, pair, tmp_path, cli, monkeypatch):
     out = tmp_path / "out"
     assert "blank" not in cli("eval", tiny, *pair, "--output", out).err
     first, second = out.read_text().splitlines()
@@ -72,6 +62,18 @@ def test_output_lines_match_input_lines(tiny, pair, tmp_path, cli):
     assert out.read_text().splitlines() == ["", first, "", second, ""]
     cli("eval", tiny, *pair, "--output", out, "--limit", 1)
     assert out.read_text().splitlines() == ["", first]
+    options = ["--min-new-tokens", 6, "--no-repeat-ngram-size", 1, "--output", out]
+    cli("eval", tiny, *pair, *options)
+    texts = load(tiny).translate([de for de, _ in PAIRS], min_new_tokens=6, no_repeat_ngram_size=1)
+    assert [text for text in out.read_text().splitlines() if text] == texts
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    expected = out.read_bytes()
+    monkeypatch.setattr(translations, "print_perplexity", interrupt)
+    cli("eval", tiny, *pair, *options, code=130)
+    assert out.read_bytes() == expected, "it survives an interrupted measure"
 
 
 def test_selected_columns_of_a_table_are_measured(tiny, pair, tables, measure, cli):
@@ -84,14 +86,6 @@ def test_selected_columns_of_a_table_are_measured(tiny, pair, tables, measure, c
     assert "de + en are one side each, without columns or keys: remove --source and --target" in message
     message = cli.error("eval", tiny, "--target", 1)
     assert "--source and --target require files: polyhead eval RUN FILE --source COLUMN" in message
-
-
-def test_translation_options_apply(tiny, pair, tmp_path, measure, cli):
-    assert measure(tiny, *pair, "--cache", "growing") == measure(tiny, *pair)
-    options = ["--min-new-tokens", 6, "--no-repeat-ngram-size", 1, "--output", tmp_path / "out"]
-    measure(tiny, *pair, *options)
-    texts = load(tiny).translate([de for de, _ in PAIRS], min_new_tokens=6, no_repeat_ngram_size=1)
-    assert (tmp_path / "out").read_text() == "".join(f"{text}\n" for text in texts)
 
 
 def test_more_files_are_more_references(tiny, pair, tmp_path, measure, cli):

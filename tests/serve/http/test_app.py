@@ -5,8 +5,6 @@ import json
 import pytest
 from tests.serve.conftest import ENDLESS, serve_run
 
-from polyhead.serve.http.limits import Limits
-
 PATH = "/v1/completions"
 
 
@@ -34,12 +32,3 @@ def test_failed_step_ends_its_requests_only(runs):
         text = "".join(event["choices"][0]["text"] for event in events)
         assert text and answer["choices"][0]["text"].startswith(text), "text before the error is sent"
         client.wait_idle()
-
-
-def test_request_beyond_its_time_limit_is_aborted(runs):
-    with serve_run(runs["decoder"], limits=Limits(timeout=0.2)) as client:
-        with client.hold_steps() as steps:
-            assert client.ask(PATH, ENDLESS).json()["error"]["code"] == "deadline"
-            steps.allow(2)
-            client.wait_idle()
-        assert client.count_aborted("deadline") == 1

@@ -52,11 +52,8 @@ def test_keys_are_read_from_file_and_environment(tmp_path):
     assert environment == {"PATH": "x"}, "no child inherits it"
     for key in ("a" * 20, "b" * 20):
         keys.check({"authorization": f"Bearer {key}"})
-    for content, message in (
-        ("", "has no keys"),
-        ("a" * 15 + "\n", "too short"),
-        ("with blanks in the key\n", "invalid characters"),
-    ):
+    contents = {"": "has no keys", "a" * 15: "too short", "with blanks in the key": "invalid characters"}
+    for content, message in contents.items():
         path.write_text(content)
         with pytest.raises(ValueError, match=message):
             read_keys(path, {})

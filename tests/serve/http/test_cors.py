@@ -40,10 +40,7 @@ def test_no_page_is_allowed_by_default(client):
     answer = client.ask("/v1/models", headers={"origin": PAGE})
     assert answer.status_code == 200 and ORIGIN not in answer.headers
     assert client.http.options(PATH, headers={"origin": PAGE, **PREFLIGHT}).status_code == 405
-
-
-@pytest.mark.parametrize("origin", ["localhost:3000", "http://localhost:3000/", "http://A.test", "", "null"])
-def test_invalid_origin_is_refused(origin):
-    with pytest.raises(UserError, match="is not an origin"):
-        check_origins([origin])
     assert check_origins(["*", "https://a.test", "http://[::1]:80"])
+    for origin in ("localhost:3000", "http://localhost:3000/", "http://A.test", "", "null"):
+        with pytest.raises(UserError, match="is not an origin"):
+            check_origins([origin])

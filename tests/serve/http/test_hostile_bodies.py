@@ -3,7 +3,6 @@
 import json
 import random
 import resource
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,7 +25,7 @@ SCHEMAS: list[dict[str, Any]] = [
 ]
 
 
-def hostile_body(draw: random.Random, body: dict[str, Any]) -> bytes:
+def hostile_body(draw, body):
     if draw.random() < 0.25:
         return bad_bytes(draw, json.dumps(body).encode())
     if draw.random() < 0.2:
@@ -36,7 +35,7 @@ def hostile_body(draw: random.Random, body: dict[str, Any]) -> bytes:
 
 
 @pytest.mark.slow
-def test_a_hundred_hostile_bodies_end_no_service(endless_run: Path) -> None:
+def test_a_hundred_hostile_bodies_end_no_service(endless_run):
     draw, codes = random.Random(23), []
     with serve_process(endless_run) as service:
         resource.prlimit(service.process.pid, resource.RLIMIT_AS, (MEMORY, MEMORY))

@@ -5,17 +5,15 @@ import pytest
 from polyhead.serve.http.metrics import Metrics
 
 
-def read_series(text: str) -> dict[str, float]:
+def read_series(text):
     lines = (line.rpartition(" ") for line in text.splitlines() if not line.startswith("#"))
     return {name: float(value) for name, _, value in lines}
 
 
 def test_labeled_counters_begin_at_zero():
     series = read_series(Metrics().to_prometheus().decode())
-    for name, label, values in (
-        ("aborted", "reason", ("disconnect", "deadline", "shutdown")),
-        ("tokens", "kind", ("prompt", "completion")),
-    ):
+    reasons = ("disconnect", "deadline", "shutdown")
+    for name, label, values in (("aborted", "reason", reasons), ("tokens", "kind", ("prompt", "completion"))):
         assert not any(series[f'polyhead_{name}_total{{{label}="{value}"}}'] for value in values)
 
 

@@ -10,7 +10,7 @@ from polyhead.serve.http.routes import ROUTES
 from polyhead.viz.html_page import script_texts
 
 
-def digest(text: str) -> str:
+def digest(text):
     return "'sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() + "'"
 
 

@@ -6,7 +6,6 @@ import signal
 import socket
 import subprocess
 import sys
-from pathlib import Path
 from urllib.parse import unquote
 
 import httpx2
@@ -20,13 +19,13 @@ from polyhead.serve.http.run_pages import RunPages, find_runs, get_runs_version
 ROW = {"step": 1, "split": "train", "loss": 1.0, "steps": 6}
 
 
-def write_run(run: Path, *rows: object) -> None:
+def write_run(run, *rows):
     run.mkdir(parents=True)
     (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 @pytest.fixture
-def runs_dir(tmp_path: Path) -> Path:
+def runs_dir(tmp_path):
     for name, factor in (("translation 1", 1.0), ("classification 1", 2.0)):
         rows = [ROW | {"step": step, "loss": factor / step} for step in range(1, 7)]
         valid_row = {"step": 6, "split": "valid", "loss": factor / 5}
@@ -34,16 +33,16 @@ def runs_dir(tmp_path: Path) -> Path:
     return tmp_path / "runs"
 
 
-def get(runs_dir: Path, path: str, host: str = "localhost:1", **query: list[str]) -> tuple[int, str]:
+def get(runs_dir, path, host="localhost:1", **query):
     answer = RunPages(runs_dir).respond("GET", path, query, host)
     return answer.status_code, bytes(answer.body).decode()
 
 
-def get_version(runs_dir: Path, path: str) -> dict[str, object]:
+def get_version(runs_dir, path):
     return dict(json.loads(get(runs_dir, path, version=[""])[1]))
 
 
-def test_pages_of_runs_are_their_reports(runs_dir: Path) -> None:
+def test_pages_of_runs_are_their_reports(runs_dir):
     text = get(runs_dir, "/runs/translation 1")[1]
     assert "connect-src 'self'" in text
     assert main(["report", str(runs_dir / "translation 1")]) == 0
@@ -53,7 +52,7 @@ def test_pages_of_runs_are_their_reports(runs_dir: Path) -> None:
     assert status == 200 and "<h1>2 runs</h1>" in text
 
 
-def test_index_links_runs_with_names_escaped_once(tmp_path: Path) -> None:
+def test_index_links_runs_with_names_escaped_once(tmp_path):
     names = ["<script>alert(1)<", "a%41 b", "x&amp;y", "中文"]
     for name in names:
         write_run(tmp_path / name, ROW)
@@ -64,7 +63,7 @@ def test_index_links_runs_with_names_escaped_once(tmp_path: Path) -> None:
         assert status == 200 and name in Page(text).words() and "<script>alert" not in index + text
 
 
-def test_version_changes_with_the_files(runs_dir: Path) -> None:
+def test_version_changes_with_the_files(runs_dir):
     version = get_version(runs_dir, "/runs/translation 1")
     assert version == get_version(runs_dir, "/runs/translation 1")
     assert version["training"] is False
@@ -74,7 +73,7 @@ def test_version_changes_with_the_files(runs_dir: Path) -> None:
     assert get_version(runs_dir, "/")["training"] is True  # a run may begin at any time
 
 
-def test_run_is_training_while_its_process_lives(runs_dir: Path) -> None:
+def test_run_is_training_while_its_process_lives(runs_dir):
     lock = runs_dir / "translation 1/run.lock"
     owner = {"pid": os.getpid(), "host": socket.gethostname(), "start": process_start_time(os.getpid())}
     lock.write_text(json.dumps(owner))
@@ -96,12 +95,12 @@ def test_run_is_training_while_its_process_lives(runs_dir: Path) -> None:
         ("/health/live", "[::1]:80", 200),
     ],
 )
-def test_other_paths_and_hosts_are_refused(runs_dir: Path, path: str, host: str, status: int) -> None:
+def test_other_paths_and_hosts_are_refused(runs_dir, path, host, status):
     assert get(runs_dir, path, host)[0] == status
     assert RunPages(runs_dir).respond("POST", "/", {}, "localhost").status_code == 405
 
 
-def test_damaged_run_is_reported(tmp_path: Path) -> None:
+def test_damaged_run_is_reported(tmp_path):
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad/metrics.jsonl").write_text("{\n")
     for path, status in (("/runs/bad", 500), ("/", 200)):
@@ -111,13 +110,13 @@ def test_damaged_run_is_reported(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("samples", ["x", {"breakdowns": [1]}, {"attention": [{"weights": 3}]}])
-def test_invalid_report_is_left_out(tmp_path: Path, samples: object) -> None:
+def test_invalid_report_is_left_out(tmp_path, samples):
     write_run(tmp_path / "run", ROW)
     (tmp_path / "run/report.json").write_text(json.dumps({"samples": samples}))
     assert get(tmp_path, "/runs/run")[0] == 200
 
 
-def test_command_serves_runs_without_torch(runs_dir: Path) -> None:
+def test_command_serves_runs_without_torch(runs_dir):
     code = "import sys; sys.argv[0] = 'polyhead'; from polyhead.cli import main; code = main(sys.argv[1:]); "
     code += "print('torch' in sys.modules); sys.exit(code)"
     command = [sys.executable, "-c", code, "serve", "--runs", str(runs_dir), "--port", "0"]
@@ -135,7 +134,7 @@ def test_command_serves_runs_without_torch(runs_dir: Path) -> None:
         assert process.stdout.read() == "False\n"
 
 
-def test_wrong_options_of_the_command_are_refused(runs_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_options_of_the_command_are_refused(runs_dir, capsys):
     run = runs_dir / "translation 1"
     for arguments, *words in (
         ([], "RUN: missing", "--runs DIR"),

@@ -7,15 +7,14 @@ import signal
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from tests.serve.conftest import ENDLESS, Client, get_error, serve_run, wait_until
+from tests.serve.conftest import ENDLESS, get_error, serve_run, wait_until
 
-from polyhead.run.run import Run
 from polyhead.serve.http.limits import Limits
 from polyhead.serve.http.server import raise_file_limit
 
 
-def test_file_limit_is_raised_to_the_hard_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    limits: list[tuple[int, int]] = []
+def test_file_limit_is_raised_to_the_hard_limit(monkeypatch):
+    limits = []
     monkeypatch.setattr(resource, "setrlimit", lambda kind, limit: limits.append(limit))
     for current in ((1024, 4096), (1024, 1100), (1024, resource.RLIM_INFINITY), (2000, 4096)):
         monkeypatch.setattr(resource, "getrlimit", lambda kind, current=current: current)
@@ -23,12 +22,12 @@ def test_file_limit_is_raised_to_the_hard_limit(monkeypatch: pytest.MonkeyPatch)
     assert limits == [(1500, 4096), (1100, 1100), (1500, resource.RLIM_INFINITY)]
 
 
-def read_stream(client: Client) -> list[str]:
+def read_stream(client):
     return client.ask("/v1/completions", ENDLESS | {"stream": True}).text.split("\n\n")
 
 
 @pytest.mark.acceptance("E9", "R10")
-def test_first_signal_finishes_accepted_requests_only(runs: dict[str, Run], caplog) -> None:
+def test_first_signal_finishes_accepted_requests_only(runs, caplog):
     caplog.set_level(logging.INFO, "polyhead.serve")
     with serve_run(runs["decoder"]) as client, ThreadPoolExecutor() as pool:
         with client.hold_steps() as steps:
@@ -49,14 +48,20 @@ def test_first_signal_finishes_accepted_requests_only(runs: dict[str, Run], capl
 
 
 @pytest.mark.acceptance("E9")
-def test_request_beyond_the_shutdown_timeout_is_aborted(runs: dict[str, Run]) -> None:
-    limits = Limits(shutdown_timeout=0.2)
+@pytest.mark.parametrize("code", ["shutting_down", "deadline"])
+def test_request_beyond_its_time_limit_is_aborted(runs, code):
+    limits = Limits(shutdown_timeout=0.2) if code == "shutting_down" else Limits(timeout=0.2)
     with serve_run(runs["decoder"], limits=limits) as client, ThreadPoolExecutor() as pool:
         with client.hold_steps() as steps:
             stream = pool.submit(read_stream, client)
             wait_until(lambda: client.service.engine_thread.streams)
             steps.allow(2)
-            client.server.handle_exit(signal.SIGINT, None)
+            if code == "shutting_down":
+                client.server.handle_exit(signal.SIGINT, None)
             error = json.loads(stream.result()[-2].removeprefix("data: "))["error"]
-            assert error["code"] == "shutting_down"
-        client.thread.join()
+            assert error["code"] == code
+        if code == "shutting_down":
+            client.thread.join()
+        else:
+            client.wait_idle()
+            assert client.count_aborted("deadline") == 1

@@ -15,10 +15,7 @@ MESSAGES = [
 ITEMS = [
     {"role": "user", "content": "ein hund bellt . 犬"},
     {"role": "assistant", "content": "a dog barks ."},
-    {
-        "role": "user",
-        "content": [{"type": "input_text", "text": "zwei "}, {"type": "input_text", "text": "hunde"}],
-    },
+    {"role": "user", "content": [{"type": "input_text", "text": text} for text in ("zwei ", "hunde")]},
 ]
 
 

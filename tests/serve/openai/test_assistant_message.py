@@ -2,11 +2,9 @@
 
 import json
 import re
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
-from tests.serve.conftest import Client, serve_run
+from tests.serve.conftest import serve_run
 from tests.serve.tool_call_helpers import (
     CALL_FUNCTION,
     CALL_NOW,
@@ -25,15 +23,15 @@ PATH = "/v1/chat/completions"
     params=[("chatml", None), ("chatml", True), ("chatml", False), ("llama3", None), ("mistral", True)],
     ids=lambda p: f"{p[0]}-{p[1]}",
 )
-def mark_client(request: Any) -> Iterator[Client]:
+def mark_client(request):
     """A client of a model for each format and kind of marks of calls."""
     with serve_run(build_tool_run(*request.param)) as client:
         yield client
 
 
-def join_stream(events: list[Any]) -> list[dict[str, Any]]:
+def join_stream(events):
     """The choices that a stream adds up to."""
-    choices: dict[int, dict[str, Any]] = {}
+    choices = {}
     for event in events:
         for part in event["choices"]:
             is_first, delta = part["index"] not in choices, part["delta"]
@@ -48,7 +46,7 @@ def join_stream(events: list[Any]) -> list[dict[str, Any]]:
     return [choices[i] for i in range(len(choices))]
 
 
-def check_calls(calls: Any, names: set[str]) -> None:
+def check_calls(calls, names):
     assert len({call["id"] for call in calls}) == len(calls)
     for call in calls:
         function = call["function"]
@@ -64,9 +62,7 @@ def check_calls(calls: Any, names: set[str]) -> None:
 
 
 @pytest.mark.parametrize(("parallel", "tool_choice"), [(True, "required"), (False, CALL_NOW)])
-def test_required_calls_fit_their_schema(
-    tool_client: Client, tool_choice: Any, parallel: bool | None
-) -> None:
+def test_required_calls_fit_their_schema(tool_client, tool_choice, parallel):
     body = {
         "messages": QUESTION,
         "tools": TOOLS,
@@ -79,9 +75,8 @@ def test_required_calls_fit_their_schema(
     choices = tool_client.ask(PATH, body).json()["choices"]
     stream_result = join_stream(tool_client.stream(PATH, body))
     beams = tool_client.ask(PATH, {**body, "n": 1, "beam_size": 2, "max_tokens": 40}).json()["choices"]
-    messages = [
-        c["message"] | {"finish_reason": c["finish_reason"]} for c in (*choices, *beams)
-    ] + stream_result
+    messages = [c["message"] | {"finish_reason": c["finish_reason"]} for c in (*choices, *beams)]
+    messages += stream_result
     complete = [message for message in messages if message["finish_reason"] != "length"]
     for message in complete:
         assert message["finish_reason"] == "tool_calls" and message["content"] is None
@@ -109,9 +104,7 @@ def test_required_calls_fit_their_schema(
     ],
     ids=range(9),
 )
-def test_optional_calls_are_parsed_and_text_is_content(
-    mark_client: Client, say: Any, text: str, content: str | None, n_calls: int
-) -> None:
+def test_optional_calls_are_parsed_and_text_is_content(mark_client, say, text, content, n_calls):
     chat = mark_client.service.chat.choice.name
     if chat != "chatml" and (n_calls > 1 or text.count("tool_call>") % 2 or text.startswith("two")):
         return  # of marks that the format does not have

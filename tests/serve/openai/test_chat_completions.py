@@ -1,12 +1,11 @@
 """Chat completions over HTTP equal those of the run, and log-probabilities those of a softmax."""
 
 import json
-from typing import Any
 
 import openai
 import pytest
 import torch
-from tests.serve.conftest import Client, token_name, with_generation
+from tests.serve.conftest import token_name, with_generation
 from tests.serve.openai.chat_helpers import MESSAGES, answer_text, start_answer
 
 from polyhead import Choice
@@ -23,22 +22,16 @@ from polyhead.tokenizers.train_tokenizer import train_tokenizer
 
 CHAT, PATH = "/v1/chat/completions", "/v1/completions"
 PENALTIES = {"frequency_penalty": 1.5, "presence_penalty": 0.5, "logit_bias": {"40": 2}}
-OPTIONS = [
-    {"temperature": 0},
-    {"seed": 3},
-    {"n": 3, "seed": 4, "top_k": 20},
-    {"n": 2, "beam_size": 4},
-    {"max_tokens": 1},
-    {"temperature": 0, **PENALTIES},
-]
+OPTIONS = [{"temperature": 0}, {"seed": 3}, {"n": 3, "seed": 4, "top_k": 20}, {"n": 2, "beam_size": 4}]
+OPTIONS += [{"max_tokens": 1}, {"temperature": 0, **PENALTIES}]
 
 
-def join_content(events: list[Any]) -> str:
+def join_content(events):
     return "".join(event["choices"][0]["delta"]["content"] for event in events)
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_answers_equal_those_of_the_run(chat_client: Client, options: dict[str, Any]) -> None:
+def test_answers_equal_those_of_the_run(chat_client, options):
     run, options = chat_client.run, {"seed": 7} | options
     output = start_answer(run, MESSAGES, **options)
     texts = output.collect_texts()
@@ -64,9 +57,9 @@ def test_answers_equal_those_of_the_run(chat_client: Client, options: dict[str, 
     assert last["usage"] == answer["usage"] | details
 
 
-def test_openai_client_converses(chat_client: Client) -> None:
+def test_openai_client_converses(chat_client):
     create = chat_client.openai().chat.completions.create
-    options: dict[str, Any] = {"model": "tiny", "messages": MESSAGES, "seed": 5}
+    options = {"model": "tiny", "messages": MESSAGES, "seed": 5}
     expected = answer_text(chat_client.run, MESSAGES, seed=5, max_tokens=9)
     answer = create(**options, max_completion_tokens=9, logprobs=True, top_logprobs=2, tool_choice="none")
     (choice,), count = answer.choices, answer.usage.completion_tokens
@@ -101,9 +94,7 @@ NULL_CALLS = SILENT | {"content": None, "tool_calls": []}
     ],
     ids=range(8),
 )
-def test_equivalent_conversations_have_equal_answers(
-    chat_client: Client, messages: Any, equivalent: Any
-) -> None:
+def test_equivalent_conversations_have_equal_answers(chat_client, messages, equivalent):
     options = {"temperature": 0, "max_tokens": 5}
     expected = answer_text(chat_client.run, equivalent, **options)
     (choice,) = chat_client.ask(CHAT, {"messages": messages, **options}).json()["choices"]
@@ -118,7 +109,7 @@ def test_equivalent_conversations_have_equal_answers(
 
 
 @pytest.mark.parametrize("truncate", [False, True])
-def test_final_assistant_message_is_continued(chat_client: Client, truncate: bool) -> None:
+def test_final_assistant_message_is_continued(chat_client, truncate):
     """With the tokens of a plain greedy loop after the prompt without the end of its last turn."""
     run, messages = chat_client.run, [*MESSAGES, {"role": "assistant", "content": "two dogs"}]
     ids = list(chat_client.service.chat.encode_prompt(parse_conversation(messages)))
@@ -137,7 +128,7 @@ def test_final_assistant_message_is_continued(chat_client: Client, truncate: boo
     assert run.chat(messages, temperature=0, max_new_tokens=6) == expected
 
 
-def softmax_logprobs(run: Run, prompt: Any, tokens: list[int]) -> torch.Tensor:
+def softmax_logprobs(run, prompt, tokens):
     """log p of the vocabulary at the place of each token, by the model and a plain softmax."""
     with torch.inference_mode():
         logits = run.model(torch.tensor([[*prompt, *tokens]]))[0]
@@ -148,7 +139,7 @@ def softmax_logprobs(run: Run, prompt: Any, tokens: list[int]) -> torch.Tensor:
 @pytest.mark.parametrize(
     "options", [{"temperature": 0}, {"seed": 3}, {"seed": 3, "top_k": 1, "temperature": 1e-38}], ids=str
 )
-def test_logprobs_of_completions_equal_a_softmax(chat_client: Client, options: dict[str, Any]) -> None:
+def test_logprobs_of_completions_equal_a_softmax(chat_client, options):
     run, body = chat_client.run, {"prompt": "a dog", "max_tokens": 6, **options}
     text = chat_client.ask(PATH, {**body, "logprobs": 5}).text
     (choice,) = json.loads(text, parse_constant=lambda name: pytest.fail(name))["choices"]
@@ -174,7 +165,7 @@ def test_logprobs_of_completions_equal_a_softmax(chat_client: Client, options: d
     assert stream_result == [*map(list, logprobs["top_logprobs"])]
 
 
-def test_logprobs_of_chat_equal_a_softmax(chat_client: Client) -> None:
+def test_logprobs_of_chat_equal_a_softmax(chat_client):
     run, options = chat_client.run, {"seed": 2, "max_tokens": 5}
     body = {"messages": MESSAGES, **options, "logprobs": True, "top_logprobs": 20}
     (choice,) = chat_client.ask(CHAT, body).json()["choices"]
@@ -200,7 +191,7 @@ def test_logprobs_of_chat_equal_a_softmax(chat_client: Client) -> None:
     assert without_extras["logprobs"] is None and without_extras["message"] == choice["message"]
 
 
-def test_bytes_of_tokens_add_up_to_the_text(chat_client: Client) -> None:
+def test_bytes_of_tokens_add_up_to_the_text(chat_client):
     run = chat_client.run
     training_text = ["zwei 犬 dogs bark"] * 5
     for tokenizer, text in (
@@ -216,10 +207,10 @@ def test_bytes_of_tokens_add_up_to_the_text(chat_client: Client) -> None:
         assert b"\xf0" in data or tokenizer is not run.tokenizer
 
 
-def test_top_logprobs_are_computed_on_request_only(chat_client: Client, monkeypatch: Any) -> None:
+def test_top_logprobs_are_computed_on_request_only(chat_client, monkeypatch):
     calls, get_top = [], sampler.get_top_logprobs
 
-    def count(log_probs: Any, k: int) -> Any:
+    def count(log_probs, k):
         calls.append((len(log_probs), k))
         return get_top(log_probs, k)
 
@@ -231,14 +222,15 @@ def test_top_logprobs_are_computed_on_request_only(chat_client: Client, monkeypa
     assert calls == [(2, 4)]
 
 
-def test_chat_format_of_the_service(runs: dict[str, Run]) -> None:
-    def make_service(run: Run, chat: Choice | None) -> Service:
-        return Service(run, "tiny", Limits(), ApiKeys(), chat=chat)
+def test_chat_format_of_the_service(runs):
+    def make_service(run, chat):
+        return Service(run, "tiny", Limits(), ApiKeys(), chat=chat and Choice(chat))
 
-    run = runs["decoder"]
-    assert make_service(run, Choice("zephyr")).chat.choice == Choice("zephyr")
-    with pytest.raises(UserError, match="needs the token"):
-        make_service(run, Choice("chatml"))
-    with pytest.raises(UserError, match="only language models support conversations"):
-        make_service(runs["encoder"], Choice("plain"))
-    assert make_service(with_generation(run, chat=Choice("chatml")), None).chat is None
+    assert make_service(runs["decoder"], "zephyr").chat.choice == Choice("zephyr")
+    for kind, chat, message in (
+        ("decoder", "chatml", "needs the token"),
+        ("encoder", "plain", "only language models support conversations"),
+    ):
+        with pytest.raises(UserError, match=message):
+            make_service(runs[kind], chat)
+    assert make_service(with_generation(runs["decoder"], chat=Choice("chatml")), None).chat is None

@@ -1,12 +1,10 @@
 """A conversation is measured, rendered and tokenised once per request, and truncated to its newest turns."""
 
 from collections import Counter
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from tests.chat.published_chats import LOOKALIKES
-from tests.serve.conftest import Client, get_error, serve_run, with_generation
+from tests.serve.conftest import get_error, serve_run, with_generation
 from tests.serve.openai.chat_helpers import answer_text
 from tests.serve.tool_call_helpers import build_tool_run
 
@@ -28,22 +26,22 @@ FLAT_TOOLS = [{"type": "function", **TOOLS[0]["function"]}]
 
 
 @pytest.fixture(scope="module")
-def chatml_client() -> Iterator[Client]:
+def chatml_client():
     with serve_run(build_tool_run("chatml", None)) as client:
         yield client
 
 
 @pytest.fixture
-def counts(chatml_client: Client, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+def counts(chatml_client, monkeypatch):
     """How many messages are rendered, and how often text is rendered and tokenised."""
     format, encode, counts = chatml_client.service.chat.format, apply_template.encode_pieces, Counter[str]()
     render = format.render
 
-    def count_render(messages: Any, *args: Any) -> Any:
+    def count_render(messages, *args):
         counts[f"{len(messages)} messages rendered"] += 1
         return render(messages, *args)
 
-    def count_encode(pieces: Any, tokenizer: Any) -> Any:
+    def count_encode(pieces, tokenizer):
         counts["tokenised"] += 1
         return encode(pieces, tokenizer)
 
@@ -132,11 +130,8 @@ def test_truncate_leaves_room_for_the_default_length(chat_client, words):
 
 
 def test_model_without_a_chat_format_names_alternatives(clients, chat_client):
-    for kind, alternative in (
-        ("decoder", "--chat NAME"),
-        ("encoder", "/v1/embeddings"),
-        ("encoder-decoder", "/v1/translations"),
-    ):
+    alternatives = {"decoder": "--chat NAME", "encoder": "embeddings", "encoder-decoder": "translations"}
+    for kind, alternative in alternatives.items():
         for path, body in ((CHAT, {"messages": MESSAGES}), (PATH, {"input": "hunde"})):
             error = get_error(clients[kind].ask(path, body))
             assert error["code"] == "model_not_chat" and alternative in error["message"]

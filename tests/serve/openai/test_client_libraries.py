@@ -4,20 +4,16 @@ Those that are not installed are skipped: pip install openai langchain-openai li
 """
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import transformers
-from tests.cli.serve_helpers import Process, serve_process
+from tests.cli.serve_helpers import serve_process
 from tests.serve.conftest import build_run
 from tests.serve.tool_call_helpers import TOOLS, build_tool_run
 
 from polyhead.run.load import load
-from polyhead.run.run import Run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 PROMPT, QUESTION = "a dog barks .", [{"role": "user", "content": "zwei hunde bellen ."}]
@@ -26,39 +22,39 @@ PAIRS = [("dogs", "a dog barks ."), ("dogs", "zwei hunde"), ("dogs", "two dogs b
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+def run(tmp_path_factory):
     directory = tmp_path_factory.mktemp("runs") / "talker"
     build_tool_run("chatml", None, thinks=True).save(directory)
     return load(directory, fast=True)
 
 
 @pytest.fixture(scope="module")
-def service(run: Run) -> Iterator[Process]:
+def service(run):
     assert run.directory is not None
     with serve_process(run.directory, "--speculative", "lookup") as process:
         yield process
 
 
 @pytest.fixture(scope="module")
-def reranker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Run, Process]]:
+def reranker(tmp_path_factory):
     directory = tmp_path_factory.mktemp("runs") / "reranker"
     build_run("classifier", labels=("score",)).save(directory)
     with serve_process(directory) as process:
         yield load(directory, fast=True), process
 
 
-def generate_greedy(run: Run, prompt: str = PROMPT, tokens: int = 12) -> str:
+def generate_greedy(run, prompt=PROMPT, tokens=12):
     (text,) = run.generate([prompt], temperature=0, max_new_tokens=tokens)
     return text
 
 
-def answer_greedy(run: Run, tokens: int = 12) -> str:
+def answer_greedy(run, tokens=12):
     return run.chat(QUESTION, temperature=0, max_new_tokens=tokens)
 
 
-def test_openai_reads_the_answers_of_the_run(run: Run, service: Process) -> None:
+def test_openai_reads_the_answers_of_the_run(run, service):
     client = pytest.importorskip("openai").OpenAI(base_url=f"{service.url}/v1", api_key="none", max_retries=0)
-    options: Any = {"model": "talker", "temperature": 0, "max_tokens": 12}
+    options = {"model": "talker", "temperature": 0, "max_tokens": 12}
     assert [model.id for model in client.models.list()] == ["talker"]
     assert client.completions.create(prompt=PROMPT, **options).choices[0].text == generate_greedy(run)
     create = client.chat.completions.create
@@ -70,8 +66,8 @@ def test_openai_reads_the_answers_of_the_run(run: Run, service: Process) -> None
     assert response.output_text == answer_greedy(run, 16)
 
 
-def test_langchain_reads_the_answers_of_the_run(run: Run, service: Process) -> None:
-    langchain: Any = pytest.importorskip("langchain_openai")
+def test_langchain_reads_the_answers_of_the_run(run, service):
+    langchain = pytest.importorskip("langchain_openai")
     options = {"base_url": f"{service.url}/v1", "api_key": "none", "model": "talker", "max_retries": 0}
     chat = langchain.ChatOpenAI(**options, temperature=0, max_tokens=12)
     talk = [("user", QUESTION[0]["content"])]
@@ -79,16 +75,13 @@ def test_langchain_reads_the_answers_of_the_run(run: Run, service: Process) -> N
     assert "".join(part.content for part in chat.stream(talk)) == answer_greedy(run)
     messages_list = [("system", "two"), ("system", "dogs"), *talk, ("assistant", "two")]
     assert isinstance(chat.invoke(messages_list).content, str)
-    tools = langchain.ChatOpenAI(**options, temperature=0, max_tokens=200).bind_tools(
-        TOOLS, tool_choice="now", parallel_tool_calls=False
-    )
+    long_chat = langchain.ChatOpenAI(**options, temperature=0, max_tokens=200)
+    tools = long_chat.bind_tools(TOOLS, tool_choice="now", parallel_tool_calls=False)
     (call,) = tools.invoke(talk).tool_calls
     assert (call["name"], call["args"]) == ("now", {})
     schema = {"title": "Dog", "type": "object", "properties": {"age": {"enum": [3, 33]}}, "required": ["age"],
         "additionalProperties": False}  # fmt: skip
-    schema_chat = langchain.ChatOpenAI(**options, temperature=0, max_tokens=200).with_structured_output(
-        schema, method="json_schema"
-    )
+    schema_chat = long_chat.with_structured_output(schema, method="json_schema")
     assert schema_chat.invoke(talk)["age"] in (3, 33)
     text = langchain.OpenAI(**options, temperature=0, max_tokens=12)
     assert text.invoke(PROMPT) == generate_greedy(run)
@@ -97,11 +90,9 @@ def test_langchain_reads_the_answers_of_the_run(run: Run, service: Process) -> N
     np.testing.assert_allclose(result, run.embed([PROMPT, "dogs"]).numpy()[:, :5], atol=1e-4)
 
 
-def test_litellm_reads_the_answers_of_the_run(
-    run: Run, service: Process, reranker: tuple[Run, Process], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_litellm_reads_the_answers_of_the_run(run, service, reranker, monkeypatch):
     monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
-    litellm: Any = pytest.importorskip("litellm")
+    litellm = pytest.importorskip("litellm")
     options = {"api_base": f"{service.url}/v1", "api_key": "none"}
     talk = {"model": "openai/talker", "messages": QUESTION, **options}
     message = litellm.completion(**talk, temperature=0, max_tokens=12).choices[0].message
@@ -133,14 +124,12 @@ def test_litellm_reads_the_answers_of_the_run(
     assert ranking.results[0]["relevance_score"] == pytest.approx(max(scores), abs=1e-5)
 
 
-def test_lm_eval_reads_the_answers_of_the_run(
-    run: Run, service: Process, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lm_eval_reads_the_answers_of_the_run(run, service, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
     pytest.importorskip("lm_eval")
-    datasets: Any = pytest.importorskip("datasets")
-    evaluator: Any = pytest.importorskip("lm_eval.evaluator")
-    task: Any = pytest.importorskip("lm_eval.api.task")
+    datasets = pytest.importorskip("datasets")
+    evaluator = pytest.importorskip("lm_eval.evaluator")
+    task = pytest.importorskip("lm_eval.api.task")
     rows = [{"text": "a dog", "choices": [" barks .", " bark", " bellen"], "label": i} for i in range(3)]
     data = {"test": datasets.Dataset.from_list(rows)}
     common = {"custom_dataset": lambda **_: data, "test_split": "test", "doc_to_text": "{{text}}",
@@ -181,7 +170,7 @@ def test_lm_eval_reads_the_answers_of_the_run(
     assert chat["samples"]["free"][0]["resps"][0][0].strip() == answer.strip()
 
 
-def test_requests_of_vllm_bench_are_answered(run: Run, service: Process) -> None:
+def test_requests_of_vllm_bench_are_answered(run, service):
     """As ``vllm bench serve`` sends them: nulls, ignore_eos, and usage at the end of a stream."""
     nulls = dict.fromkeys(("logprobs", "best_of", "logit_bias", "top_p", "top_k", "min_p", "stop", "seed"))
     common = {"model": "talker", "temperature": 0.0, "repetition_penalty": 1.0, "ignore_eos": True,

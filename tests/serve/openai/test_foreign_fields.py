@@ -6,18 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from tests.serve.conftest import Client, get_error
+from tests.serve.conftest import get_error
 from tests.serve.tool_call_helpers import QUESTION, TOOLS
-
-from polyhead.run.run import Run
 
 PATH, CHAT = "/v1/completions", "/v1/chat/completions"
 GREEDY: dict[str, Any] = {"prompt": "dogs", "temperature": 0, "max_tokens": 12}
 
 
-def greedy_tokens(
-    run: Run, prompt: str, count: int, first_positions: dict[int, int] | None = None
-) -> list[int]:
+def greedy_tokens(run, prompt, count, first_positions=None):
     """Greedy tokens by the model alone; ``banned[token]`` is the position before which it may not come."""
     ids = run.engine().encode_prompt(prompt)
     start = len(ids)
@@ -50,7 +46,7 @@ def test_min_tokens_and_ignore_eos_postpone_the_end(client):
     run, eos = client.run, client.run.tokenizer.eos_id
     body = GREEDY | {"logit_bias": {str(eos): 100}}  # the end comes at once
 
-    def complete(**fields: Any) -> tuple[int, str]:
+    def complete(**fields):
         answer = client.ask(PATH, body | fields).json()
         return answer["usage"]["completion_tokens"], answer["choices"][0]["finish_reason"]
 
@@ -59,7 +55,7 @@ def test_min_tokens_and_ignore_eos_postpone_the_end(client):
     assert complete(ignore_eos=True) == (12, "length")
     assert complete(ignore_eos=True, stop_token_ids=[eos]) == (1, "stop")
 
-    def submit(**options: Any) -> list[int]:
+    def submit(**options):
         output = client.service.engine.submit("dogs", temperature=0, **options)
         output.collect_texts()
         return list(output.tokens[0])
@@ -111,16 +107,14 @@ def test_ignored_key_of_tool_is_not_in_prompt(fields_client):
     if fields_client.service.strict_fields:
         return
     described_tool = {**TOOLS[1], "function": {**TOOLS[1]["function"], "description": "x"}}
-    bodies = (
-        {"messages": QUESTION, "max_tokens": 1, "tools": [tool]}
-        for tool in (TOOLS[1], TOOLS[1] | {"odd": 1}, described_tool)
-    )
+    tools = (TOOLS[1], TOOLS[1] | {"odd": 1}, described_tool)
+    bodies = ({"messages": QUESTION, "max_tokens": 1, "tools": [tool]} for tool in tools)
     counts = [fields_client.ask(CHAT, body).json()["usage"]["prompt_tokens"] for body in bodies]
     assert counts[0] == counts[1] < counts[2]
 
 
 @pytest.mark.parametrize("grammar", ['start: "dogs" | "犬"', 'root ::= "dogs" | "犬"'], ids=["lark", "gbnf"])
-def test_grammars_of_other_servers_are_supported(client: Client, fields_client: Client, grammar: str) -> None:
+def test_grammars_of_other_servers_are_supported(client, fields_client, grammar):
     body = {"prompt": "a", "seed": 1}
     for fields in ({"grammar": grammar}, {"structured_outputs": {"grammar": grammar}}):
         assert client.ask(PATH, body | fields).json()["choices"][0]["text"] in ("dogs", "犬")

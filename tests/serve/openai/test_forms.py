@@ -4,11 +4,11 @@ import json
 import re
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
-from typing import Any, Literal
+from typing import Literal
 
 import pytest
 from pydantic import BaseModel
-from tests.serve.conftest import Client, build_chat_run, get_error, serve_run, with_generation
+from tests.serve.conftest import build_chat_run, get_error, serve_run, with_generation
 
 from polyhead import Choice
 from polyhead.generation import text_engine
@@ -27,14 +27,14 @@ JSON_SCHEMA = {"type": "json_schema", "json_schema": {"name": "dog", "schema": S
 
 
 @pytest.fixture(scope="module")
-def long_client() -> Any:
+def long_client():
     with serve_run(with_generation(build_chat_run(max_len=300), max_new_tokens=200)) as client:
         yield client
 
 
-def test_openai_client_parses_structured_outputs(long_client: Client) -> None:
+def test_openai_client_parses_structured_outputs(long_client):
     completions = long_client.openai().chat.completions
-    options: dict[str, Any] = {"model": "tiny", "messages": QUESTION, "response_format": Dog, "seed": 2}
+    options = {"model": "tiny", "messages": QUESTION, "response_format": Dog, "seed": 2}
     (choice,) = completions.parse(**options).choices
     assert choice.finish_reason == "stop" and isinstance(choice.message.parsed, Dog)
     assert json.loads(choice.message.content) == choice.message.parsed.model_dump()
@@ -55,11 +55,11 @@ def test_openai_client_parses_structured_outputs(long_client: Client) -> None:
     ],
     ids=range(7),
 )
-def test_structured_outputs_equal_those_of_the_run(long_client: Client, fields: Any, grammar: Any) -> None:
+def test_structured_outputs_equal_those_of_the_run(long_client, fields, grammar):
     grammar_option = {"grammar": grammar} if grammar else {}
     body = {"prompt": "dogs", "max_tokens": 20, **fields}
 
-    def generate(**options: Any) -> list[str]:
+    def generate(**options):
         engine = long_client.run.engine()
         return engine.submit("dogs", max_new_tokens=20, **options, **grammar_option).collect_texts()
 
@@ -73,7 +73,7 @@ def test_structured_outputs_equal_those_of_the_run(long_client: Client, fields: 
         assert re.fullmatch("[0-9]{3}", text)
 
 
-def test_too_complex_grammar_ends_its_request_only(long_client: Client) -> None:
+def test_too_complex_grammar_ends_its_request_only(long_client):
     body = {"prompt": "dogs", "structured_outputs": {"regex": "(a{1000}){1000}{1000}"}}
     message = get_error(long_client.ask(PATH, body))["message"]
     assert "the grammar allows no next token: it is too complex" in message
@@ -88,12 +88,10 @@ def test_too_complex_grammar_ends_its_request_only(long_client: Client) -> None:
         ("/v1/responses", {"input": QUESTION}, lambda answer: answer["output"][0]["content"][0]["text"]),
     ],
 )
-def test_grammar_of_the_run_is_kept_or_disabled(long_client, path, prompt, read_text) -> None:
+def test_grammar_of_the_run_is_kept_or_disabled(long_client, path, prompt, read_text):
     run = with_generation(long_client.run, grammar=Choice("choice", choices=["dogs", "犬"]))
     is_response = path == "/v1/responses"
-    disable: Any = (
-        {"text": {"format": {"type": "text"}}} if is_response else {"response_format": {"type": "text"}}
-    )
+    disable = {"text": {"format": {"type": "text"}}} if is_response else {"response_format": {"type": "text"}}
     with serve_run(run) as client:
         body = prompt | {"seed": 4}
         assert read_text(client.ask(path, body | dict.fromkeys(disable)).json()) in ("dogs", "犬")
@@ -101,18 +99,18 @@ def test_grammar_of_the_run_is_kept_or_disabled(long_client, path, prompt, read_
         assert read_text(client.ask(path, body | disable).json()) == expected
 
 
-def test_translations_refuse_structured_outputs(translator: Client) -> None:
+def test_translations_refuse_structured_outputs(translator):
     for path, text in (("/v1/translations", {"input": "ein hund"}), (PATH, {"prompt": "ein hund"})):
         error = get_error(translator.ask(path, text | {"response_format": {"type": "json_object"}}))
         assert error["param"] == "response_format" and "no effect on translations" in error["message"]
         assert translator.ask(path, text | {"response_format": {"type": "text"}}).status_code == 200
 
 
-def test_grammar_is_compiled_outside_the_loop(long_client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_grammar_is_compiled_outside_the_loop(long_client, monkeypatch):
     for path, prompt in ((CHAT, {"messages": QUESTION}), (PATH, {"prompt": ""})):
         is_compiling, may_finish = Event(), Event()
 
-        def compile_slowly(*_: Any, start: Event = is_compiling, end: Event = may_finish) -> None:
+        def compile_slowly(*_, start=is_compiling, end=may_finish):
             start.set()
             end.wait()
 

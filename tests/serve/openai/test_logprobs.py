@@ -25,16 +25,16 @@ CHARACTER_STARTS = {
 ODD_BYTES = (0xE7, 0x8A, 0xAC, 0xF0, 0x9F, 0xC3, 0xED, 0xA0, 0xFF, 97)
 
 
-def is_character(data: bytes) -> bool:
+def is_character(data):
     try:
         return len(data.decode()) == 1
     except UnicodeDecodeError:
         return False
 
 
-def character_numbers(data: bytes) -> list[int]:
+def character_numbers(data):
     """Of each byte the number of its character; an incomplete start is one, other bytes are one each."""
-    numbers: list[int] = []
+    numbers = []
     number = start = 0
     while start < len(data):
         size = next((k for k in range(1, 5) if is_character(data[start : start + k])), 0)
@@ -44,7 +44,7 @@ def character_numbers(data: bytes) -> list[int]:
     return numbers
 
 
-def reference_offsets(tokens: list[bytes], n_prompt: int = 0) -> list[int]:
+def reference_offsets(tokens, n_prompt=0):
     """The offsets of tokens after a prompt, which counts as a text of its own."""
     prompt = b"".join(tokens[:n_prompt])
     numbers, length = character_numbers(b"".join(tokens)), len(prompt.decode(errors="replace"))
@@ -140,7 +140,7 @@ def test_offsets_with_byte_fallback():
         assert [text[offset] == "a" for offset in expected] == [byte == 97 for byte in data]
 
 
-def test_tokens_of_sentencepiece_are_named_by_their_text() -> None:
+def test_tokens_of_sentencepiece_are_named_by_their_text():
     """As Llama 2 has them: decoding drops a first blank, and bytes replace unknown characters."""
     words = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
     words += ["\u2581", "a", "b", "\u2581a", "\u2581b"]
@@ -148,12 +148,8 @@ def test_tokens_of_sentencepiece_are_named_by_their_text() -> None:
     inner = tokenizers.Tokenizer(models.BPE(vocab, merges, byte_fallback=True, unk_token="<unk>"))
     steps = [normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]
     inner.normalizer = normalizers.Sequence(steps)
-    steps = [
-        decoders.Replace("\u2581", " "),
-        decoders.ByteFallback(),
-        decoders.Fuse(),
-        decoders.Strip(" ", 1, 0),
-    ]
+    steps = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
+    steps.append(decoders.Strip(" ", 1, 0))
     inner.decoder = decoders.Sequence(steps)
     inner.add_special_tokens(words[:3])
     tokenizer = Tokenizer(inner, {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"})

@@ -40,10 +40,8 @@ def test_embeddings_equal_those_of_the_run(clients, pooling):
         body = {"input": TEXTS, "pooling": pooling, "dimensions": 16}
         answer = client.ask(EMBED, body).json()
         assert [data["index"] for data in answer["data"]] == list(range(len(TEXTS)))
-        for vectors in (
-            [data["embedding"] for data in answer["data"]],
-            embed(client, TEXTS, pooling=pooling, encoding_format="base64"),
-        ):
+        packed_vectors = embed(client, TEXTS, pooling=pooling, encoding_format="base64")
+        for vectors in ([data["embedding"] for data in answer["data"]], packed_vectors):
             assert_close(vectors, run.embed(TEXTS, pooling=pooling))
         n_special = 1 if kind == "decoder" else 2
         n_tokens = sum(len(ids) + n_special for ids in run.tokenizer.encode(TEXTS))
@@ -116,13 +114,8 @@ def test_input_may_be_token_ids(clients):
         ids = t.encode(NON_EMPTY_TEXTS)
         odd = [t.unk_id, 17, 17, t.vocab_size - 1]  # of no text
         prefix, suffix = ([], [t.eos_id]) if kind == "decoder" else ([t.bos_id], [t.eos_id])
-        for value, expected in (
-            (ids, ids),
-            (ids[0], ids[:1]),
-            ([ids[1]], ids[1:2]),
-            (odd, [odd]),
-            ([odd, ids[2]], [odd, ids[2]]),
-        ):
+        values = [(ids, ids), (ids[0], ids[:1]), ([ids[1]], ids[1:2]), (odd, [odd])]
+        for value, expected in (*values, ([odd, ids[2]], [odd, ids[2]])):
             rows = [[*prefix, *row, *suffix] for row in expected]
             answer = client.ask(EMBED, {"input": value, "pooling": "mean"}).json()
             assert_close([data["embedding"] for data in answer["data"]], mean_vectors(run, rows), 1e-5)
@@ -211,24 +204,19 @@ def test_prompts_of_the_run_are_put_before_texts():
     with serve_run(run) as client:
         card = client.ask("/v1/models").json()["data"][0]["polyhead"]
         assert (card["prompts"], card["prompt"]) == (prompts, "query")
-        for fields, prefix in (
-            ({}, "two dogs: "),
-            ({"prompt": "page"}, ""),
-            ({"prompt": ""}, ""),
-            ({"prompt": None}, "two dogs: "),
-            ({"prompt": "a ."}, "a ."),
-        ):
+        prefixes = [({}, "two dogs: "), ({"prompt": "page"}, ""), ({"prompt": ""}, "")]
+        prefixes += [({"prompt": None}, "two dogs: "), ({"prompt": "a ."}, "a .")]
+        for fields, prefix in prefixes:
             texts = [prefix + text for text in TEXTS[:2]]
             answer = client.ask(EMBED, {"input": TEXTS[:2], "truncate": True, **fields}).json()
             assert_close([data["embedding"] for data in answer["data"]], run.embed(texts, embed_prompt=""))
             lengths = [min(12, len(ids) + 2) for ids in run.tokenizer.encode(texts)]
             assert answer["usage"]["prompt_tokens"] == sum(lengths)
         too_long = "text 1 has more tokens than the model's maximum (12, including special tokens)"
-        for body, message in (
-            ({"input": "dogs bark " * 8}, too_long),
-            ({"input": "dogs", "prompt": "pagge"}, "unknown prompt 'pagge'; did you mean 'page'?"),
-        ):
-            assert message in get_error(client.ask(EMBED, body))["message"]
+        unknown = {"input": "dogs", "prompt": "pagge"}
+        assert too_long in get_error(client.ask(EMBED, {"input": "dogs bark " * 8}))["message"]
+        message = get_error(client.ask(EMBED, unknown))["message"]
+        assert "unknown prompt 'pagge'; did you mean 'page'?" in message
 
 
 def test_classes_of_texts_and_pairs(clients):
@@ -383,11 +371,12 @@ class BlockedMethod:
 def test_waiting_requests_are_computed_in_one_batch(monkeypatch, deterministic):
     """An error in one of them fails only that one; in deterministic mode each is a batch of its own."""
     texts = ["the first <mask>", "a <mask>", "two <mask>", "no hole", "<mask> bark"]
+    options = [{}, {"pooling": "max"}, {"normalize": True}, {"pooling": "max", "normalize": True}]
     run = build_run("encoder")
     with serve_run(run, deterministic=deterministic) as client:
-        fill_mask = BlockedMethod(run, "fill_mask", monkeypatch)
-        bodies = [{"input": text, "top_k": 2} for text in texts]
-        answers = fill_mask.ask_together(client, FILL_MASK, bodies)
+        fill_mask, embed = (BlockedMethod(run, name, monkeypatch) for name in ("fill_mask", "embed"))
+        answers = fill_mask.ask_together(client, FILL_MASK, [{"input": text, "top_k": 2} for text in texts])
+        vectors = embed.ask_together(client, EMBED, [{"input": TEXTS[0], **fields} for fields in options])
     calls = [texts for texts, _ in fill_mask.calls[1:]]
     if deterministic:
         assert sorted(calls) == sorted([text] for text in texts[1:])
@@ -400,17 +389,9 @@ def test_waiting_requests_are_computed_in_one_batch(monkeypatch, deterministic):
             ((fills,),) = fill_mask.method([text], 2)
             tokens = answer.json()["data"][0]["masks"][0]
             assert [token["token_str"] for token in tokens] == [fill.token for fill in fills]
-
-
-def test_requests_with_other_options_are_other_batches(monkeypatch):
-    options = [{}, {"pooling": "max"}, {"normalize": True}, {"pooling": "max", "normalize": True}]
-    run = build_run("encoder")
-    with serve_run(run) as client:
-        method = BlockedMethod(run, "embed", monkeypatch)
-        answers = method.ask_together(client, EMBED, [{"input": TEXTS[0], **fields} for fields in options])
-    for fields, answer in zip(options, answers, strict=True):
+    for fields, answer in zip(options, vectors, strict=True):  # other options are other batches
         vector = answer.json()["data"][0]["embedding"]
-        assert_close([vector], method.method([TEXTS[0]], **fields), 1e-5)
+        assert_close([vector], embed.method([TEXTS[0]], **fields), 1e-5)
 
 
 def test_rerank_sorts_documents_by_their_scores():

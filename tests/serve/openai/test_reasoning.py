@@ -1,10 +1,7 @@
 """Reasoning over HTTP: split from answers and streams, read in conversations, or disabled."""
 
-from collections.abc import Iterator
-from typing import Any
-
 import pytest
-from tests.serve.conftest import Client, get_error, serve_run
+from tests.serve.conftest import get_error, serve_run
 from tests.serve.tool_call_helpers import build_tool_run
 
 from polyhead.chat.base import Message
@@ -17,12 +14,12 @@ THINKING = {"structured_outputs": {"choice": [OUTPUT]}, "max_tokens": 200, "seed
 
 
 @pytest.fixture(scope="module")
-def thinking_client() -> Iterator[Client]:
+def thinking_client():
     with serve_run(build_tool_run("chatml", None, thinks=True)) as client:
         yield client
 
 
-def test_chat_message_has_its_reasoning_in_a_field(thinking_client: Client) -> None:
+def test_chat_message_has_its_reasoning_in_a_field(thinking_client):
     body = {"messages": QUESTION, **THINKING}
     (choice,) = thinking_client.ask(CHAT, body).json()["choices"]
     message = choice["message"]
@@ -34,18 +31,13 @@ def test_chat_message_has_its_reasoning_in_a_field(thinking_client: Client) -> N
     assert deltas[0]["role"] == "assistant" and all("role" not in delta for delta in deltas[1:])
     (choice,) = thinking_client.ask(CHAT, body | {"max_tokens": 14}).json()["choices"]
     assert choice["finish_reason"] == "length" and choice["message"]["content"] is None
-    (choice,) = thinking_client.ask(CHAT, body | {"structured_outputs": {"choice": ["dogs"]}}).json()[
-        "choices"
-    ]
+    answer = thinking_client.ask(CHAT, body | {"structured_outputs": {"choice": ["dogs"]}})
+    (choice,) = answer.json()["choices"]
     assert choice["message"] == {"role": "assistant", "content": "dogs", "refusal": None}
 
 
-def test_response_has_its_reasoning_as_an_item(thinking_client: Client) -> None:
-    body: dict[str, Any] = {
-        "structured_outputs": THINKING["structured_outputs"],
-        "seed": 1,
-        "input": QUESTION,
-    }
+def test_response_has_its_reasoning_as_an_item(thinking_client):
+    body = {"structured_outputs": THINKING["structured_outputs"], "seed": 1, "input": QUESTION}
     body |= {"max_output_tokens": 200, "include": ["message.output_text.logprobs"]}
     response = thinking_client.ask(PATH, body).json()
     reasoning, message = response["output"]
@@ -68,7 +60,7 @@ def test_response_has_its_reasoning_as_an_item(thinking_client: Client) -> None:
     assert [item["status"] for item in response["output"]] == ["incomplete"]
 
 
-def get_prompt(client: Client, monkeypatch: pytest.MonkeyPatch, **body: Any) -> list[int]:
+def get_prompt(client, monkeypatch, **body):
     """The prompt tokens that a request gives the engine."""
     engine, prompts = client.service.engine, list[list[int]]()
     assert engine is not None
@@ -80,22 +72,16 @@ def get_prompt(client: Client, monkeypatch: pytest.MonkeyPatch, **body: Any) -> 
     return prompts[0]
 
 
-def test_enable_thinking_and_reasoning_of_messages(
-    thinking_client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_enable_thinking_and_reasoning_of_messages(thinking_client, monkeypatch):
     t = thinking_client.run.tokenizer
     im_start, im_end = t.token_to_id("<|im_start|>"), t.token_to_id("<|im_end|>")
 
-    def encode(*messages: Message, end: str = "") -> list[int]:
+    def encode(*messages, end=""):
         """The conversation written out by hand."""
         ids = list[int]()
         for message in messages:
-            ids += [
-                im_start,
-                *t.encode([f"{message.role}\n{message.content}"])[0],
-                im_end,
-                *t.encode(["\n"])[0],
-            ]
+            text = t.encode([f"{message.role}\n{message.content}"])[0]
+            ids += [im_start, *text, im_end, *t.encode(["\n"])[0]]
         return [*ids, im_start, *t.encode([f"assistant\n{end}"])[0]]
 
     question = Message("user", "zwei hunde")
@@ -104,9 +90,8 @@ def test_enable_thinking_and_reasoning_of_messages(
         prompt = get_prompt(thinking_client, monkeypatch, messages=QUESTION, **fields)
         assert prompt == encode(question, end=end)
     thinking_off = {"chat_template_kwargs": {"enable_thinking": False}}
-    (choice,) = thinking_client.ask(CHAT, {"messages": QUESTION, **THINKING, **thinking_off}).json()[
-        "choices"
-    ]
+    body = {"messages": QUESTION, **THINKING, **thinking_off}
+    (choice,) = thinking_client.ask(CHAT, body).json()["choices"]
     assert choice["message"]["content"] == OUTPUT and "reasoning" not in choice["message"]
     for name in ("reasoning", "reasoning_content"):
         messages = [*QUESTION, {"role": "assistant", "content": "dogs", name: "ein hund"}, *QUESTION]
@@ -117,7 +102,7 @@ def test_enable_thinking_and_reasoning_of_messages(
     assert error["param"] == "chat_template_kwargs" and "thinking" in error["message"]
 
 
-def test_format_without_reasoning_cannot_disable_it(chat_client: Client) -> None:
+def test_format_without_reasoning_cannot_disable_it(chat_client):
     body = {"messages": QUESTION, "max_tokens": 1}
     for value, status in ((True, 200), (None, 200), (False, 400)):
         answer = chat_client.ask(CHAT, body | {"chat_template_kwargs": {"enable_thinking": value}})

@@ -26,15 +26,8 @@ def too_long_warning(n_requested, room):
 def test_max_tokens_is_reduced_to_the_room_left(client):
     """With a warning; a prompt that is too long is refused, or truncated on request."""
     max_len = client.run.config.max_len
-    for length, max_tokens in [
-        (max_len - 1, 2),
-        (max_len - 1, 3),
-        (max_len, 1),
-        (max_len, 2),
-        (max_len + 1, 1),
-        (1, max_len),
-        (1, max_len + 1),
-    ]:
+    pairs = [(max_len - 1, 2), (max_len - 1, 3), (max_len, 1), (max_len, 2), (max_len + 1, 1)]
+    for length, max_tokens in (*pairs, (1, max_len), (1, max_len + 1)):
         body = {"prompt": prompt_ids(client, length), "max_tokens": max_tokens, "seed": 1}
         answer, room = client.ask(PATH, body), max_len - length + 1
         if length > max_len:
@@ -123,9 +116,8 @@ def test_large_max_tokens_is_reduced_on_every_route(short_client, translator):
         answer = translator.ask("/v1/translations", body | {"max_tokens": max_tokens})
         assert "at most 48 can be generated" in answer.headers["x-warnings"]
         within_limit = translator.ask("/v1/translations", body | {"max_tokens": 48})
-        assert (
-            within_limit.json()["data"] == answer.json()["data"] and "x-warnings" not in within_limit.headers
-        )
+        assert within_limit.json()["data"] == answer.json()["data"]
+        assert "x-warnings" not in within_limit.headers
 
 
 def test_sixteen_stop_strings_of_256_characters_are_supported(client):

@@ -43,11 +43,11 @@ REQUIRED_FIELDS: dict[str, dict[str, Any]] = {
 }
 
 
-def read_rows(name: str) -> list[Any]:
+def read_rows(name):
     return [json.loads(line) for line in (Path(__file__).parent / name).read_text("utf-8").splitlines()]
 
 
-def expand(value: Any) -> Any:
+def expand(value):
     if isinstance(value, str):
         return CONSTANTS.get(value, value)
     if isinstance(value, list):
@@ -66,7 +66,7 @@ def expand(value: Any) -> Any:
     return {key: expand(item) for key, item in value.items()}
 
 
-def find_wrong_answers(client: Any, service: str) -> list[Any]:
+def find_wrong_answers(client, service):
     """The rows of refusals.jsonl that a service answers otherwise."""
     wrong_answers = []
     for _, path, fields, param, message in [row for row in read_rows("refusals.jsonl") if row[0] == service]:
@@ -107,10 +107,11 @@ def test_refusals_of_tools_name_the_field(fields_client):
 
 
 def test_missing_field_suggests_the_nearest_name(checked_client):
-    for path, name, param, hint in (
+    names = (
         ("/v1/completions", "promt", "prompt", "; did you mean 'prompt'?"),
         ("/v1/score", "text", "input", ""),
-    ):
+    )
+    for path, name, param, hint in names:
         error = get_error(checked_client.ask(path, {name: "a dog"}))
         message = f"{param}: missing; this key has no default; field {name!r} is ignored{hint}"
         assert (error["param"], error["message"]) == (param, message)
@@ -163,9 +164,8 @@ def test_null_equals_a_missing_field(body_type, strict):
                 validate_body(body_type, required | {name: None}, Limits(), strict)
             continue
         body, warnings = validate_body(body_type, required | {name: None}, Limits(), strict)
-        assert warnings == [] and body == expected and body.model_fields_set == expected.model_fields_set, (
-            name
-        )
+        assert warnings == [] and body == expected, name
+        assert body.model_fields_set == expected.model_fields_set, name
 
 
 def test_null_equals_a_missing_key_of_an_object():

@@ -1,8 +1,5 @@
 """Tests of serve/openai/response_items.py."""
 
-from typing import Any
-
-from tests.serve.conftest import Client
 from tests.serve.openai.chat_helpers import ITEMS
 from tests.serve.tool_call_helpers import CALL_FUNCTION, CALL_TEXT, FLAT_TOOLS, TOOLS, to_format
 
@@ -17,44 +14,31 @@ from polyhead.serve.openai.response_items import (
 PATH = "/v1/responses"
 USER = ITEMS[0]
 TWO, DOGS = ({"role": "assistant", "content": text} for text in ("two", " dogs"))
-CALLS = [
-    {"type": "function_call", "call_id": f"call0000{i}", "name": "now", "arguments": "{}"} for i in range(3)
-]
+CALL = {"type": "function_call", "name": "now", "arguments": "{}"}
+CALLS = [CALL | {"call_id": f"call0000{i}"} for i in range(3)]
 
 
-def test_text_and_calls_are_one_message() -> None:
+def test_text_and_calls_are_one_message():
     messages = parse_items([USER, TWO, CALLS[1], DOGS, CALLS[2], USER, TWO, DOGS, USER])
     text = USER["content"]
     assert [message.content for message in messages] == [text, "two dogs", text, "two", " dogs", text]
     assert [call.id for call in messages[1].tool_calls] == ["call00001", "call00002"]
     assert messages.item_indices == (0, 1, 5, 6, 7, 8)
-
-
-def test_consecutive_calls_are_one_message() -> None:
-    messages = parse_items([TWO, *CALLS[:2], {"role": "user", "content": "a"}, CALLS[2]])
+    messages = parse_items([TWO, *CALLS[:2], USER, CALLS[2]])
     calls = [(m.role, m.content, [call.id for call in m.tool_calls]) for m in messages]
-    assert calls == [
-        ("assistant", "two", ["call00000", "call00001"]),
-        ("user", "a", []),
-        ("assistant", "", ["call00002"]),
-    ]
-
-
-def test_tool_choice_is_returned_as_it_was_sent() -> None:
+    first = ("assistant", "two", ["call00000", "call00001"])
+    assert calls == [first, ("user", text, []), ("assistant", "", ["call00002"])]
     for value in ("auto", "none", "required", {"type": "function", "name": "now"}):
         assert tool_choice_to_openai(parse_response_tool_choice(value)) == value
 
 
-def test_response_output_is_input_of_the_next_response(tool_client: Client, say: Any) -> None:
+def test_response_output_is_input_of_the_next_response(tool_client, say):
     session = tool_client.service.chat
     say(tool_client, to_format(session.choice.name, CALL_TEXT))
     output = tool_client.ask(PATH, {"input": "hunde", "tools": FLAT_TOOLS}).json()["output"]
     (call,) = output
-    items = [
-        {"type": "message", "role": "user", "content": "hunde"},
-        *output,
-        {"type": "function_call_output", "call_id": call["call_id"], "output": "snow"},
-    ]
+    result = {"type": "function_call_output", "call_id": call["call_id"], "output": "snow"}
+    items = [{"type": "message", "role": "user", "content": "hunde"}, *output, result]
     chat_call = {"id": call["call_id"], "type": "function", "function": CALL_FUNCTION}
     messages = [
         {"role": "user", "content": "hunde"},

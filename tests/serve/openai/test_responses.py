@@ -1,12 +1,11 @@
 """Responses over HTTP equal chat completions, in OpenAI's other format, as one answer and as a stream."""
 
 import json
-from typing import Any
 
 import openai
 import pytest
 from pydantic import BaseModel
-from tests.serve.conftest import Client, serve_run, with_generation
+from tests.serve.conftest import serve_run, with_generation
 from tests.serve.openai.chat_helpers import ITEMS
 from tests.serve.tool_call_helpers import (
     CALL_FUNCTION,
@@ -25,7 +24,7 @@ LOGPROBS = "message.output_text.logprobs"
 MESSAGES = [{"role": "system", "content": "two dogs"}, *ITEMS[:2], {"role": "user", "content": "zwei hunde"}]
 
 
-def stream_events(client: Client, body: dict[str, Any]) -> list[Any]:
+def stream_events(client, body):
     """The events of a stream, whose lines name the type of each."""
     text = client.ask(PATH, {**body, "stream": True}).text
     events = []
@@ -37,16 +36,14 @@ def stream_events(client: Client, body: dict[str, Any]) -> list[Any]:
     return events
 
 
-def join_events(events: list[Any]) -> dict[str, Any]:
+def join_events(events):
     """The response that events add up to; each must fit those before it."""
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     created_event, in_progress, *middle, end = events
     assert (created_event["type"], in_progress["type"]) == ("response.created", "response.in_progress")
-    assert (
-        created_event["response"] == in_progress["response"]
-        and created_event["response"]["status"] == "in_progress"
-    )
-    items: list[Any] = []
+    assert created_event["response"] == in_progress["response"]
+    assert created_event["response"]["status"] == "in_progress"
+    items = []
     for event in middle:
         kind = event["type"].removeprefix("response.")
         if kind == "output_item.added":
@@ -83,7 +80,7 @@ def join_events(events: list[Any]) -> dict[str, Any]:
     return dict(end["response"])
 
 
-def without_ids(response: dict[str, Any]) -> Any:
+def without_ids(response):
     """A response without its ids, times and number of cached tokens."""
     usage = {**response["usage"], "input_tokens_details": 0}
     text = json.dumps({**response, "id": "", "created_at": 0, "usage": usage})
@@ -93,7 +90,7 @@ def without_ids(response: dict[str, Any]) -> Any:
     return json.loads(text)
 
 
-def get_text(response: dict[str, Any]) -> str:
+def get_text(response):
     return str(response["output"][0]["content"][0]["text"])
 
 
@@ -114,7 +111,7 @@ def get_text(response: dict[str, Any]) -> str:
     ],
     ids=range(8),
 )
-def test_response_equals_the_chat_completion(tool_client: Client, options: Any, other_names: Any) -> None:
+def test_response_equals_the_chat_completion(tool_client, options, other_names):
     options = {"max_tokens": 30, **options}
     answer = tool_client.ask(CHAT, {"messages": MESSAGES, **options}).json()
     (choice,) = answer["choices"]
@@ -139,7 +136,7 @@ def test_response_equals_the_chat_completion(tool_client: Client, options: Any, 
     assert without_ids(join_events(stream_events(tool_client, body))) == without_ids(response)
 
 
-def test_response_repeats_the_fields_of_the_request(tool_client: Client) -> None:
+def test_response_repeats_the_fields_of_the_request(tool_client):
     response = tool_client.ask(PATH, {"input": "zwei hunde", "max_output_tokens": 2, "seed": 1}).json()
     body = {"messages": [{"role": "user", "content": "zwei hunde"}], "max_tokens": 2, "seed": 1}
     message = tool_client.ask(CHAT, body).json()["choices"][0]["message"]
@@ -171,14 +168,14 @@ OUTPUTS: list[tuple[str, list[str | None]]] = [  # the text of the model, and th
 
 
 @pytest.mark.parametrize(("text", "items"), OUTPUTS, ids=range(8))
-def test_calls_and_texts_are_items(tool_client: Client, say: Any, text: str, items: list[str | None]) -> None:
+def test_calls_and_texts_are_items(tool_client, say, text, items):
     chat = tool_client.service.chat.choice.name
     if chat != "chatml" and len(items) > 1:
         return  # the format has no marks of calls
     text = to_format(chat, text)
     body = {"input": "hunde", "tools": FLAT_TOOLS}
 
-    def respond(**fields: Any) -> dict[str, Any]:
+    def respond(**fields):
         say(tool_client, text)
         return dict(tool_client.ask(PATH, {**body, **fields}).json())
 
@@ -202,30 +199,13 @@ def test_calls_and_texts_are_items(tool_client: Client, say: Any, text: str, ite
             assert data == part["text"].encode()
     assert without_ids(stream_result) == without_ids(respond(include=[LOGPROBS]))
     calls = [item for item in response["output"] if item["type"] == "function_call"]
-    results: list[Any] = [
-        {"type": "function_call_output", "call_id": call["call_id"], "output": "snow"} for call in calls
-    ]
+    ids = [call["call_id"] for call in calls]
+    results = [{"type": "function_call_output", "call_id": id, "output": "snow"} for id in ids]
     say(tool_client, "a dog barks .")
     conversation = [ITEMS[0], *response["output"], *(results or [ITEMS[0]])]
     assert tool_client.ask(PATH, {**body, "input": conversation}).status_code == 200
     output = respond(parallel_tool_calls=False)["output"]
     assert [item["type"] for item in output].count("function_call") == min(1, items.count(CALL))
-
-
-def test_required_call_equals_that_of_chat(tool_client: Client) -> None:
-    body = {"input": "hunde", "tools": FLAT_TOOLS, "tool_choice": "required", "seed": 4}
-    body |= {"max_output_tokens": 150, "parallel_tool_calls": False}
-    response = tool_client.ask(PATH, body).json()
-    chat_body = {
-        "messages": [{"role": "user", "content": "hunde"}],
-        "tools": TOOLS,
-        "tool_choice": "required",
-    }
-    chat_body |= {"seed": 4, "max_tokens": 150, "parallel_tool_calls": False}
-    message = tool_client.ask(CHAT, chat_body).json()["choices"][0]["message"]
-    calls = [{name: item[name] for name in CALL_FUNCTION} for item in response["output"]]
-    assert calls == [call["function"] for call in message["tool_calls"]] and calls
-    assert without_ids(join_events(stream_events(tool_client, body))) == without_ids(response)
 
 
 class Place(BaseModel):
@@ -235,7 +215,7 @@ class Place(BaseModel):
     days: int
 
 
-def test_openai_client_reads_responses(tool_client: Client, say: Any) -> None:
+def test_openai_client_reads_responses(tool_client, say):
     responses = tool_client.openai().responses
     create = responses.create
     say(tool_client, "a dog barks .")
@@ -262,8 +242,8 @@ def test_openai_client_reads_responses(tool_client: Client, say: Any) -> None:
     assert error.value.param == "previous_response_id"
 
 
-def test_error_in_a_stream_is_an_event(tool_client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail() -> None:
+def test_error_in_a_stream_is_an_event(tool_client, monkeypatch):
+    def fail():
         raise UserError("no room for messages")
 
     monkeypatch.setattr(tool_client.service.engine.engine, "step", fail)
@@ -274,21 +254,41 @@ def test_error_in_a_stream_is_an_event(tool_client: Client, monkeypatch: pytest.
     assert last["message"] == last["error"]["message"] and "no room for input" in last["message"]
 
 
-def test_text_format_equals_the_response_format_of_chat(tool_client: Client) -> None:
-    schema = {"type": "object", "properties": {"days": {"enum": [1, 2]}}, "required": ["days"]}
-    schema["additionalProperties"] = False
-    text = {"format": {"type": "json_schema", "name": "place", "schema": schema}}
-    response = tool_client.ask(PATH, {"input": "hunde", "text": text, "seed": 1}).json()
-    assert json.loads(get_text(response))["days"] in (1, 2)
-    assert response["text"] == text
-    body = {"messages": [{"role": "user", "content": "hunde"}], "seed": 1}
-    body["response_format"] = {"type": "json_schema", "json_schema": {"schema": schema}}
-    message = tool_client.ask(CHAT, body).json()["choices"][0]["message"]
-    assert message["content"] == get_text(response)
+SCHEMA = {"type": "object", "properties": {"days": {"enum": [1, 2]}}, "required": ["days"]}
+SCHEMA["additionalProperties"] = False
+FORMAT = {"type": "json_schema", "name": "place", "schema": SCHEMA}
+REQUIRED = {"tool_choice": "required", "parallel_tool_calls": False}
 
 
-def test_cached_prompt_tokens_are_counted() -> None:
-    with serve_run(build_tool_run("chatml", None)) as client:
+@pytest.mark.parametrize(
+    ("fields", "chat_fields"),
+    [
+        ({"tools": FLAT_TOOLS, **REQUIRED}, {"tools": TOOLS, **REQUIRED}),
+        (
+            {"text": {"format": FORMAT}},
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}},
+        ),
+    ],
+    ids=["call", "text format"],
+)
+def test_constrained_response_equals_that_of_chat(tool_client, fields, chat_fields):
+    body = {"input": "hunde", "seed": 4, "max_output_tokens": 150, **fields}
+    response = tool_client.ask(PATH, body).json()
+    messages = [{"role": "user", "content": "hunde"}]
+    chat_body = {"messages": messages, "seed": 4, "max_tokens": 150, **chat_fields}
+    message = tool_client.ask(CHAT, chat_body).json()["choices"][0]["message"]
+    if "tools" in fields:
+        calls = [{name: item[name] for name in CALL_FUNCTION} for item in response["output"]]
+        assert calls == [call["function"] for call in message["tool_calls"]] and calls
+    else:
+        assert message["content"] == get_text(response) and response["text"] == fields["text"]
+        assert json.loads(get_text(response))["days"] in (1, 2)
+    assert without_ids(join_events(stream_events(tool_client, body))) == without_ids(response)
+
+
+def test_cached_tokens_and_sampling_of_the_run_are_reported():
+    defaults = {"temperature": 0.5, "top_p": 0.8}
+    with serve_run(with_generation(build_tool_run("chatml", None), **defaults)) as client:
         body = {"input": "zwei hunde bellen . " * 30, "temperature": 0, "max_output_tokens": 3}
         responses = [client.ask(PATH, body).json() for _ in range(2)]
         assert without_ids(responses[0]) == without_ids(responses[1])
@@ -303,20 +303,14 @@ def test_cached_prompt_tokens_are_counted() -> None:
         chat_body = {"messages": [{"role": "user", "content": body["input"]}], "n": 3, "max_tokens": 3}
         usage = client.ask(CHAT, chat_body).json()["usage"]
         assert usage["prompt_tokens_details"] == {"cached_tokens": n_cached}
-
-
-def test_missing_sampling_fields_are_those_of_the_run() -> None:
-    defaults = {"temperature": 0.5, "top_p": 0.8}
-    with serve_run(with_generation(build_tool_run("chatml", None), **defaults)) as client:
         for fields in ({}, {"temperature": 0.7}, {"top_p": 0.9}):
-            body = {"input": "hunde", "seed": 1, "max_output_tokens": 3, **fields}
-            response = client.ask(PATH, body).json()
+            response = client.ask(PATH, {"input": "hunde", "max_output_tokens": 3, **fields}).json()
             assert {name: response[name] for name in defaults} == defaults | fields
 
 
-def test_fields_without_effect_are_accepted(tool_client: Client) -> None:
+def test_fields_without_effect_are_accepted(tool_client):
     names = ("previous_response_id", "truncation", "metadata", "instructions", "tools")
-    body: dict[str, Any] = {"input": "a", "background": False, "reasoning": {"effort": None}, "store": True}
+    body = {"input": "a", "background": False, "reasoning": {"effort": None}, "store": True}
     body |= {"user": "x", "service_tier": "auto", "include": ["reasoning.encrypted_content"]}
     body |= {"text": {"format": {"type": "text"}, "verbosity": "low"}, "max_output_tokens": 2}
     answer = tool_client.ask(PATH, body | dict.fromkeys(names))

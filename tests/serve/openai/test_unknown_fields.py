@@ -2,13 +2,13 @@
 
 import json
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import pytest
 from openai.types import chat, responses
 from openai.types.responses import response_input_item_param as items
 from pydantic import BaseModel
-from tests.serve.conftest import Client, get_error, serve_run
+from tests.serve.conftest import get_error, serve_run
 from tests.serve.tool_call_helpers import CALL_TEXT, FLAT_TOOLS, TOOLS
 
 from polyhead.core.errors import did_you_mean
@@ -31,7 +31,7 @@ class Dog(BaseModel):
     age: Literal[3, 33]
 
 
-def user(**fields: Any) -> dict[str, Any]:
+def user(**fields):
     return {"role": "user", "content": "zwei hunde", **fields}
 
 
@@ -41,7 +41,7 @@ LENGTHS = {PATH: "max_output_tokens"}
 ROWS = [json.loads(line) for line in (Path(__file__).parent / "unknown_keys.jsonl").read_text().splitlines()]
 
 
-def test_unknown_keys_are_reported_or_refused(fields_client: Client) -> None:
+def test_unknown_keys_are_reported_or_refused(fields_client):
     for path, fields, keys in ROWS:
         body = {**REQUIRED_FIELDS[path], LENGTHS.get(path, "max_tokens"): 1, "seed": 1, **fields}
         answer = fields_client.ask(path, body)
@@ -56,15 +56,12 @@ def test_unknown_keys_are_reported_or_refused(fields_client: Client) -> None:
             assert answer.headers["x-warnings"] == warning
 
 
-def test_few_of_many_unknown_keys_are_reported(
-    fields_client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_few_of_many_unknown_keys_are_reported(fields_client, monkeypatch):
     if fields_client.service.strict_fields:
         return
-    names: list[str] = []
-    monkeypatch.setattr(
-        unknown_fields, "did_you_mean", lambda name, *known: names.append(name) or did_you_mean(name, *known)
-    )
+    names = []
+    hint = lambda name, *known: names.append(name) or did_you_mean(name, *known)  # noqa: E731
+    monkeypatch.setattr(unknown_fields, "did_you_mean", hint)
     message = user(**{f"contnet{i}": i for i in range(20000)})
     answer = fields_client.ask(CHAT, {"messages": [message], "temperatur": 1, "userr": 2, "max_tokens": 1})
     warnings = answer.headers["x-warnings"].split("; field")
@@ -73,7 +70,7 @@ def test_few_of_many_unknown_keys_are_reported(
     assert find_unknown_fields(ChatBody, {"messages": [user(a=1)] * 9}, False, 0) == []
 
 
-def test_other_errors_come_before_unknown_keys(fields_client: Client) -> None:
+def test_other_errors_come_before_unknown_keys(fields_client):
     for messages, message in (
         ([{"role": "user", "contnet": "x"}], "message 0 has the content null"),
         ([user(audio={"id": "x"}, odd=1)], "message 0 has audio, which is not supported"),
@@ -82,15 +79,15 @@ def test_other_errors_come_before_unknown_keys(fields_client: Client) -> None:
         assert error["code"] == "invalid_value" and message in error["message"]
 
 
-def get_warnings(answer: Any) -> str:
+def get_warnings(answer):
     return str(answer.headers.get("x-warnings", ""))
 
 
 @pytest.mark.filterwarnings("ignore:Pydantic serializer")  # of the client
-def test_messages_of_the_openai_client_are_known(fields_client: Client, say: Any) -> None:
+def test_messages_of_the_openai_client_are_known(fields_client, say):
     """As objects, and as dictionaries with every field or those that were set."""
     completions, strict = fields_client.openai().chat.completions, fields_client.service.strict_fields
-    options: Any = {"model": "tiny", "seed": 1, "max_tokens": 40}
+    options = {"model": "tiny", "seed": 1, "max_tokens": 40}
     say(fields_client, "dogs")
     text_message = completions.create(messages=[QUESTION], **options).choices[0].message
     say(fields_client, CALL_TEXT)
@@ -100,10 +97,8 @@ def test_messages_of_the_openai_client_are_known(fields_client: Client, say: Any
     assert call_message.tool_calls and parsed_answer.parsed == Dog(age=3)
     parsed_warning = "" if strict else "field 'parsed' of message 1 is ignored"
     for message in (text_message, call_message, parsed_answer):
-        results: Any = [
-            {"role": "tool", "tool_call_id": call.id, "content": [{"type": "text", "text": "a"}]}
-            for call in message.tool_calls or ()
-        ]
+        part, calls = {"type": "text", "text": "a"}, message.tool_calls or ()
+        results = [{"role": "tool", "tool_call_id": call.id, "content": [part]} for call in calls]
         all_fields, set_fields = (message.model_dump(exclude_unset=u, warnings=False) for u in (False, True))
         for version in (message, all_fields, set_fields):
             messages = [QUESTION, version, *results, QUESTION]
@@ -119,9 +114,9 @@ def test_messages_of_the_openai_client_are_known(fields_client: Client, say: Any
     assert get_warnings(fields_client.ask(CHAT, {"messages": messages})) == ""
 
 
-def test_items_of_the_openai_client_are_known(fields_client: Client, say: Any) -> None:
+def test_items_of_the_openai_client_are_known(fields_client, say):
     client, strict = fields_client.openai().responses, fields_client.service.strict_fields
-    options: Any = {"model": "tiny", "max_output_tokens": 40, "extra_body": {"seed": 1}}
+    options = {"model": "tiny", "max_output_tokens": 40, "extra_body": {"seed": 1}}
     say(fields_client, "dogs")
     with_logprobs = client.create(input="hunde", include=["message.output_text.logprobs"], **options)
     say(fields_client, CALL_TEXT)
@@ -140,11 +135,11 @@ def test_items_of_the_openai_client_are_known(fields_client: Client, say: Any) -
             assert not (strict and warnings)
 
 
-def field_names(*types: Any) -> set[str]:
+def field_names(*types):
     return {name for t in types for name in getattr(t, "model_fields", None) or t.__annotations__}
 
 
-def test_every_field_of_the_openai_client_is_known() -> None:
+def test_every_field_of_the_openai_client_is_known():
     message_types = [
         *(chat.ChatCompletionSystemMessageParam, chat.ChatCompletionDeveloperMessageParam),
         *(chat.ChatCompletionUserMessageParam, chat.ChatCompletionAssistantMessageParam),
@@ -174,12 +169,12 @@ def test_every_field_of_the_openai_client_is_known() -> None:
         assert {*fields.known_names, *fields.client_names, *fields.own_names} >= field_names(*types)
 
 
-def test_length_is_checked_before_unknown_keys(fields_client: Client) -> None:
+def test_length_is_checked_before_unknown_keys(fields_client):
     with serve_run(fields_client.run, limits=Limits(max_chars=50), strict_fields=True) as client:
         assert get_error(client.ask(CHAT, {"messages": [user(odd=1)] * 5}))["code"] == "text_too_long"
 
 
-def test_unknown_fields_of_body_are_reported_or_refused(fields_client: Client) -> None:
+def test_unknown_fields_of_body_are_reported_or_refused(fields_client):
     body = {"prompt": "a", "max_tokens": 1, "temperatur": 0.1, "user": "x\r\ny"}
     body |= {"frequency_penalty": 0, "logit_bias": None, "best_of": 1}
     answer = fields_client.ask("/v1/completions", body)
