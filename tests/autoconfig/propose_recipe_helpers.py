@@ -1,7 +1,5 @@
 """Shared by the tests of proposed recipes: sentences, labels, and files of them in the working directory."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import random
@@ -18,10 +16,8 @@ RNG = random.Random(1)
 SENTENCES = [" ".join(RNG.choices(WORDS.split(), k=6)) for _ in range(60)]
 LABELS = ["good" if i % 3 else "bad" for i in range(60)]
 REVIEWS = [{"id": i, "review": text, "stars": LABELS[i]} for i, text in enumerate(SENTENCES)]
-CONVERSATIONS = [
-    {"messages": [{"role": "user", "content": text}, {"role": "assistant", "content": "yes"}]}
-    for text in SENTENCES
-]
+ANSWER = {"role": "assistant", "content": "yes"}
+CONVERSATIONS = [{"messages": [{"role": "user", "content": text}, ANSWER]} for text in SENTENCES]
 
 
 @pytest.fixture

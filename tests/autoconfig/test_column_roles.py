@@ -1,5 +1,3 @@
-"""Tests of autoconfig/column_roles.py."""
-
 import json
 from pathlib import Path
 

@@ -1,5 +1,3 @@
-"""Tests of autoconfig/draft_recipe.py."""
-
 from pathlib import Path
 
 import pytest

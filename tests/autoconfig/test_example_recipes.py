@@ -1,5 +1,3 @@
-"""Tests of autoconfig/example_recipes.py; `mistakes.txt` has the messages."""
-
 from pathlib import Path
 
 import pytest

@@ -1,5 +1,3 @@
-"""Tests of autoconfig/inspect_data.py."""
-
 import gzip
 from pathlib import Path
 

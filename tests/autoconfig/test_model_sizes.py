@@ -1,5 +1,3 @@
-"""Tests of autoconfig/model_sizes.py."""
-
 import pytest
 
 from polyhead.autoconfig.inspect_data import DataSummary

@@ -47,6 +47,11 @@ def skip_or_fail(reason):
     pytest.skip(reason)
 
 
+def mark_slow(values, *default_values):
+    """Parameters of which all but the default ones are slow."""
+    return [pytest.param(v, marks=() if v in default_values else pytest.mark.slow) for v in values]
+
+
 @pytest.fixture(scope="session")
 def browser():
     """One Chromium for each worker process."""

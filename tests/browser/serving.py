@@ -38,10 +38,9 @@ def make_chat_run():
     return Run(run.model, run.tokenizer, run.generation.model_copy(update={"chat": Choice("plain")}))
 
 
+EN_ZH = {"source_lang": "en", "target_lang": "zh"}
 MODELS = {
-    "translator": lambda: with_recipe(
-        build_run("encoder-decoder", n_layers=2), "translation", source_lang="en", target_lang="zh"
-    ),
+    "translator": lambda: with_recipe(build_run("encoder-decoder", n_layers=2), "translation", **EN_ZH),
     "languages": make_multilingual_run,
     "language model": lambda: build_run("decoder"),
     "chat": make_chat_run,

@@ -7,22 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.browser import explain_pages as pages
 from tests.browser.conftest import check_accessibility
-from tests.browser.explain_pages import (
-    check_numbers,
-    evaluate_formula,
-    find_lever,
-    find_step,
-    go_to_station,
-    list_stations,
-    open_document,
-    parse_value,
-    read_array,
-    read_data_values,
-    read_drawings,
-    read_numbers,
-    select_values,
-)
 from tests.explain.explain_helpers import TARGET, TEXT, make_run
 
 from polyhead.explain.document import explain
@@ -58,7 +44,7 @@ def open_explained(explain_design, open_page, tmp_path):
 
     def open_one(design):
         run, document = explain_design(design)
-        return run, document, open_document(open_page, document, tmp_path / "page.html")
+        return run, document, pages.open_document(open_page, document, tmp_path / "page.html")
 
     return open_one
 
@@ -69,13 +55,13 @@ def open_walk_of(open_page, tmp_path):
 
     def open_one(config, text=TEXT, target=None, **options):
         document = explain(make_run(**config), text, target, has_lever_cases=False, **options)
-        return document, open_document(open_page, document, tmp_path / "page.html")
+        return document, pages.open_document(open_page, document, tmp_path / "page.html")
 
     return open_one
 
 
 def go_to_case(page, lever, case):
-    go_to_station(page, "levers")
+    pages.go_to_station(page, "levers")
     page.evaluate("([lever, leverCase]) => explain.go({ lever, leverCase })", [lever, case])
     page.evaluate("document.querySelectorAll('details.numbers').forEach((one) => { one.open = true; })")
 
@@ -86,56 +72,56 @@ def go_to_case(page, lever, case):
 )
 def test_numbers_of_lever_follow_from_formulas(design, lever, open_explained):
     _, document, page = open_explained(design)
-    part = find_lever(document, lever)
+    part = pages.find_lever(document, lever)
     if part["reason"]:
         pytest.skip(f"not applicable: {part['reason']['en']}")
     for case in range(min(len(part["cases"]), 9)):
         go_to_case(page, lever, case)
-        numbers = read_numbers(page, "#card-lever")
-        assert check_numbers(numbers) > 2, case
+        numbers = pages.read_numbers(page, "#card-lever")
+        assert pages.check_numbers(numbers) > 2, case
         cache_numbers = [one for one in numbers if re.match("bytes|cache per token", one["title"])]
         assert len(cache_numbers) == 2 * (lever in ("cache", "kv_heads"))
-        assert check_numbers(cache_numbers) == len(cache_numbers), cache_numbers
+        assert pages.check_numbers(cache_numbers) == len(cache_numbers), cache_numbers
 
 
 @pytest.mark.parametrize("design", ["beams", "samples", "classes", "replaced"])
 def test_numbers_of_output_and_cost_follow_from_formulas(design, open_explained):
     _, document, page = open_explained(design)
-    go_to_station(page, "output")
-    assert check_numbers(read_numbers(page, "#card-probabilities")) > 2
-    go_to_station(page, "cost")
-    assert check_numbers(read_numbers(page, "#stage")) > 8
+    pages.go_to_station(page, "output")
+    assert pages.check_numbers(pages.read_numbers(page, "#card-probabilities")) > 2
+    pages.go_to_station(page, "cost")
+    assert pages.check_numbers(pages.read_numbers(page, "#stage")) > 8
     for step in range(len(document["generation"]["steps"]) if document["generation"] else 0):
         page.evaluate("step => explain.go({ station: 'generation', step })", step)
-        assert check_numbers(read_numbers(page, "#stage")) > 10
+        assert pages.check_numbers(pages.read_numbers(page, "#stage")) > 10
 
 
 @pytest.mark.parametrize("design", ["experts", "plain experts"])
 def test_expert_probabilities_match_router(design, open_explained):
     run, document, page = open_explained(design)
-    step, moe = find_step(document, "moe"), run.model.stack.layers[0].ffn
+    step, moe = pages.find_step(document, "moe"), run.model.stack.layers[0].ffn
     options = DESIGNS[design]["feed_forward"]
     n, k, is_normalized = options["n_experts"], options["top_k"], options.get("normalize", True)
-    go_to_station(page, step["path"])
-    logits = read_array(page, step["in"]) @ moe.router.weight.detach().double().T
+    pages.go_to_station(page, step["path"])
+    logits = pages.read_array(page, step["in"]) @ moe.router.weight.detach().double().T
     p = logits.softmax(-1)
     router_scores = p if moe.balance is None else p + moe.balance.detach().double()
     for token in range(len(p)):
         page.evaluate("token => explain.go({ tokens: [token] })", token)
-        numbers = read_numbers(page, "#card-experts")
+        numbers = pages.read_numbers(page, "#card-experts")
         # each probability; each weight of several, or of one, which is its probability
-        assert check_numbers(numbers) == n + k * is_normalized
+        assert pages.check_numbers(numbers) == n + k * is_normalized
         best = router_scores[token].topk(k).indices.sort().values
         weights = p[token, best] / (p[token, best].sum() if is_normalized else 1)
         for title, expected in (("Logit", logits[token]), ("Probability", p[token]), ("Weight", weights)):
-            values = select_values(numbers, title)
+            values = pages.select_values(numbers, title)
             assert values == pytest.approx(expected.tolist(), rel=1e-4, abs=1e-6), title
         probabilities = [one for one in numbers if one["title"].startswith("Probability")]
         for expert, one in enumerate(probabilities):
             sums = [line for line in one["lines"] if line.startswith("p + b")]
             assert len(sums) == (moe.balance is not None)
             for line in sums:
-                value = evaluate_formula(line.split(" = ")[-1])
+                value = pages.evaluate_formula(line.split(" = ")[-1])
                 assert value == pytest.approx(float(router_scores[token, expert]), rel=1e-3)
 
 
@@ -145,11 +131,11 @@ def test_alibi_slopes_and_biases_follow_from_formulas(heads, open_walk_of):
     config = {"kind": "encoder", "position": "alibi", "n_heads": heads, "d_model": 24}
     document, page = open_walk_of(config)
     expected = [2.0**-2, 2.0**-4, 2.0**-6, 2.0**-8, 2.0**-1, 2.0**-3][:heads]
-    go_to_station(page, "position-0")
-    slopes = read_numbers(page, "#card-position")
-    assert check_numbers(slopes) == heads
-    assert select_values(slopes, "") == pytest.approx(expected)
-    go_to_station(page, find_step(document, "attention")["path"])
+    pages.go_to_station(page, "position-0")
+    slopes = pages.read_numbers(page, "#card-position")
+    assert pages.check_numbers(slopes) == heads
+    assert pages.select_values(slopes, "") == pytest.approx(expected)
+    pages.go_to_station(page, pages.find_step(document, "attention")["path"])
     for head in (0, heads - 1):
         page.evaluate("head => explain.go({ head, tokens: [2] })", head)
         page.locator("#card-scores .heat").focus()
@@ -158,22 +144,24 @@ def test_alibi_slopes_and_biases_follow_from_formulas(heads, open_walk_of):
             lines = page.locator("#inspector .formula").all_inner_texts()
             _, *sides = next(line for line in lines if line.startswith("b = ")).split(" = ")
             bias = -expected[head] * abs(2 - key)
-            assert [evaluate_formula(side) for side in sides[1:]] == pytest.approx([bias] * 2, rel=1e-3)
+            assert [pages.evaluate_formula(side) for side in sides[1:]] == pytest.approx([bias] * 2, rel=1e-3)
             page.keyboard.press("ArrowRight")
 
 
 def check_drawings(page, token):
     """The numbers of all stations, with the same token selected on every side."""
     token = min(token, *page.evaluate("explain.page.data.sides.map(({ tokens }) => tokens.length - 1)"))
-    for station in list_stations(page):
-        go_to_station(page, station)
+    for station in pages.list_stations(page):
+        pages.go_to_station(page, station)
         page.evaluate("token => explain.go({ tokens: explain.state.tokens.map(() => token) })", token)
-        for one in read_drawings(page) + read_numbers(page, "#stage"):
-            check_numbers([one], rel_terms=1e-3)
-            results = [evaluate_formula(line.split(" = ")[-1]) for line in one["lines"] if " = " in line]
+        for one in pages.read_drawings(page) + pages.read_numbers(page, "#stage"):
+            pages.check_numbers([one], rel_terms=1e-3)
+            results = [
+                pages.evaluate_formula(line.split(" = ")[-1]) for line in one["lines"] if " = " in line
+            ]
             results = [result for result in results if result is not None]
             if one["value"] != "−∞" and results:
-                value = pytest.approx(parse_value(one), rel=1e-2, abs=1e-6)
+                value = pytest.approx(pages.parse_value(one), rel=1e-2, abs=1e-6)
                 assert any(result == value for result in results), one
 
 
@@ -197,9 +185,9 @@ def test_repeated_number_keeps_its_formula(open_walk_of):
     _, page = open_walk_of({"kind": "decoder", "norm_first": True})
     numbers = {}
     for station in ("stack.final_norm", "output", "stack.layers.1.ffn"):
-        go_to_station(page, station)
+        pages.go_to_station(page, station)
         page.evaluate("explain.go({ tokens: [3] })")
-        for one in read_drawings(page):
+        for one in pages.read_drawings(page):
             if one["title"].endswith("feature 32"):
                 numbers[station, one["drawing"], one["title"].split(",")[0]] = one
     for first, repeat in (
@@ -215,19 +203,19 @@ def test_repeated_number_keeps_its_formula(open_walk_of):
 def test_vector_drawings_show_selected_token(design, open_explained):
     _, document, page = open_explained(design)
     n_vectors = 0
-    for station in list_stations(page):
-        go_to_station(page, station)
+    for station in pages.list_stations(page):
+        pages.go_to_station(page, station)
         page.evaluate("explain.go({ tokens: explain.state.tokens.map(() => 2) })")
         step = next((one for one in document["walk"] if one["path"] == station), None)
-        for one in read_drawings(page):
+        for one in pages.read_drawings(page):
             if one["title"].endswith("feature 1"):
                 if one["drawing"] in ("ffn-out", "part-out", f"{station}-out"):
                     name = step["out"]
                 elif one["drawing"] == "last-vector":
-                    name = find_step(document, "head")["in"]
+                    name = pages.find_step(document, "head")["in"]
                 else:
                     continue
-                assert parse_value(one) == read_array(page, name)[2, 0], one
+                assert pages.parse_value(one) == pages.read_array(page, name)[2, 0], one
                 n_vectors += 1
     assert n_vectors > 2
 
@@ -235,25 +223,40 @@ def test_vector_drawings_show_selected_token(design, open_explained):
 @pytest.mark.parametrize("policy", ["window", "h2o"])
 def test_arrow_keys_read_number_of_visible_keys(policy, open_explained):
     _, document, page = open_explained("samples")
-    cases = find_lever(document, "cache")["cases"]
+    cases = pages.find_lever(document, "cache")["cases"]
     case = next(i for i, one in enumerate(cases) if one["setting"]["cache"]["name"] == policy)
     go_to_case(page, "cache", case)
     page.locator("[data-focus='kept-1']").focus()
     page.keyboard.press("ArrowUp")
     marks = cases[case]["detail"]["visible"][0][-2]
-    (n_visible,) = read_data_values(page.locator("#inspector output"))
+    (n_visible,) = pages.read_data_values(page.locator("#inspector output"))
     assert n_visible == sum(mark != "0" for mark in marks) < len(marks)
 
 
-def test_arrow_keys_read_curves_of_flops(open_explained):
+def test_arrow_keys_move_in_curves_and_tables(open_explained):
     _, document, page = open_explained("samples")
-    detail = find_lever(document, "prefill")["cases"][0]["detail"]
+    detail = pages.find_lever(document, "prefill")["cases"][0]["detail"]
     go_to_case(page, "prefill", 0)
     page.locator("[data-focus='step-flops']").focus()
     steps = ("Home", "step_flops", 0), ("ArrowRight", "step_flops", 1), ("ArrowDown", "recompute_flops", 1)
     for key, name, n in steps:
         page.keyboard.press(key)
-        assert read_data_values(page.locator("#inspector output")) == [detail[name][n]]
+        assert pages.read_data_values(page.locator("#inspector output")) == [detail[name][n]]
+    _, _, page = open_explained("samples")
+    pages.go_to_station(page, "cost")
+    stops = page.locator("#card-cost table .pointable[tabindex='0']")
+    assert stops.count() == 1
+    stops.focus()
+    first, second = page.locator("#card-cost tbody th").all_inner_texts()[:2]
+    for key, title in (
+        ("ArrowRight", f"{first}: weights"),
+        ("ArrowRight", f"{first}: activations"),
+        ("ArrowDown", f"{second}: activations"),
+        ("ArrowLeft", f"{second}: weights"),
+        ("ArrowUp", f"{first}: weights"),
+    ):
+        page.keyboard.press(key)
+        assert page.locator("#inspector h2").inner_text() == title
 
 
 @pytest.mark.parametrize(
@@ -268,7 +271,7 @@ def test_arrow_keys_read_curves_of_flops(open_explained):
 def test_score_shows_its_row_of_position_table(kind, position, open_walk_of):
     """Rows of T5 as in transformers, of Shaw by clipping (Shaw et al., 2018, section 3.2)."""
     document, page = open_walk_of({"kind": kind, "position": position})
-    step = find_step(document, "attention")
+    step = pages.find_step(document, "attention")
     n = len(document["sides"][0]["tokens"])
     distance = torch.arange(n) - torch.arange(n)[:, None]
     if position["name"] == "t5":
@@ -276,13 +279,13 @@ def test_score_shows_its_row_of_position_table(kind, position, open_walk_of):
         rows = t5._relative_position_bucket(distance, kind == "encoder", 8, 9)
     else:
         rows = distance.clamp(-3, 3) + 3
-    go_to_station(page, step["path"])
+    pages.go_to_station(page, step["path"])
     page.evaluate("explain.go({ head: 1 })")
     page.locator("#card-scores .heat").focus()
     page.keyboard.press("Home")
     for _ in range(n):
         page.keyboard.press("ArrowUp")
-    bias = read_array(page, step["values"]["bias"])[1]
+    bias = pages.read_array(page, step["values"]["bias"])[1]
     for query in range(n):
         for key in range(n):
             lines = page.locator("#inspector .formula").all_inner_texts()
@@ -290,30 +293,14 @@ def test_score_shows_its_row_of_position_table(kind, position, open_walk_of):
                 row = int(rows[query, key])
                 rule, formula = next((a, b) for a, b in pairwise(lines) if b.startswith("b = "))
                 assert f"[{row}" in formula, lines
-                first, *_, last = (evaluate_formula(side) for side in rule.replace("±3", "").split(" = "))
+                first, *_, last = (
+                    pages.evaluate_formula(side) for side in rule.replace("±3", "").split(" = ")
+                )
                 assert last == row and first in (None, row), lines
-                value = evaluate_formula(formula.split(" = ")[-1])
+                value = pages.evaluate_formula(formula.split(" = ")[-1])
                 assert value == pytest.approx(float(bias[query, key]), rel=1e-3)
             page.keyboard.press("ArrowRight")
         page.keyboard.press("Home")
         page.keyboard.press("ArrowDown")
-    go_to_station(page, "position-0")
+    pages.go_to_station(page, "position-0")
     check_accessibility(page)
-
-
-def test_table_is_one_tab_stop_with_arrow_keys(open_explained):
-    _, _, page = open_explained("samples")
-    go_to_station(page, "cost")
-    stops = page.locator("#card-cost table .pointable[tabindex='0']")
-    assert stops.count() == 1
-    stops.focus()
-    first, second = page.locator("#card-cost tbody th").all_inner_texts()[:2]
-    for key, title in (
-        ("ArrowRight", f"{first}: weights"),
-        ("ArrowRight", f"{first}: activations"),
-        ("ArrowDown", f"{second}: activations"),
-        ("ArrowLeft", f"{second}: weights"),
-        ("ArrowUp", f"{first}: weights"),
-    ):
-        page.keyboard.press(key)
-        assert page.locator("#inspector h2").inner_text() == title

@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 import torch
-from tests.browser.conftest import PHONE, check_accessibility
+from tests.browser.conftest import PHONE, check_accessibility, mark_slow
 from tests.browser.explain_pages import go_to_station, list_stations, open_walk, read_data_values
 from tests.browser.page_texts import find_english
 from tests.explain.explain_helpers import DESIGNS, TARGET, TEXT, ReferenceWalk, make_run, walk_model
@@ -45,10 +45,7 @@ def make_page(tmp_path_factory):
     return make_one
 
 
-@pytest.mark.parametrize(
-    "design",
-    [pytest.param(d, marks=() if d in ("Vaswani et al.", "Llama") else pytest.mark.slow) for d in DESIGNS],
-)
+@pytest.mark.parametrize("design", mark_slow(DESIGNS, "Vaswani et al.", "Llama"))
 def test_arrays_of_page_match_reference(design, make_page, open_page):
     run, document, path = make_page(design)
     walk = ReferenceWalk(**DESIGNS[design][1])
@@ -202,14 +199,10 @@ FIND_COVERED = """number => {
 }"""
 
 
-@pytest.mark.parametrize(
-    "station",
-    [
-        "decoder.layers.0.cross",
-        "cost",
-        *(pytest.param(s, marks=pytest.mark.slow) for s in ("output", "levers")),
-    ],
-)
+STATIONS = ("decoder.layers.0.cross", "cost", "output", "levers")
+
+
+@pytest.mark.parametrize("station", mark_slow(STATIONS, *STATIONS[:2]))
 def test_inspector_does_not_cover_number_on_phone(station, make_page, open_page):
     page = open_walk(open_page, make_page("Vaswani et al.")[2], screen=PHONE)
     page.set_viewport_size({"width": PHONE.width, "height": 844})

@@ -7,7 +7,7 @@ import socket
 import threading
 
 import pytest
-from tests.browser.conftest import check_accessibility
+from tests.browser.conftest import check_accessibility, mark_slow
 from tests.browser.page_texts import use_language
 from tests.train.task_runs import TASKS, task_recipe, write_texts
 
@@ -56,9 +56,7 @@ def run_server(train_task, tmp_path):
     thread.join(100)
 
 
-@pytest.mark.parametrize(
-    "task", [pytest.param(task, marks=() if task in DEFAULT_TASKS else pytest.mark.slow) for task in TASKS]
-)
+@pytest.mark.parametrize("task", mark_slow(TASKS, *DEFAULT_TASKS))
 def test_report_of_task(task, train_task, open_page):
     page = open_page(train_task(task) / "report.html")
     headings = {"Result", "Loss", "Predicted and actual time", "Examples", "Errors by group", "Recipe"}

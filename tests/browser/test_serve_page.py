@@ -3,7 +3,7 @@
 import pytest
 import torch
 from tests.browser.conftest import check_accessibility
-from tests.browser.serving import get_panel, press, read_request
+from tests.browser.serving import MODELS, get_panel, press, read_request
 
 
 def repeat_request(get_service, model, page):
@@ -181,9 +181,7 @@ def test_texts_are_compared_by_cosine_similarity(get_service, open_tool, model):
         check_accessibility(page)
 
 
-@pytest.mark.parametrize(
-    "model", ["translator", "language model", "chat", "classifier", "reranker", "masked", "vectors"]
-)
+@pytest.mark.parametrize("model", [model for model in MODELS if model not in ("languages", "pairs")])
 @pytest.mark.parametrize("locale", ["en-US", "zh-CN"])
 def test_every_button_of_every_tool_works(open_tool, model, locale):
     page = open_tool(model, locale=locale)

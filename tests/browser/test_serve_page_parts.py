@@ -3,7 +3,7 @@ files, counts, keys.
 """
 
 import pytest
-from tests.browser.conftest import PHONE, check_accessibility
+from tests.browser.conftest import PHONE, check_accessibility, mark_slow
 from tests.browser.page_texts import use_language
 from tests.browser.serving import MODELS, get_panel, press, process_file, read_request
 from tests.serve.conftest import serve_run
@@ -29,16 +29,7 @@ LEADS = {
 }
 
 
-DEFAULT_MODELS = ("translator", "chat", "classifier", "masked")  # the other ones are slow
-
-
-@pytest.mark.parametrize(
-    "model",
-    [
-        pytest.param(m, marks=() if m in ("translator", "chat", "classifier", "masked") else pytest.mark.slow)
-        for m in LEADS
-    ],
-)
+@pytest.mark.parametrize("model", mark_slow(LEADS, "translator", "chat", "classifier", "masked"))
 def test_lead_describes_model_in_both_languages(open_tool, model):
     page = open_tool(model)
     lead, (english, chinese) = page.locator(".lead"), LEADS[model]
@@ -170,10 +161,8 @@ def test_other_tools_process_files(get_service, open_tool, tmp_path, model, tab,
 
 def test_file_without_text_is_an_error(open_tool, tmp_path):
     page = open_tool("translator")
-    for name, content, reason in (
-        ("a.txt", b"\xff\xfe\x00", "not UTF-8 text"),
-        ("b.txt", b"\n \n", "has no text"),
-    ):
+    contents = {b"\xff\xfe\x00": "not UTF-8 text", b"\n \n": "has no text"}
+    for name, (content, reason) in zip(("a.txt", "b.txt"), contents.items(), strict=True):
         (tmp_path / name).write_bytes(content)
         page.locator("input[type=file]").set_input_files(tmp_path / name)
         page.locator("[role=alert]").filter(has_text=reason).wait_for()

@@ -1,7 +1,7 @@
 """The page of ``visualize`` in a browser: matrices by pointer and keyboard, tokens by pointer and name."""
 
 import pytest
-from tests.browser.conftest import DESKTOP, PHONE, check_accessibility
+from tests.browser.conftest import DESKTOP, PHONE, check_accessibility, mark_slow
 from tests.browser.page_texts import find_english, read_embedded_json, run_command
 
 import polyhead
@@ -104,18 +104,12 @@ def test_token_shows_count_and_neighbours(make_page, open_page):
     assert readout.inner_text() == empty
 
 
-@pytest.mark.parametrize(
-    ("position", "language"),
-    [
-        ("sinusoidal", "en"),
-        ("alibi", "zh"),
-        *(
-            pytest.param(p, "zh", marks=pytest.mark.slow)
-            for p in ("sinusoidal", "rope", "t5", "shaw", "none")
-        ),
-    ],
-)
-def test_page_is_accessible_and_translated(position, language, make_page, open_page):
+PAGES = ("sinusoidal en", "alibi zh", "sinusoidal zh", "rope zh", "t5 zh", "shaw zh", "none zh")
+
+
+@pytest.mark.parametrize("design", mark_slow(PAGES, *PAGES[:2]))
+def test_page_is_accessible_and_translated(design, make_page, open_page):
+    position, language = design.split()
     html = make_page(position, language)
     page = open_page(html)
     (tokens,) = [one for one in read_embedded_json(html) if "near" in one]

@@ -1,5 +1,3 @@
-"""Tests of chat/apply_template.py."""
-
 import re
 
 import jinja2.exceptions

@@ -1,5 +1,3 @@
-"""Tests of chat/base.py."""
-
 import pytest
 from tests.chat.chat_helpers import CALL_NOW, QUESTION, TOOL_FORMATS
 from tests.chat.published_chats import format_choice

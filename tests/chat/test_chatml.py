@@ -1,5 +1,3 @@
-"""Tests of chat/chatml.py."""
-
 import random
 
 import pytest

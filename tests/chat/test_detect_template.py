@@ -1,5 +1,3 @@
-"""Tests of chat/detect_template.py."""
-
 import pytest
 from tests.chat.chat_helpers import detect
 from tests.chat.published_chats import LOOKALIKES, PUBLISHED_TEMPLATES

@@ -158,11 +158,16 @@ def test_calls_are_parsed_by_their_marks(name, mark):
     assert [call.name for call in calls] == ["read_clock"] * n
 
 
-def test_unknown_call_marks_cannot_require_a_call():
+def test_unsupported_calls_and_system_messages():
     format = JinjaChat(template=LOOKALIKES["qwen3-coder"])
     assert format.tool_syntax is None
     with pytest.raises(UserError, match="the marks of tool calls in this chat template are unknown"):
         format.render([Message("user", "x")], True, build_tool_choice(TOOLS, "required"))
+    format = JinjaChat(template=LOOKALIKES["olmo1"])  # drops it
+    merged_message = HELLO | {"content": f"{SYSTEM['content']}\n\n{HELLO['content']}"}
+    assert render(format, [SYSTEM, HELLO]) == render(format, [merged_message])
+    gemma = JinjaChat(template=PUBLISHED_TEMPLATES["gemma2"])  # refuses it
+    assert "user\nBe <brief>.\n\n\n Is 2" in render(gemma, [SYSTEM, HELLO])
 
 
 @pytest.mark.acceptance("F4")
@@ -224,11 +229,3 @@ def test_answers_of_a_complete_conversation_are_marked(name, end):
     text = "".join(piece.text if piece.is_assistant else "\0" for piece in pieces)
     answers = [answer.strip().removeprefix("ASSISTANT: ") for answer in text.split("\0") if answer]
     assert answers == [f"yes{end}", f"<b>{end}"]
-
-
-def test_unsupported_system_message_is_merged_into_the_question():
-    format = JinjaChat(template=LOOKALIKES["olmo1"])  # drops it
-    merged_message = HELLO | {"content": f"{SYSTEM['content']}\n\n{HELLO['content']}"}
-    assert render(format, [SYSTEM, HELLO]) == render(format, [merged_message])
-    gemma = JinjaChat(template=PUBLISHED_TEMPLATES["gemma2"])  # refuses it
-    assert "user\nBe <brief>.\n\n\n Is 2" in render(gemma, [SYSTEM, HELLO])

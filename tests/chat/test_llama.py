@@ -1,5 +1,3 @@
-"""Tests of chat/llama.py."""
-
 import pytest
 from tests.chat.chat_helpers import QUESTION, TOOLS, parse_output, train_tool_tokenizer
 
@@ -22,7 +20,7 @@ def test_end_tokens_include_eom_where_it_exists():
     assert encode_end_tokens(format, Tokenizer(inner)) == (*ids, tokenizer.eos_id)
 
 
-def test_several_calls_and_tools_after_an_answer_are_refused():
+def test_unsupported_calls_and_tools_are_refused():
     format, text = CHAT.build(Choice("llama3")), '{"name": "now", "parameters": {}}'
     for output in (f'{text}; {{"name": "weather", "parameters": {{"days": 1}}}}', f" {text}\n"):
         assert parse_output("llama3", output) == ("", [("now", "{}")]), "the first is parsed"

@@ -1,5 +1,3 @@
-"""Tests of chat/mistral.py."""
-
 import pytest
 from tests.chat.chat_helpers import CALL_NOW, QUESTION, TOOLS, parse_output
 

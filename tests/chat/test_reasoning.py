@@ -45,15 +45,12 @@ def test_reasoning_is_split_from_the_content(output, reasoning, content):
         assert parser.consumed_bytes == len(output.encode()) - len(content.encode())
 
 
-def test_output_may_start_inside_or_after_the_reasoning():
+def test_reasoning_may_start_before_the_output():
     syntax = ReasoningSyntax()
     assert parse(syntax, None, False, "<think>a</think>b") == ("", "<think>a</think>b")
     assert parse(syntax, "<think>\na", True, "b</think>\n\nc") == ("b", "c")
     assert parse(syntax, "do", True, "gs") == ("", "gs")
     assert parse(syntax, " ", True, "<think>a</think>b") == ("a", "b")
-
-
-def test_insert_reasoning_writes_it_before_the_content():
     (message,) = insert_reasoning([Message("assistant", "b", reasoning="a\n")], ReasoningSyntax())
     assert message == Message("assistant", "<think>\na\n</think>\n\nb")
     assert insert_reasoning([Message("assistant", "b", reasoning="a")], None)[0].content == "b"

@@ -1,7 +1,5 @@
 """Shared by the tests of classify and of the evaluation of classifiers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A tiny run directory, untrained but complete, and the command line in this process."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

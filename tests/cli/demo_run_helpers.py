@@ -1,7 +1,5 @@
 """Shared by the tests of demo and demo_run: a demo that takes a second."""
 
-from __future__ import annotations
-
 import io
 import shutil
 from collections.abc import Iterator

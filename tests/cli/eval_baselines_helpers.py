@@ -1,7 +1,5 @@
 """Shared by the tests of eval and of baselines: a trained run of every task, with test files."""
 
-from __future__ import annotations
-
 import json
 import random
 import re
@@ -35,9 +33,9 @@ def write_texts(directory: Path) -> None:
         table = "".join(f"{'loud' if 'barks' in text else 'quiet'}\t{text}\n" for text in targets)
         (directory / f"{split}.tsv").write_text(f"label\ttext\n{table}")
         pairs = list(zip(sources, targets, strict=True))
-        conversations = [
-            [{"role": "user", "content": a}, {"role": "assistant", "content": b}] for a, b in pairs
-        ]
+        roles, pairs = ("user", "assistant"), zip(sources, targets, strict=True)
+        turns = ([*zip(roles, pair, strict=True)] for pair in pairs)
+        conversations = [[{"role": role, "content": text} for role, text in pair] for pair in turns]
         lines = "".join(json.dumps({"messages": messages}) + "\n" for messages in conversations)
         (directory / f"{split}.jsonl").write_text(lines)
 

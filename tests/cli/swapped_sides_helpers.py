@@ -1,7 +1,5 @@
 """Shared by the tests of swapped sides."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

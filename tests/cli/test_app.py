@@ -19,8 +19,14 @@ def test_help_imports_no_library():
     subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL, check=True)
 
 
-def test_version(cli):
+def test_version_and_interrupt_during_import(cli, monkeypatch):
     assert cli("--version").out == f"polyhead {polyhead.__version__}\n"
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("polyhead.cli.app.run_verb", interrupt)
+    assert cli.error("env", code=130) == "interrupted"
 
 
 def test_output_that_cannot_be_written_is_no_traceback():
@@ -38,14 +44,6 @@ def test_closed_standard_streams_are_empty(tiny):
     command = shlex.join([*POLYHEAD, "translate", str(tiny)])
     result = subprocess.run(["sh", "-c", f"{command} <&- >&- 2>&-"], **PIPES, check=False)
     assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
-
-
-def test_interrupt_during_import_of_the_verb(monkeypatch, cli):
-    def interrupt(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("polyhead.cli.app.run_verb", interrupt)
-    assert cli.error("env", code=130) == "interrupted"
 
 
 def test_reader_that_closes_early_is_silent():

@@ -45,13 +45,15 @@ def expected_answers(run, questions):
     return answers
 
 
-def test_each_line_of_a_pipe_is_a_message_or_command(runs_dir, cli):
+def test_lines_of_a_pipe_are_messages_or_commands(runs_dir, cli):
     run = load(runs_dir / "run")
     expected, (other,) = expected_answers(run, ["a dog", "ein hund"]), expected_answers(run, ["ein hund"])
     assert expected[1] != other, "the history is part of the prompt"
     commands = "a dog\n/reset\nein hund\n/quit\na dog\n"
     for lines, answers in (("a dog\n\nein hund\n", expected), (commands, [expected[0], other])):
         assert cli("chat", runs_dir / "run", stdin=lines).out.splitlines() == answers
+    err = cli("chat", runs_dir / "run", stdin="a dog barks .\n" * 20).err
+    assert err.count("the conversation is too long: its oldest messages are dropped") >= 5
 
 
 def test_options_change_the_answer(runs_dir, cli):
@@ -61,11 +63,6 @@ def test_options_change_the_answer(runs_dir, cli):
     options = "--chat zephyr --seed 5 --temperature 0.8 --top-k 20 --max-new-tokens 5 --stop e --cache static"
     output = cli("chat", runs_dir / "bare", "--system", "be kind", *options.split(), stdin="a dog\n")
     assert output.out == f"{expected}\n"
-
-
-def test_long_conversation_drops_oldest_messages(runs_dir, cli):
-    err = cli("chat", runs_dir / "run", stdin="a dog barks .\n" * 20).err
-    assert err.count("the conversation is too long: its oldest messages are dropped") >= 5
 
 
 class Terminal:

@@ -84,15 +84,12 @@ def trained_copy(trained_dir, tmp_path, monkeypatch):
     return directory
 
 
-def test_training_prints_chinese_lines(trained_copy):
+def test_training_and_eval_print_chinese(trained_copy, cli):
     lines = (trained_copy / "err.txt").read_text().splitlines()
     assert all(re.search(r"[\u4e00-\u9fff]", line) for line in lines)
     actual = [without_numbers(line) for line in lines]
     assert [line for line in TABLES["training"] if line not in actual] == []
     assert any(f"（{BASELINE}）{VERDICT}" in line for line in lines)
-
-
-def test_eval_prints_a_chinese_table(trained_copy, cli):
     out, err = cli("eval", "runs/mine", "valid.en", "valid.de")
     count, verdict = err.splitlines()
     assert count == "valid.en + valid.de：6 个句对，保留 6 个" and VERDICT in verdict

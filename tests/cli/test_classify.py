@@ -38,9 +38,6 @@ def test_text_file_and_pipe_have_the_same_classes(classifier, tmp_path, cli):
     lines = cli("classify", classifier, stdin="ein hund\n\n  \n").out.splitlines()
     predictions = polyhead.load(classifier).classify(["ein hund", "", "  "])
     assert [line.split("\t")[0] for line in lines] == [one.label for one in predictions]
-
-
-def test_pairs_and_probabilities_of_all_classes(classifier, cli):
     out = cli("classify", classifier, stdin="ja\tnein\nkatze\thund\n").out
     assert out == expected_lines(classifier, ("ja", "nein"), ("katze", "hund"))
     cells = cli("classify", classifier, "ja", "--all").out.strip().split("\t")

@@ -46,10 +46,8 @@ def test_bash_completes_verbs_and_options(environment):
 
 def test_zsh_and_fish_get_descriptions(environment):
     variables = {"_TYPER_COMPLETE_ARGS": "polyhead embe", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
-    for shell, text in (
-        ("zsh", '"embed":"Compute an embedding of each text."'),
-        ("fish", "embed\tCompute an embedding of each text.\n"),
-    ):
+    description = "Compute an embedding of each text."
+    for shell, text in (("zsh", f'"embed":"{description}"'), ("fish", f"embed\t{description}\n")):
         assert text in output(["polyhead"], environment, _POLYHEAD_COMPLETE=f"complete_{shell}", **variables)
 
 

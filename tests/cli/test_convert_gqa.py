@@ -1,5 +1,3 @@
-"""Tests of cli/convert_gqa.py; `mistakes.txt` has its messages."""
-
 import re
 
 import pytest
@@ -76,9 +74,7 @@ def test_run_without_text_is_converted_unmeasured(tiny, run_dir, tmp_path, cli):
     assert not (tmp_path / "c" / "checkpoints").exists()
     assert polyhead.load(tmp_path / "c").translate(["ein hund"])
     cli("train", tmp_path / "c" / "recipe.yaml", "--resume", code=2)  # not silently from random weights
-    message = "n_kv_heads (3) must be less than 4 and divide it: one of 1, 2"
-    assert message in cli.error("convert-gqa", run_dir, tmp_path / "x", "--kv-heads", 3)
-    assert not (tmp_path / "x").exists()
+
     weights = (run_dir / "model.safetensors").read_bytes()
     message = cli.error("convert-gqa", run_dir, run_dir, "--kv-heads", 2)
     assert "is not empty; choose another directory" in message

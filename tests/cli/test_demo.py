@@ -1,5 +1,3 @@
-"""Tests of cli/demo.py; `mistakes.txt` has its messages."""
-
 from pathlib import Path
 
 import pytest
@@ -13,7 +11,7 @@ pytest.importorskip("babel")
 WEIGHTS = Path("runs/demo/model.safetensors")
 
 
-def test_finished_demo_is_reused(finished, cli):
+def test_finished_demo_is_reused_or_trained_again(finished, cli):
     times = [path.stat().st_mtime_ns for path in (WEIGHTS, REPORT)]
     out, err = cli("demo", "--translate", "in 3 days")
     assert out.count("\n") == 1 and err == ""
@@ -22,9 +20,6 @@ def test_finished_demo_is_reused(finished, cli):
     message = cli.error("demo", "--target", "de", "--out", "runs/demo", "--again")
     assert message.startswith("runs/demo has a demo from en to zh; choose another directory")
     assert WEIGHTS.stat().st_mtime_ns == times[0]
-
-
-def test_again_trains_the_same_weights(finished, cli):
     old_weights, time = weights(), WEIGHTS.stat().st_mtime_ns
     first = cli("demo", "--translate", "in 3 days").out
     second = cli("demo", "--again", "--translate", "in 3 days")

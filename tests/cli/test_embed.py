@@ -1,5 +1,3 @@
-"""Tests of cli/embed.py; `mistakes.txt` has its messages."""
-
 import json
 
 import numpy as np
@@ -38,7 +36,7 @@ def test_embeddings_are_those_of_the_library(encoder, texts_file, tmp_path, cli)
     assert len(out.splitlines()) == 40 + 1 and "truncated to 40 tokens: 1 of 1 texts" in err
 
 
-def test_output_of_no_text_to_link_and_input(encoder, texts_file, tmp_path, cli):
+def test_output_to_link_and_similarities(encoder, texts_file, tmp_path, cli):
     directory, run = encoder
     (tmp_path / "none.txt").write_text("")
     cli("embed", directory, tmp_path / "none.txt", "--output", tmp_path / "none.npy")
@@ -48,13 +46,6 @@ def test_output_of_no_text_to_link_and_input(encoder, texts_file, tmp_path, cli)
     cli("embed", directory, texts_file, "--output", link)
     assert link.is_symlink()
     np.testing.assert_allclose(np.load(tmp_path / "none.npy"), run.embed(TEXTS), atol=1e-6)
-    path = directory / "metrics.jsonl"
-    path.write_text("{}\n")
-    assert "metrics.jsonl is an input" in cli.error("embed", directory, texts_file, "--output", path)
-    path.unlink()
-
-
-def test_like_prints_cosine_similarities(encoder, texts_file, cli):
     directory, run = encoder
     out = cli("embed", directory, texts_file, "--like", "the dog", "--pooling", "first").out
     similarities, texts = zip(*[line.split("\t") for line in out.splitlines()], strict=True)

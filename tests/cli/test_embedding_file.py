@@ -1,5 +1,3 @@
-"""Tests of cli/embedding_file.py."""
-
 import json
 import resource
 

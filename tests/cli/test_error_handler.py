@@ -1,5 +1,3 @@
-"""Tests of cli/error_handler.py."""
-
 import pytest
 import typer
 from pydantic import TypeAdapter, ValidationError
@@ -52,7 +50,7 @@ def test_error_becomes_a_line_and_an_exit_code(error, code, message, capsys):
     assert capsys.readouterr().err == f"polyhead: {message}\n"
 
 
-def test_unexpected_error_is_reported_as_a_bug_or_plugin(capsys, monkeypatch):
+def test_unexpected_error_names_a_bug_or_plugins(capsys, monkeypatch):
     monkeypatch.setattr(error_handler, "LOADED_PLUGINS", set())
     assert run_verb_that_raises(KeyError("x")) == 1
     err = capsys.readouterr().err

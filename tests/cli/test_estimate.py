@@ -1,5 +1,3 @@
-"""Tests of cli/estimate.py; `mistakes.txt` has its messages."""
-
 import json
 import shlex
 from pathlib import Path
@@ -23,7 +21,7 @@ def estimate(cli):
     return run
 
 
-def test_preset_as_json(estimate):
+def test_presets_are_estimated(estimate):
     options = "--batch-size 2 --seq-len 64 --context-len 64 --no-probe --json"
     tree = estimate(f"gpt2 model.n_layers=2 model.n_kv_heads=4 {options}")
     assert tree["name"] == "gpt2"
@@ -34,13 +32,15 @@ def test_preset_as_json(estimate):
     out = estimate(f"{options} --data-parallel 8 --bandwidth 1")
     assert "data parallel" in out and "with nccl" in out and "floating-point operations" not in out
     assert "floating-point operations" in estimate(f"{options} --details")
+    out = estimate("gpt2 model.n_layers=2 --no-probe --seq-len 64 --context-len 8 --hardware a100")
+    assert "sent per rank" not in out and "memory of a rank, at most\n" in out and "MFU" in out
+    out = estimate("gpt2 model.n_layers=2 --no-probe --batch-size 2048 --context-len 8 --hardware a100")
+    assert "more than the 80 GB of a100" in out
 
 
-def test_recipe_whose_text_is_missing(tmp_path, monkeypatch, estimate, cli):
+def test_recipe_whose_text_is_missing(tmp_path, monkeypatch, estimate):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "recipe.yaml").write_text("data: {}\n")
-    message = cli.error("estimate", tmp_path)
-    assert message.endswith(f"not a recipe; did you mean '{tmp_path}/recipe.yaml'?")
+
     recipe = "data: {train: [a.en, a.de], valid: [b.en, b.de]}\nmodel: {preset: tiny, n_layers: 1}\n"
     Path("mine.yaml").write_text(recipe + "train: {steps: 9}\n")
     out = estimate("mine.yaml train.steps=11 --no-probe --context-len 8")
@@ -72,10 +72,3 @@ def test_rank_of_an_accelerator(estimate):
     out = estimate(command)
     assert "memory of a rank, at most, recompute blocks" in out and "of the 80 GB of h100" in out
     assert "time of an update on h100, bf16" in out and "exposed: tensor" in out
-
-
-def test_hardware_alone_is_one_rank(estimate):
-    out = estimate("gpt2 model.n_layers=2 --no-probe --seq-len 64 --context-len 8 --hardware a100")
-    assert "sent per rank" not in out and "memory of a rank, at most\n" in out and "MFU" in out
-    out = estimate("gpt2 model.n_layers=2 --no-probe --batch-size 2048 --context-len 8 --hardware a100")
-    assert "more than the 80 GB of a100" in out

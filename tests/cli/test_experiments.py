@@ -1,5 +1,3 @@
-"""Tests of cli/experiments.py; `mistakes.txt` has its messages."""
-
 from tests.lab.run_helpers import toy as toy
 
 from polyhead.lab.registry import EXPERIMENTS

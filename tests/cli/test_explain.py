@@ -27,9 +27,6 @@ def test_page_has_the_explanation(tiny, tmp_path, cli):
     data = read_data(page)
     assert {key: data[key] for key in expected} == expected
     assert out == f"{len(expected['walk'])} steps in 2 layers: {page}\n"
-
-
-def test_target_defaults_to_the_output(tiny, cli):
     cli("explain", tiny, SOURCE, "--tokens", 3, "--first", 2)
     data = read_data(tiny / "explain.html")
     assert data["inputs"]["target_is"] == "output"

@@ -1,5 +1,3 @@
-"""Tests of cli/fill_mask.py."""
-
 import pytest
 
 

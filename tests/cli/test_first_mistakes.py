@@ -23,10 +23,12 @@ def make_run(kind):
     return Run(ph.build(KEYS | {"kind": kind}, seed=1), tokenizer, GenerationConfig())
 
 
-def test_mapping_builds_the_model_of_its_config():
+def test_mappings_and_text_paths_are_accepted(tmp_path):
     a, b = ph.build(KEYS, seed=3), ph.build(CONFIG, seed=3)
     assert a.config == b.config
     assert all(torch.equal(x, y) for x, y in zip(a.parameters(), b.parameters(), strict=True))
+    make_run("encoder-decoder").save(str(tmp_path / "mine"), "# facts\n")
+    assert ph.load(str(tmp_path / "mine")).translate(["a dog"], beam_size=1)
 
 
 BUILD = "build expects a ModelConfig"
@@ -77,8 +79,3 @@ def test_message_names_what_is_expected(call, message):
     with pytest.raises(UserError, match=f"^{re.escape(message)}") as error:
         call()
     assert "\n" not in str(error.value)
-
-
-def test_run_is_saved_to_a_text_path(tmp_path):
-    make_run("encoder-decoder").save(str(tmp_path / "mine"), "# facts\n")
-    assert ph.load(str(tmp_path / "mine")).translate(["a dog"], beam_size=1)

@@ -1,5 +1,3 @@
-"""Tests of cli/formatting.py."""
-
 from typing import Literal
 
 import pytest
@@ -8,22 +6,16 @@ from polyhead.cli.formatting import format_type, format_yaml
 
 
 @pytest.mark.parametrize(
-    ("hint", "text"),
+    ("write", "value", "text"),
     [
-        (float, "float"),
-        (int | None, "int | null"),
-        (Literal["none", "linear"], "none | linear"),
-        (tuple[float, float], "tuple[float, float]"),
-        (list[str] | None, "list[str] | null"),
+        (format_type, float, "float"),
+        (format_type, int | None, "int | null"),
+        (format_type, Literal["none", "linear"], "none | linear"),
+        (format_type, tuple[float, float], "tuple[float, float]"),
+        (format_type, list[str] | None, "list[str] | null"),
+        *((format_yaml, None, "null"), (format_yaml, True, "true"), (format_yaml, 0.1, "0.1")),
+        *((format_yaml, "", '""'), (format_yaml, (0.9, 0.98), "[0.9, 0.98]")),
     ],
 )
-def test_type_is_written_in_short(hint, text):
-    assert format_type(hint) == text
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(None, "null"), (True, "true"), (0.1, "0.1"), ("", '""'), ((0.9, 0.98), "[0.9, 0.98]")],
-)
-def test_value_is_written_as_in_a_recipe(value, text):
-    assert format_yaml(value) == text
+def test_types_and_values_are_written_in_short(write, value, text):
+    assert write(value) == text

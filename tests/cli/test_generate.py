@@ -1,5 +1,3 @@
-"""Tests of cli/generate.py."""
-
 import re
 
 import pytest
@@ -31,7 +29,6 @@ def run(run_dir):
     [
         ({"length_penalty": 2.0}, "length_penalty has no effect on sampled text; valid settings: batch_to"),
         ({"beam_size": 3, "top_p": 0.5}, "top_p has no effect on beam search; valid settings:"),
-        ({"beam_size": 3, "seed": 0}, "seed has no effect on beam search"),
         ({"beam_size": 3, "n_best": 2}, "n sets the number of texts, not n_best"),
         ({"beam_size": 3, "n": 4}, r"^n \(4\) is more than beam_size \(3\)"),
         ({"n": 10**9}, r"^n is 1,000,000,000, expected at most 10,000"),

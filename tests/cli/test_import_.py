@@ -1,5 +1,3 @@
-"""Tests of cli/import_.py."""
-
 import json
 
 from tests.hf.conftest import gpt2 as gpt2

@@ -1,5 +1,3 @@
-"""Tests of cli/init.py."""
-
 import random
 from pathlib import Path
 
@@ -16,15 +14,12 @@ def workdir(tmp_path, monkeypatch):
     Path("a.txt").write_text("".join(f"{line}\n" for line in SENTENCES))
 
 
-def test_recipe_has_the_overrides(cli):
+def test_recipe_has_overrides_and_quoted_commands(cli):
     overrides = ["model.position=alibi", "tokenizer.kind=char", "data.document_separator=line"]
     out = cli("init", "a.txt", *overrides).out
     assert out.startswith("# A language model: 60 documents, 1.6 kB of text (a.txt).\n")
     for line in ("position: alibi", "kind: char", "document_separator: line"):
         assert f"  {line}\n" in out
-
-
-def test_commands_in_the_comments_are_quoted(cli):
     for name in ("one.en", "one.de"):
         Path(name).write_text(f"{SENTENCES[0]}\n")
     err = cli("init", "one.en", "one.de", "--output", "my own.yaml").err

@@ -51,7 +51,7 @@ def test_translations_contain_their_terms(tiny, text_file, terms_file, tmp_path,
     assert engine.submit("zwei hunde", terminology=TERMS, **short).collect_texts() == output
 
 
-def test_terms_apply_to_eval_and_too_many_are_reported(tiny, text_file, terms_file, tmp_path, cli):
+def test_terms_apply_to_eval_and_are_checked(tiny, text_file, terms_file, tmp_path, cli):
     terms_file.write_text("a dog\t" + 40 * "dog " + "\n")
     out, err = cli("translate", tiny, text_file, "--terminology", terms_file, "--read-batch", 2)
     expected = one_line(polyhead.load(tiny).translate(TEXTS))
@@ -64,9 +64,6 @@ def test_terms_apply_to_eval_and_too_many_are_reported(tiny, text_file, terms_fi
     assert "bleu" in cli("eval", tiny, text_file, text_file, *options).out
     expected = polyhead.load(tiny).translate(texts, terminology={"hund": "dog"})
     assert path.read_text().split("\n")[:-1] == one_line(expected)
-
-
-def test_invalid_terminology_is_refused(tiny):
     with pytest.raises(UserError, match="terminology is supported only for translations with beam search"):
         polyhead.load(tiny).engine().submit("ein hund", terminology=TERMS, temperature=0.5)
     with pytest.raises(UserError, match=r'terms are a dict such as {"dog": "Hund"}, got .dog.'):
@@ -88,14 +85,3 @@ def test_translations_begin_with_their_prefixes(tiny, source, tmp_path, translat
         lines = translate(tiny, source, "--prefix", path, *options)
         assert [lines[i] for i in rows] == one_line(expected)
         assert all(lines[i] == "" for i in range(len(LINES)) if i not in rows)
-
-
-def test_number_of_prefixes_must_match(tiny, source, tmp_path, cli):
-    path, n = tmp_path / "prefixes.txt", len(LINES)
-    more = f"prefixes.txt has more lines than the text, which has {n}"
-    for count, message in ((n - 1, f"prefixes.txt ends before line {n} of the text"), (n + 1, more)):
-        path.write_text(count * "a\n")
-        output = cli("translate", tiny, source, "--prefix", path, "--read-batch", 2, code=2)
-        assert message in output.err
-    message = cli.error("translate", tiny, "-", "--prefix", "-")
-    assert "--prefix: standard input is already used for the text" in message

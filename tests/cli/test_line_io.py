@@ -35,28 +35,20 @@ def test_packed_input_is_refused(content, message, tmp_path, monkeypatch):
             list(read_lines(source))
 
 
-def test_binary_file_is_refused_before_reading(tmp_path):
+def test_binary_and_compressed_files_are_recognised(tmp_path, monkeypatch):
     path = tmp_path / "model.bin"
     path.write_bytes(bytes(range(256)) * 4)
     with pytest.raises(UserError, match=r"model.bin is not text: 4 of its first 4 lines are not UTF-8"):
         read_lines(str(path))
-    for content, lines in (
-        ("Öl\nÄrger\n".encode("latin-1"), ["\ufffdl", "\ufffdrger"]),
-        (b"a\0b\n", ["a\0b"]),
-    ):
+    latin_1 = "Öl\nÄrger\n".encode("latin-1")
+    for content, lines in ((latin_1, ["\ufffdl", "\ufffdrger"]), (b"a\0b\n", ["a\0b"])):
         path.write_bytes(content)
         assert list(read_lines(str(path))) == lines
-
-
-def test_gzip_is_read_from_files_only(tmp_path, monkeypatch):
     (tmp_path / "text").write_bytes(gzip.compress(TEXT.encode()))
     assert list(read_lines(str(tmp_path / "text"))) == TEXT.splitlines()
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(gzip.compress(TEXT.encode()))))
     with pytest.raises(UserError, match="standard input is compressed with gzip; decompress it: gunzip"):
         list(read_lines("-"))
-
-
-def test_text_instead_of_file_suggests_a_pipe(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     advice = "; to pass a text use a pipe: echo TEXT | polyhead ..."
     for source, suffix in (("the dog", advice), ("dog", "")):

@@ -136,7 +136,8 @@ def answer_of(command, language):
     return code, "\n".join(line.removeprefix(prefix) for line in lines), out.getvalue()
 
 
-PRINTING = ("verify runs/cut", "demo --target en")  # they print before the mistake is found
+# they print before the mistake is found
+PRINTING = ("verify runs/cut", "demo --target en", "translate runs/mt a.en --prefix plain.txt")
 ROWS = [(language, *row) for language in ("en", "zh") for row in read_table(language)]
 
 

@@ -16,7 +16,8 @@ COMMANDS = {
         *("generate run dogs", "attention run dogs --out a.html", "visualize run --out v.html"),
     ],
     "encoder-decoder": [
-        *("translate run lines.txt", "score run lines.txt lines.txt", "eval run lines.txt lines.txt")
+        "translate run lines.txt",
+        *(f"{v} run lines.txt lines.txt" for v in ("score", "eval")),
     ],
     "encoder": ["embed run lines.txt", "embed run lines.txt --like dogs", "fill-mask run masks.txt"],
     "classifier": ["classify run lines.txt", "eval run labels.tsv --text 0 --label 1", "embed run lines.txt"],

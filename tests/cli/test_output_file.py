@@ -1,14 +1,11 @@
-"""Tests of cli/output_file.py."""
-
 import pytest
 
 
 @pytest.mark.parametrize("options", [["--n-best", "2", "--scores"], ["--read-batch", "2"]])
 def test_file_has_the_standard_output(options, tiny, source, tmp_path, translate, cli):
+    """`mistakes.txt` has the refusals."""
     expected, out = translate(tiny, source, *options), tmp_path / "new" / "out.txt"
     assert translate(tiny, source, *options, "--output", out) == []
     assert out.read_text().split("\n") == [*expected, ""]
     assert [path.name for path in out.parent.iterdir()] == ["out.txt"]
-    inputs = (source, tiny / "config.json")
-    for path, problem in (*((path, "is an input") for path in inputs), (tmp_path, "is a directory")):
-        assert f"--output {path} {problem}" in cli.error("translate", tiny, source, "--output", path)
+    assert "is an input" in cli.error("translate", tiny, source, "--output", tiny / "config.json")

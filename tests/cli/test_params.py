@@ -1,5 +1,3 @@
-"""Tests of cli/params.py; `mistakes.txt` has its messages."""
-
 from polyhead.config.presets import PRESET_INFO, PRESETS
 
 

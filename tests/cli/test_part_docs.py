@@ -1,5 +1,3 @@
-"""Tests of cli/part_docs.py."""
-
 from polyhead.cli.part_docs import parse_docstring
 
 

@@ -1,5 +1,3 @@
-"""Tests of cli/partial_file.py."""
-
 import resource
 
 from tests.cli.conftest import LINES

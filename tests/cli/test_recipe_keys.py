@@ -1,5 +1,3 @@
-"""Tests of cli/recipe_keys.py."""
-
 from polyhead.config.config_sections import DistillConfig, InitFromConfig, LoraConfig, ParallelConfig
 from polyhead.config.recipe import Recipe
 

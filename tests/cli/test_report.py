@@ -32,9 +32,6 @@ def test_page_is_that_of_the_training(run_dir, tmp_path, cli):
     actual, expected = read_page(path), read_page(run_dir / "report.html")
     assert actual.data() == expected.data() == read_page(tmp_path / "report.html").data()
     assert actual.words() == expected.words()
-
-
-def test_page_has_every_value_of_the_card(run_dir, tmp_path, cli):
     copy = shutil.copytree(run_dir, tmp_path / "run", ignore=shutil.ignore_patterns("checkpoints", "data"))
     text = (copy / "README.md").read_text()
     row = "| baseline \\| copied source | 1.25 |\n| valid loss |"
@@ -42,9 +39,6 @@ def test_page_has_every_value_of_the_card(run_dir, tmp_path, cli):
     cli("report", copy)
     words = [text for tag, text in read_page(copy / "report.html").texts if tag in ("dt", "dd")]
     assert words[words.index("baseline | copied source") + 1] == "1.25"
-
-
-def test_invalid_arguments_are_refused(run_dir, tmp_path, cli):
     message = cli.error("report", *[run_dir] * 13, "--output", tmp_path / "x.html")
     assert message == "13 runs; a chart shows at most 12: pass fewer"
     path = run_dir / "metrics.jsonl"

@@ -1,7 +1,5 @@
 """Services behind routers, as docs/serving.md configures them; skipped where a router is missing."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,5 +1,3 @@
-"""Tests of cli/terminology_file.py."""
-
 import pytest
 
 
@@ -18,6 +16,3 @@ def test_invalid_file_is_refused(content, message, tiny, source, tmp_path, cli):
     path.write_bytes(content)
     err = cli("translate", tiny, source, "--terminology", path, "--read-batch", 2, code=2).err
     assert f"polyhead: --terminology: {message.replace('FILE', str(path))}" in err
-    files = ((source, "nowhere.tsv", "no file 'nowhere.tsv'"), ("-", "-", "is already used"))
-    for text, name, problem in files:
-        assert problem in cli.error("translate", tiny, text, "--terminology", name)

@@ -51,19 +51,6 @@ def test_read_batch_does_not_change_samples(size, tiny, source, translate):
     assert translate(tiny, source, *options, 8) != expected
 
 
-def test_options_without_effect_on_sampling_are_refused(tiny, source, cli):
-    terminology = source.with_name("terms.tsv")
-    terminology.write_text("hund\tdog\n")
-    for options, message in (
-        ("--temperature 1 --beam-size 2", "beam_size has no effect on sampled translations"),
-        (f"--top-p 0.9 --terminology {terminology}", "terminology is supported only for translations with b"),
-        ("--seed 3", "seed has no effect on translations"),
-        ("--temperature 1 --n-best 0", "n_best is 0; expected an integer, 1 or more"),
-        ("--temperature 1 --seed -1", "--seed: '-1' is out of range"),
-    ):
-        assert message in cli.error("translate", tiny, source, *options.split())
-
-
 def test_n_best_lines_have_falling_scores(tiny, source, tmp_path, translate):
     lines = translate(tiny, source, "--n-best", 3, "--beam-size", 4, "--scores")
     assert len(lines) == 3 * len(LINES)
@@ -112,13 +99,10 @@ def test_pipes_and_gzip_are_read_and_written(tiny, source, tmp_path, translate):
 
 
 @pytest.mark.acceptance("A9")
-def test_only_newlines_end_lines(tiny, tmp_path, translate):
+def test_lines_end_with_newlines_only(tiny, tmp_path, translate, monkeypatch):
     path = tmp_path / "odd.txt"
     path.write_bytes(b"\xef\xbb\xbfein\r\nhund\x0bhund\x1c\xe2\x80\xa8x\xc2\x85y\na\rb")
     assert len(translate(tiny, path)) == 3
-
-
-def test_terminal_input_is_translated_line_by_line(monkeypatch):
     assert (choose_read_batch("-", 512), choose_read_batch("input.txt", 512)) == (512, 512)
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
     assert (choose_read_batch("-", 512), choose_read_batch("input.txt", 512)) == (1, 512)

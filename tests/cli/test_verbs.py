@@ -1,5 +1,3 @@
-"""Tests of cli/verbs.py."""
-
 from importlib import import_module
 
 import pytest
@@ -11,10 +9,7 @@ from polyhead.cli.verbs import VERBS
 def test_help_lists_every_verb(words, cli):
     out = cli(*words).out
     assert all(f"\n  {verb} " in out for verb in VERBS)
-
-
-def test_help_of_every_verb_has_its_docstring(cli):
-    for verb, (module, _) in VERBS.items():
+    for verb, (module, _) in VERBS.items() if words == [] else ():
         out = cli(verb, "--help").out
         assert out.startswith(f"Usage: polyhead {verb} ")
         docstring = import_module(f"polyhead.cli.{module}").run.__doc__

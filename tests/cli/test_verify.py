@@ -1,5 +1,3 @@
-"""Tests of cli/verify.py."""
-
 from tests.run.run_helpers import edit
 from tests.run.run_helpers import run_copy as run_copy
 from tests.run.run_helpers import run_dir as run_dir

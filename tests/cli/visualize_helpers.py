@@ -1,7 +1,5 @@
 """Shared by the tests of visualize and of its page."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

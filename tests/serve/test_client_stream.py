@@ -1,5 +1,3 @@
-"""Tests of serve/client_stream.py."""
-
 import pytest
 from tests.serve.conftest import wait_until
 from tests.serve.engine_thread_helpers import join_text, run_streams
@@ -34,12 +32,17 @@ def test_updates_are_merged_while_the_loop_is_busy(monkeypatch):
         assert tokens == stream.output.tokens[0]
 
 
-def test_end_is_sent_while_other_streams_run(monkeypatch):
+def test_ends_are_sent_in_any_state(monkeypatch):
     monkeypatch.setattr(engine_thread, "FLUSH_INTERVAL", 60.0)
     with run_streams({"max_new_tokens": 4}, {"max_new_tokens": 2000, "seed": 1}) as (loop, short, long):
         loop.run_until_finished(short.queue)
         assert long.output.request.finish_status is None
         assert join_text(short.queue) == short.output.collect_texts()[0]
+    with run_streams(SAMPLING | {"max_new_tokens": 6}) as (_, stream):
+        wait_until(lambda: stream.output and stream.output.request.finish_status)
+    assert stream.queue[-1].is_finished and stream.queue[-1].error is None
+    assert len(stream.output.tokens[0]) == 6
+    assert join_text(stream.queue) == stream.output.collect_texts()[0]
 
 
 @pytest.mark.parametrize("n", [1, 3])
@@ -54,11 +57,3 @@ def test_first_and_last_token_are_sent_at_once(monkeypatch, n):
             deltas = [delta for update in stream.queue for delta in update.deltas if delta.row == row]
             assert [token for d in deltas for token in d.logprobs.tokens] == stream.output.tokens[row]
             assert [delta.is_last for delta in deltas] == [False] * (len(deltas) - 1) + [True]
-
-
-def test_updates_of_busy_loop_are_sent_at_shutdown():
-    with run_streams(SAMPLING | {"max_new_tokens": 6}) as (_, stream):
-        wait_until(lambda: stream.output and stream.output.request.finish_status)
-    assert stream.queue[-1].is_finished and stream.queue[-1].error is None
-    assert len(stream.output.tokens[0]) == 6
-    assert join_text(stream.queue) == stream.output.collect_texts()[0]

@@ -37,9 +37,6 @@ def test_packed_model_is_explained_from_its_directory(tmp_path):
     assert explain_now(explainer, "a dog barks") == expected
     assert explainer.obstacle == ""  # also once it is loaded
     explainer.close()
-
-
-def test_obstacle_names_why_a_model_cannot_be_explained(tmp_path):
     run = build_run("decoder")
     run.save(tmp_path)
     packed_run = polyhead.load(tmp_path, fast=True)

@@ -139,11 +139,8 @@ def test_requests_are_freed_without_gc(runs, gc_disabled, disconnects, stream):
 @pytest.mark.acceptance("E10")
 def test_attention_of_translation_is_computed_under_load(runs):
     body, path = {"input": "a dog barks .", "max_tokens": 3, "beam_size": 2}, "/v1/translations"
-    limits = Limits(max_queue=2)
-    with (
-        serve_run(runs["encoder-decoder"], max_num_seqs=2, limits=limits) as client,
-        client.hold_steps() as steps,
-    ):
+    options = {"max_num_seqs": 2, "limits": Limits(max_queue=2)}
+    with serve_run(runs["encoder-decoder"], **options) as client, client.hold_steps() as steps:
         first = client.send(body | {"return_attention": True}, path)
         steps.wait_entered()
         steps.allow()

@@ -85,12 +85,9 @@ def test_examples_fit_the_task(kind, task, content, data, examples, tmp_path):
     assert Card.from_run(run, use_own_samples=True).examples == examples
 
 
-def test_round_down_keeps_two_digits():
+def test_numbers_and_texts_are_shortened():
     for number, expected in [(0, 1), (7, 7), (19, 19), (47, 45), (99, 95), (384, 380), (2380, 2300)]:
         assert round_down(number) == expected
-
-
-def test_first_sentence_of_a_long_text():
     assert first_sentence("Short. Text.") == "Short. Text."
     assert first_sentence("It is 3.5 m long. " + "More of it. " * 30) == "It is 3.5 m long."
     assert first_sentence("很长的一句话在这里。" + "还有更多的话。" * 40) == "很长的一句话在这里。"

@@ -1,5 +1,3 @@
-"""Tests of serve/sample_inputs.py."""
-
 from tests.serve.conftest import build_run, make_recipe
 
 from polyhead import Choice
@@ -15,7 +13,7 @@ def test_examples_are_validation_lines_of_the_training_file(tmp_path):
     assert Card.from_run(run, use_own_samples=True).examples[0] == "dogs number 91 bark ."
 
 
-def test_language_is_that_with_the_fewest_tokens():
+def test_language_is_given_or_has_fewest_tokens():
     german = ["ich kaufe frisches brot in meinem garten .", "es regnet seit heute morgen ."]
     tokenizer = train_tokenizer(german * 20, Choice("bpe"), 400)
     assert everyday_samples(tokenizer)[1] == ("Meine Schwester liest im Garten ein Buch.",)
@@ -23,9 +21,6 @@ def test_language_is_that_with_the_fewest_tokens():
     english += " It has been raining since this morning. Where can I buy fresh bread?"
     tokenizer = train_tokenizer([english], Choice("char"), 100)
     assert everyday_samples(tokenizer)[0] == ("The train leaves at half past nine.",)
-
-
-def test_language_codes_may_have_scripts_and_regions():
     tokenizer = build_run("encoder").tokenizer
     samples = everyday_samples(tokenizer, "zh")
     assert samples == everyday_samples(tokenizer, "zh_CN") == everyday_samples(tokenizer, "zh-Hans")

@@ -1,5 +1,3 @@
-"""Tests of serve/service.py."""
-
 import json
 
 import pytest
@@ -28,8 +26,6 @@ def test_model_names_are_compared_only(client, name):
 
 def test_service_without_any_task_does_not_start():
     run = ensemble_runs([build_run("encoder", lm_head=False) for _ in range(2)])
-    with (
-        pytest.raises(UserError, match="embeddings require a single run, not an ensemble of 2"),
-        serve_run(run),
-    ):
+    message = "embeddings require a single run, not an ensemble of 2"
+    with pytest.raises(UserError, match=message), serve_run(run):
         pass

@@ -73,10 +73,13 @@ def test_run_calls_tools_as_its_service_does(tool_client, say):
     assert session.reply(QUESTION).tool_calls == ()
 
 
-def test_unusable_schema_of_a_required_call_is_named(tool_client):
+def test_unusable_schemas_and_styles_are_refused(tool_client):
     tools = [*TOOLS, {"type": "function", "function": {"name": "f", "parameters": {"required": "x"}}}]
     with pytest.raises(UserError, match="tools: cannot be used as a grammar: f: failed to compile"):
         tool_client.run.chat_session().reply(QUESTION, tools=tools, tool_choice="required")
+    with serve_run(build_tool_run("mistral", True, style="v1")) as client:
+        error = get_error(client.ask(PATH, {"messages": QUESTION, "tools": TOOLS}))
+        assert error["param"] == "tools" and "does not support tools in the style 'v1'" in error["message"]
 
 
 @pytest.mark.parametrize("options", [{"seed": 4}, {"beam_size": 2}], ids=str)
@@ -106,9 +109,3 @@ def test_tools_count_as_the_model_reads_them(tool_client):
         assert re.fullmatch(pattern, error["message"])
     else:
         assert answer.status_code == 200
-
-
-def test_style_without_tools_refuses_them():
-    with serve_run(build_tool_run("mistral", True, style="v1")) as client:
-        error = get_error(client.ask(PATH, {"messages": QUESTION, "tools": TOOLS}))
-        assert error["param"] == "tools" and "does not support tools in the style 'v1'" in error["message"]

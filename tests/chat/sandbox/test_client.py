@@ -58,9 +58,6 @@ def test_placeholders_do_not_occur_in_the_values():
     assert choose_placeholders(all_blocks) is None
     with pytest.raises(UserError, match="too many private-use characters"):
         render_template("x", {"messages": all_blocks})
-
-
-def test_text_cannot_forge_a_role_token():
     token = Placeholders(0x1000).roles["eos_token"]
     rendering = render_template("{{ x }}{{ eos_token }}", {"x": token})
     assert rendering.text == token + rendering.placeholders.roles["eos_token"]

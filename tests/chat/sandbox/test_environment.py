@@ -28,16 +28,10 @@ def test_only_copied_text_has_placeholders():
     rendering = render_template("<{{ x }}>{{ x.split('<')[1] }}<b>", {"x": "a<b>"})
     protect = rendering.placeholders.protect
     assert rendering.text == "<" + protect("a<b>") + ">" + protect("b>") + "<b>"
-
-
-def test_template_that_converts_user_text_is_refused():
     template = "{{ x | urlencode }}"
     assert render_template(template, {"x": "abc"}).text == "abc"
     with pytest.raises(UserError, match="which then looks like its own"):
         render_template(template, {"x": "a<b"})
-
-
-def test_loop_controls_and_dates_are_those_of_transformers():
     loop = "{% for i in range(9) %}{% if i == 2 %}{% continue %}{% endif %}"
     loop += "{% if i == 4 %}{% break %}{% endif %}{{ i }}{% endfor %}"
     assert render_template(loop + "{{ strftime_now('%%') }}", {}).text == "013%"

@@ -19,27 +19,17 @@ MASKED = "masked or damaged tokens"
 ENCODER = f"this run is trained to predict {MASKED} and is evaluated on {MASKED}"
 
 
+SIDES = "of labelled texts and translations"
+LABEL_LINES = [f"--label: of labelled texts; {LANGUAGE_MODEL}", f"--limit: {SIDES}; {LANGUAGE_MODEL}"]
+BEAMS = {"beam_size": 3, "length_penalty": 1.0, "limit": 2}
+
+
 @pytest.mark.parametrize(
     ("kind", "options", "lines"),
     [
-        (
-            "classifier",
-            {"beam_size": 3, "length_penalty": 1.0, "limit": 2},
-            [f"--beam-size, --length-penalty: of translations; {CLASSIFIER}"],
-        ),
-        (
-            "decoder",
-            {"limit": 2, "label": "class"},
-            [
-                f"--label: of labelled texts; {LANGUAGE_MODEL}",
-                f"--limit: of labelled texts and translations; {LANGUAGE_MODEL}",
-            ],
-        ),
-        (
-            "recovered",
-            {"batch_tokens": 0},
-            [f"--batch-tokens: of labelled texts and translations; {ENCODER}"],
-        ),
+        ("classifier", BEAMS, [f"--beam-size, --length-penalty: of translations; {CLASSIFIER}"]),
+        ("decoder", {"limit": 2, "label": "class"}, LABEL_LINES),
+        ("recovered", {"batch_tokens": 0}, [f"--batch-tokens: {SIDES}; {ENCODER}"]),
         ("encoder-decoder", {"text": ["a"]}, [f"--text: of labelled texts and plain text; {TRANSLATOR}"]),
     ],
 )

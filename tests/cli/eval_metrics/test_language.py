@@ -1,5 +1,3 @@
-"""Tests of cli/eval_metrics/language.py."""
-
 import json
 
 import pyarrow
@@ -41,9 +39,6 @@ def test_texts_of_a_table_are_measured(table, directory, cli):
     expected = [result.loss, result.per_token, result.per_word, result.bits_per_character]
     assert measure() == pytest.approx(expected, abs=2e-3)
     assert measure("--text", "other") != pytest.approx(expected, abs=2e-3)
-
-
-def test_column_requires_a_table(directory, cli):
     assert "--text requires files" in cli.error("eval", directory / "run", "--text", "other")
     message = cli.error("eval", directory / "run", directory / "a.jsonl", "--text", "txt")
     assert "unknown key of a.jsonl 'txt'; did you mean 'text'?" in message

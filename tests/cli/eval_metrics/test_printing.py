@@ -1,5 +1,3 @@
-"""Tests of cli/eval_metrics/printing.py."""
-
 from pathlib import Path
 
 import pytest

@@ -56,7 +56,7 @@ def test_values_are_those_of_the_training(directory, measure):
             assert values[name] == pytest.approx(float(facts[f"{split} {name}"]), abs=6e-4)
 
 
-def test_loss_of_an_ensemble_is_below_the_mean(directory, tmp_path, measure):
+def test_loss_and_rows_of_an_ensemble(directory, tmp_path, measure):
     """Of two equal runs it is that of one; of others it is lower, as the logarithm is concave."""
     run = ph.load(directory / "run")
     with torch.no_grad():
@@ -67,10 +67,7 @@ def test_loss_of_an_ensemble_is_below_the_mean(directory, tmp_path, measure):
     a, b = measure(first)["loss"], measure(second)["loss"]
     assert measure(first, "--ensemble", first)["loss"] == a
     assert min(a, b) - 0.7 < measure(first, "--ensemble", second)["loss"] < (a + b) / 2 - 0.05
-
-
-def test_ensemble_reads_rows_of_the_shortest_model(directory, tmp_path, measure):
-    """With a model of 12 positions, the first run is measured as if its own max_len were 12."""
+    # With a model of 12 positions, the first run is measured as if its own max_len were 12.
     run = ph.load(directory / "run")
     config = run.config.model_copy(update={"position": Choice("learned"), "max_len": 12})
     Run(build(config, 1), run.tokenizer, run.generation, run.recipe).save(tmp_path / "short")

@@ -1,5 +1,3 @@
-"""Tests of serve/http/app.py."""
-
 import json
 
 import pytest

@@ -1,5 +1,3 @@
-"""Tests of serve/http/errors.py."""
-
 from tests.serve.conftest import get_error
 
 

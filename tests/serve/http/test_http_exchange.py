@@ -1,5 +1,3 @@
-"""Tests of serve/http/http_exchange.py."""
-
 import socket
 import time
 import weakref

@@ -1,5 +1,3 @@
-"""Tests of serve/http/limits.py."""
-
 import json
 
 import pytest
@@ -51,10 +49,8 @@ def test_requests_above_the_queue_limit_are_refused(runs):
 
 @pytest.mark.acceptance("E10")
 def test_queue_counts_texts_but_no_aborted_ones(runs):
-    with (
-        serve_run(runs["decoder"], max_num_seqs=8, limits=Limits(max_queue=8)) as client,
-        client.hold_steps() as steps,
-    ):
+    options = {"max_num_seqs": 8, "limits": Limits(max_queue=8)}
+    with serve_run(runs["decoder"], **options) as client, client.hold_steps() as steps:
         thread, service = client.service.engine_thread, client.service
         first = client.send(ENDLESS | {"prompt": ["dogs"] * 8, "max_tokens": 40})
         steps.wait_entered()

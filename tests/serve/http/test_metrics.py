@@ -1,5 +1,3 @@
-"""Tests of serve/http/metrics.py."""
-
 import pytest
 
 from polyhead.serve.http.metrics import Metrics

@@ -28,7 +28,7 @@ def test_policy_allows_only_style_and_script_of_page(clients):
         assert rules["style-src"] == digest(style) and rules["script-src"] == digest(script)
 
 
-def test_page_is_self_contained_and_translated(client):
+def test_page_is_self_contained_and_translated(client, translator):
     text = client.ask("/").text
     assert set(re.findall(r"https?://[^\"'`\s]+", text)) == {"http://www.w3.org/2000/svg"}
     assert not re.search(r"<[^>]+\s(on\w+|style)=", text)
@@ -37,9 +37,6 @@ def test_page_is_self_contained_and_translated(client):
     assert paths and paths <= {route.path for route in ROUTES}
     texts = script_texts(render_page("en").decode().rpartition("<script>")[2])
     assert len(texts) > 100 and set(texts) <= set(load_catalog("zh"))
-
-
-def test_model_of_one_language_pair_offers_no_choice(translator):
     (model,) = translator.ask("/v1/models").json()["data"]
     assert model["polyhead"]["languages"] == {"source": [], "target": []}
     assert model["polyhead"]["settled"] == {"source": "", "target": ""}

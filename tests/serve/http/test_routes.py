@@ -1,5 +1,3 @@
-"""Tests of serve/http/routes.py."""
-
 from importlib.metadata import version
 
 from polyhead.serve.http.routes import ROUTES

@@ -63,16 +63,6 @@ def test_index_links_runs_with_names_escaped_once(tmp_path):
         assert status == 200 and name in Page(text).words() and "<script>alert" not in index + text
 
 
-def test_version_changes_with_the_files(runs_dir):
-    version = get_version(runs_dir, "/runs/translation 1")
-    assert version == get_version(runs_dir, "/runs/translation 1")
-    assert version["training"] is False
-    path = runs_dir / "translation 1/metrics.jsonl"
-    os.utime(path, ns=(path.stat().st_atime_ns, path.stat().st_mtime_ns + 10**9))
-    assert get_version(runs_dir, "/runs/translation 1")["version"] != version["version"]
-    assert get_version(runs_dir, "/")["training"] is True  # a run may begin at any time
-
-
 def test_run_is_training_while_its_process_lives(runs_dir):
     lock = runs_dir / "translation 1/run.lock"
     owner = {"pid": os.getpid(), "host": socket.gethostname(), "start": process_start_time(os.getpid())}
@@ -100,13 +90,20 @@ def test_other_paths_and_hosts_are_refused(runs_dir, path, host, status):
     assert RunPages(runs_dir).respond("POST", "/", {}, "localhost").status_code == 405
 
 
-def test_damaged_run_is_reported(tmp_path):
+def test_damaged_and_changed_files_are_noticed(tmp_path, runs_dir):
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad/metrics.jsonl").write_text("{\n")
     for path, status in (("/runs/bad", 500), ("/", 200)):
         answer = get(tmp_path, path)
         assert answer[0] == status and "is damaged" in Page(answer[1]).words()
     assert "No training has been logged here yet." in get(tmp_path / "bad", "/")[1]
+    version = get_version(runs_dir, "/runs/translation 1")
+    assert version == get_version(runs_dir, "/runs/translation 1")
+    assert version["training"] is False
+    path = runs_dir / "translation 1/metrics.jsonl"
+    os.utime(path, ns=(path.stat().st_atime_ns, path.stat().st_mtime_ns + 10**9))
+    assert get_version(runs_dir, "/runs/translation 1")["version"] != version["version"]
+    assert get_version(runs_dir, "/")["training"] is True  # a run may begin at any time
 
 
 @pytest.mark.parametrize("samples", ["x", {"breakdowns": [1]}, {"attention": [{"weights": 3}]}])

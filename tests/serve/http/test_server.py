@@ -1,5 +1,3 @@
-"""Tests of serve/http/server.py."""
-
 import json
 import logging
 import resource

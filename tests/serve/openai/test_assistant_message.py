@@ -1,5 +1,3 @@
-"""Tests of serve/openai/assistant_message.py."""
-
 import json
 import re
 

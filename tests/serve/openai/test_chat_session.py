@@ -72,6 +72,12 @@ SHORT = {"messages": MESSAGES, "max_tokens": 2}
 def test_conversation_is_rendered_and_tokenised_once(chatml_client, counts, path, body, expected):
     assert chatml_client.ask(path, body).status_code == 200
     assert counts == expected
+    counts.clear()
+    session, messages = chatml_client.service.chat, parse_conversation(MESSAGES)
+    history = session.history_within(messages, {"max_new_tokens": 3})
+    assert history.messages == messages and counts == RENDERED_ONCE
+    session.prepare_request(history, max_new_tokens=3)
+    assert counts == RENDERED_ONCE
 
 
 def test_long_conversation_is_rendered_once_per_length(chatml_client, counts):
@@ -83,17 +89,6 @@ def test_long_conversation_is_rendered_once_per_length(chatml_client, counts):
         num_tokenised = counts.pop("tokenised")
         assert counts.pop(f"{len(messages)} messages rendered") == 1
         assert {*counts.values()} == {1} and num_tokenised == len(counts) + 1 <= 10
-
-
-def test_run_renders_a_conversation_once(chatml_client, counts):
-    session, messages = chatml_client.service.chat, parse_conversation(MESSAGES)
-    history = session.history_within(messages, {"max_new_tokens": 3})
-    assert history.messages == messages and counts == RENDERED_ONCE
-    request = session.prepare_request(history, max_new_tokens=3)
-    assert counts == RENDERED_ONCE
-    counts.clear()
-    assert session.prepare_request(messages, max_new_tokens=3).prompt == request.prompt
-    assert counts == RENDERED_ONCE
 
 
 def test_truncate_drops_the_oldest_turns(chat_client):

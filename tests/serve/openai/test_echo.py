@@ -131,7 +131,7 @@ def test_prompts_up_to_the_maximal_length(client):
     assert choice["logprobs"]["text_offset"][0] == len(run.tokenizer.decode([ids[:1]])[0])
 
 
-def test_prefix_tokens_of_the_tokenizer_are_included(runs):
+def test_prefix_tokens_and_normalization_of_the_tokenizer(runs):
     """As they are computed and counted; they have no text."""
     run, t = runs["decoder"], runs["decoder"].tokenizer
     run = Run(run.model, t.with_template([t.bos_id], []), run.generation)
@@ -144,9 +144,6 @@ def test_prefix_tokens_of_the_tokenizer_are_included(runs):
         assert answer["usage"]["prompt_tokens"] == len(ids)
         (empty,) = complete(client, {**ECHO, "prompt": "", "max_tokens": 0})
         assert empty["text"] == "" and empty["logprobs"]["token_logprobs"] == [None]
-
-
-def test_text_offsets_count_the_text_before_normalization(runs):
     run = runs["decoder"]
     inner = InnerTokenizer.from_str(run.tokenizer.tokenizer_json)
     inner.normalizer = Lowercase()

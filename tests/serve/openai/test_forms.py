@@ -73,11 +73,15 @@ def test_structured_outputs_equal_those_of_the_run(long_client, fields, grammar)
         assert re.fullmatch("[0-9]{3}", text)
 
 
-def test_too_complex_grammar_ends_its_request_only(long_client):
+def test_unusable_grammars_are_refused(long_client, translator):
     body = {"prompt": "dogs", "structured_outputs": {"regex": "(a{1000}){1000}{1000}"}}
     message = get_error(long_client.ask(PATH, body))["message"]
     assert "the grammar allows no next token: it is too complex" in message
     assert long_client.ask(PATH, {"prompt": "dogs", "max_tokens": 3}).status_code == 200
+    for path, text in (("/v1/translations", {"input": "ein hund"}), (PATH, {"prompt": "ein hund"})):
+        error = get_error(translator.ask(path, text | {"response_format": {"type": "json_object"}}))
+        assert error["param"] == "response_format" and "no effect on translations" in error["message"]
+        assert translator.ask(path, text | {"response_format": {"type": "text"}}).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -97,13 +101,6 @@ def test_grammar_of_the_run_is_kept_or_disabled(long_client, path, prompt, read_
         assert read_text(client.ask(path, body | dict.fromkeys(disable)).json()) in ("dogs", "犬")
         expected = read_text(long_client.ask(path, body).json())
         assert read_text(client.ask(path, body | disable).json()) == expected
-
-
-def test_translations_refuse_structured_outputs(translator):
-    for path, text in (("/v1/translations", {"input": "ein hund"}), (PATH, {"prompt": "ein hund"})):
-        error = get_error(translator.ask(path, text | {"response_format": {"type": "json_object"}}))
-        assert error["param"] == "response_format" and "no effect on translations" in error["message"]
-        assert translator.ask(path, text | {"response_format": {"type": "text"}}).status_code == 200
 
 
 def test_grammar_is_compiled_outside_the_loop(long_client, monkeypatch):

@@ -1,5 +1,3 @@
-"""Tests of serve/openai/input_limits.py."""
-
 from threading import Event
 
 import pytest

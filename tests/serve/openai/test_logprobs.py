@@ -16,12 +16,8 @@ from tokenizers import decoders, models, normalizers
 PATH = "/v1/completions"
 # starts of characters: of 64 that differ in their last byte all have the same
 SIZES = ((0x80, 0x800, 2), (0x800, 0xD800, 3), (0xE000, 0x10000, 3), (0x10000, 0x110000, 4))
-CHARACTER_STARTS = {
-    chr(code).encode()[:k]
-    for first, last, size in SIZES
-    for code in range(first, last, 64)
-    for k in range(1, size)
-}
+CHARACTERS = [(chr(i).encode(), size) for a, b, size in SIZES for i in range(a, b, 64)]
+CHARACTER_STARTS = {data[:k] for data, size in CHARACTERS for k in range(1, size)}
 ODD_BYTES = (0xE7, 0x8A, 0xAC, 0xF0, 0x9F, 0xC3, 0xED, 0xA0, 0xFF, 97)
 
 

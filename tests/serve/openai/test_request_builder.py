@@ -1,5 +1,3 @@
-"""Tests of serve/openai/request_builder.py."""
-
 from types import SimpleNamespace
 
 import pytest

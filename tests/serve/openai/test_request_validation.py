@@ -85,19 +85,10 @@ def find_wrong_answers(client, service):
 
 
 @pytest.mark.acceptance("E5", "R6")
-@pytest.mark.parametrize("kind", ["encoder", "encoder-decoder"])
-def test_refusals_name_the_field_and_the_reason(clients, kind):
-    assert find_wrong_answers(clients[kind], kind) == []
-
-
-@pytest.mark.acceptance("E5", "R6")
-def test_refusals_of_completions_name_the_field(checked_client):
-    assert find_wrong_answers(checked_client, "decoder") == []
-
-
-def test_refusals_of_chat_name_the_field(chat_client):
-    assert find_wrong_answers(chat_client, "chat") == []
-    assert chat_client.ask(PATHS["chat"], {"messages": MESSAGES, "temperature": 0}).status_code == 200
+@pytest.mark.parametrize("service", ["encoder", "encoder-decoder", "decoder", "chat"])
+def test_refusals_name_the_field_and_the_reason(clients, checked_client, chat_client, service):
+    services = clients | {"decoder": checked_client, "chat": chat_client}
+    assert find_wrong_answers(services[service], service) == []
 
 
 def test_refusals_of_tools_name_the_field(fields_client):
@@ -107,10 +98,8 @@ def test_refusals_of_tools_name_the_field(fields_client):
 
 
 def test_missing_field_suggests_the_nearest_name(checked_client):
-    names = (
-        ("/v1/completions", "promt", "prompt", "; did you mean 'prompt'?"),
-        ("/v1/score", "text", "input", ""),
-    )
+    hint = "; did you mean 'prompt'?"
+    names = (("/v1/completions", "promt", "prompt", hint), ("/v1/score", "text", "input", ""))
     for path, name, param, hint in names:
         error = get_error(checked_client.ask(path, {name: "a dog"}))
         message = f"{param}: missing; this key has no default; field {name!r} is ignored{hint}"

@@ -1,5 +1,3 @@
-"""Tests of serve/openai/response_items.py."""
-
 from tests.serve.openai.chat_helpers import ITEMS
 from tests.serve.tool_call_helpers import CALL_FUNCTION, CALL_TEXT, FLAT_TOOLS, TOOLS, to_format
 

@@ -286,7 +286,7 @@ def test_constrained_response_equals_that_of_chat(tool_client, fields, chat_fiel
     assert without_ids(join_events(stream_events(tool_client, body))) == without_ids(response)
 
 
-def test_cached_tokens_and_sampling_of_the_run_are_reported():
+def test_cached_tokens_and_sampling_are_reported():
     defaults = {"temperature": 0.5, "top_p": 0.8}
     with serve_run(with_generation(build_tool_run("chatml", None), **defaults)) as client:
         body = {"input": "zwei hunde bellen . " * 30, "temperature": 0, "max_output_tokens": 3}

@@ -1,5 +1,3 @@
-"""Tests of serve/openai/schema_fields.py."""
-
 import psutil
 import pytest
 from tests.serve.conftest import get_error
