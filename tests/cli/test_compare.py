@@ -53,7 +53,7 @@ def test_sigterm_saves_and_same_command_resumes(workdir):
     assert 0 < step < 30
     process = start(*options)
     out, err = process.communicate()
-    assert process.returncode == 0 and "base: goes on" in err, err
+    assert process.returncode == 0 and "base: continues" in err, err
     result = json.loads((trial / "result.json").read_text())
     assert (result["status"], result["steps"], result["skipped"]) == ("done", 30, 0)
     assert 2**26 < result["memory"] < 2**33
