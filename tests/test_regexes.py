@@ -16,14 +16,27 @@ from re import _parser as sre  # the only thing that knows what a pattern is mad
 import pytest
 
 from polyhead.config import yaml_io
+from polyhead.data.readers.csv import _RecordLines
 from polyhead.hf.family import FAMILY
+from polyhead.hf.hub import KNOWN_OWNERS
 
 SOURCE = Path(yaml_io.__file__).parents[1]
 CALLS = {"compile", "match", "fullmatch", "search", "sub", "split", "findall", "finditer"}
 FULL_MATCH_METHODS = {"match", "fullmatch"}
 CHARACTERS = sorted({*string.printable, "é", "你", "\udc80"})
 LONGEST = 32_000  # characters
-COMPUTED_PATTERNS = ("hf/load.py", "config/yaml_io.py", "serve/openai/responses.py")
+# made of escaped words, or of what another place or a test yields
+COMPUTED_PATTERNS = (
+    "chat/jinja.py",
+    "chat/template_tools.py",  # of what a template wrote for a short conversation of ours
+    "config/yaml_io.py",
+    "core/i18n.py",  # of our own messages
+    "data/readers/csv.py",
+    "hf/hub.py",
+    "hf/load.py",
+    "serve/openai/responses.py",
+    "tokenizers/tokenizer.py",
+)
 SMALL = 0.02  # seconds of the processor, below which nothing is compared
 
 
@@ -46,7 +59,6 @@ def find_patterns():
                 namespace = vars(importlib.import_module(module))
                 pattern = eval(compile(ast.Expression(call.args[0]), place, "eval"), dict(namespace))
             except (NameError, AttributeError):
-                # made of escaped words, one or the other
                 assert place.split(":")[0] in COMPUTED_PATTERNS, f"{place}: which pattern is it?"
                 continue
             pattern = pattern.decode("latin-1") if isinstance(pattern, bytes) else pattern
@@ -54,7 +66,13 @@ def find_patterns():
     for tag, (pattern, _) in yaml_io._NUMBERS.items():
         yield f"document.py {tag}", f"^(?:{pattern})$", {"match"}
     for name in FAMILY.names():
-        yield f"hf {name}", FAMILY.get(name).buffers, {"fullmatch"}
+        family = FAMILY.get(name)
+        yield f"hf {name}", f"{family.buffer_pattern}|{family.ignored_pattern}", {"fullmatch"}
+    for delimiter in ",;\t|":
+        lines = _RecordLines(iter(()), delimiter, 0)
+        yield "csv spaced quote", lines.spaced_quote.pattern, {"search"}
+        yield "csv field", lines.field.pattern, {"match"}
+    yield from ((f"hub {owner}", names, {"fullmatch"}) for owner, names in KNOWN_OWNERS.items())
 
 
 def example(tokens):

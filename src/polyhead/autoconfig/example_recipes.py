@@ -25,7 +25,7 @@ def list_examples() -> dict[str, str]:
     for path in sorted(example_directory().glob("*.yaml")):
         (head,) = re.findall(r"\A(?:# .*\n)+", path.read_text(encoding="utf-8"))
         first = re.split(r"[.:;] |\.$", head.replace("# ", "").replace("\n", " "))[0]
-        titles[path.stem] = re.sub(r" \([^)]*\)$", "", first.strip())
+        titles[path.stem] = re.sub(r" \([^()]*\)$", "", first.strip())
     return titles
 
 

@@ -18,7 +18,7 @@ _CALL_MARKS = {
     "<function_call>": "</function_call>",
     "[TOOL_CALLS]": "",
 }
-_OPENING = re.compile(rf"({'|'.join(map(re.escape, _CALL_MARKS))})\s*(?P<list>\[?)\s*\Z")
+_OPENING = re.compile(rf"({'|'.join(map(re.escape, _CALL_MARKS))})\s*+(?P<list>\[?)\s*+\Z")
 _raw_decode = json.JSONDecoder().raw_decode
 
 

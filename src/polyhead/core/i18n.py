@@ -22,7 +22,7 @@ UI_LANGUAGES = {"en": "English", "zh": "中文"}
 MESSAGES = ("errors", "mistakes")
 Translate = Callable[..., str]  # ``tr`` or ``format_english``
 _QUOTES = "'\""  # around values from the user
-_PLACEHOLDER = re.compile(r"\{(\w+)[^{}]*\}")
+_PLACEHOLDER = re.compile(r"\{(\w++)[^{}]*+\}")
 _language: str | None = None
 
 
@@ -134,7 +134,7 @@ def _patterns(language: str, subject: str | None) -> list[tuple[re.Pattern[str],
 
 
 def _compile_pattern(text: str) -> re.Pattern[str]:
-    pieces = re.split(r"(\{\w+[^{}]*\})", text)
+    pieces = re.split(r"(\{\w++[^{}]*+\})", text)
     names: set[str] = set()
     out = []
     for piece in pieces:

@@ -47,7 +47,7 @@ _KEYS = ["title", "look", "lever", "experiment", "papers"]
 _LOOK_KEYS = {"step", "value", "stack", "layer", "head", "side"}
 _FILE = re.compile(r"(\d\d)-([a-z-]+)\.md")
 _CONDITION = re.compile(r"\{if (not )?(\w+)\}\s*")
-_MARKUP = re.compile(r"`([^`]+)`|\*\*([^*]+)\*\*|\*([^*]+)\*|\[([^\]]+)\]\(([^)]+)\)")
+_MARKUP = re.compile(r"`([^`]+)`|\*\*([^*]+)\*\*|\*([^*]+)\*|\[([^\[\]]+)\]\(([^()]+)\)")
 _STYLES = ("code", "strong", "emphasis")
 
 

@@ -23,7 +23,7 @@ _MAX_COPIES = 8  # a repetition up to so many times is written out; a longer one
 _PROBE_LEN = 16  # characters of the shorter of two texts
 _MAX_GROWTH = 2.8  # of the number of paths when the text is twice as long; a square has 4, and two loops 2
 _PROBES = "aAbB01_ \t\n\r-'\"/.,;:!?(é漢かا́🙂"  # characters of the kinds that patterns tell apart
-_QUANTIFIER = re.compile(r"([*+?])[?+]?|\{(\d+)(,?)(\d*)\}\??|\{(),(\d+)\}\??")
+_QUANTIFIER = re.compile(r"([*+?])[?+]?|\{(\d++)(,?)(\d*+)\}\??|\{(),(\d++)\}\??")
 _GROUP = re.compile(r"\((?:\?(?:([imsx]*)(?:-([imsx]+))?(:|\))|<[A-Za-z_]\w*>|>|<?[=!]))?")
 _ESCAPE = re.compile(r"\\(?:[pP]\{[^}]*\}|x\{[^}]*\}|x[0-9a-fA-F]{1,2}|u[0-9a-fA-F]{4}|.)", re.DOTALL)
 _EMPTY = re.compile(r"\\[bBAzZGK]|[\^$]")  # assertions

@@ -16,7 +16,7 @@ SPECIAL_TOKENS_MAP = {
 # role names in published encoders: [CLS] starts a text and [SEP] ends it (Devlin et al., 2018)
 ROLE_ALIASES = {"bos_token": "cls_token", "eos_token": "sep_token"}
 # first decoder input and forced first output of published encoder-decoders
-TARGET_LANGUAGE_TOKEN = re.compile(">>.+<<")  # language tokens of OPUS-MT
+TARGET_LANGUAGE_TOKEN = re.compile(r"\A>>.+<<")  # language tokens of OPUS-MT
 DECODER_ROLES = ("decoder_start_token", "forced_bos_token")
 UNK_TOKEN = SPECIAL_TOKENS_MAP["unk_token"]
 # every special token starts with it, so if it is always a word by itself no text can spell one

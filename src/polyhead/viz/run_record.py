@@ -19,7 +19,7 @@ from polyhead.viz.samples import Samples
 
 METRICS, REPORT, PAGE = "metrics.jsonl", "report.json", "report.html"
 COUNTERS = ("step", "epoch", "seconds", "best", "split")  # columns of a row that are not metrics
-_ROW = re.compile(r"\| (.*?) \| (.*) \|")
+_ROW = re.compile(r"\| ((?:(?! \| ).)*+) \| (.*) \|")
 
 
 class RunRecord(NamedTuple):
