@@ -41,7 +41,7 @@ def test_time_grows_linearly(get_tokenizer, kind, family, monkeypatch):
 
     functions = {
         "encode": lambda text: tokenizer.encode([text]),
-        "encode_with_offsets": lambda text: tokenizer.encode_with_offsets(text, behind=True),
+        "encode_with_offsets": lambda text: tokenizer.encode_with_offsets(text, after_special=True),
         "encode_masked": lambda text: encode_masked(tokenizer, [text[:-7] + " <mask>"]),
         "chat": encode_chat,
         "decode": lambda ids: tokenizer.decode([ids]),
