@@ -10,7 +10,6 @@ import torch
 from tests.laws.test_tensor_parallel import (
     LabelTask,
     compare_training,
-    gather_weight,
     make_batch,
     make_config,
     make_model,
@@ -31,6 +30,7 @@ from polyhead.nn.attention.softmax import Attention
 from polyhead.nn.loss import cross_entropy
 from polyhead.nn.position.base import Position
 from polyhead.nn.stack import recompute_blocks
+from polyhead.train.distributed.local_tensor import get_whole
 from polyhead.train.distributed.tensor_parallel import find_tensor_obstacle, split_tensors
 from polyhead.train.loss_module import LossModule
 from polyhead.train.trainable_parameters import add_lora
@@ -96,7 +96,7 @@ def logits_difference(mesh: DeviceMesh) -> float:
     (one(tokens).sin().sum() + 0).backward()
     other(tokens).sin().sum().backward()
     pairs = zip(other.parameters(), one.parameters(), strict=True)
-    grads = [float((gather_weight(a.grad) - b.grad).abs().max()) for a, b in pairs]
+    grads = [float((get_whole(a.grad) - b.grad).abs().max()) for a, b in pairs]
     return max(float((other(tokens) - one(tokens)).detach().abs().max()), *grads)
 
 
@@ -114,7 +114,7 @@ def draw_dropout(mesh: DeviceMesh) -> dict[str, Any]:
     draws["residual"] = (block.ffn_residual.dropout(ones) == 0).flatten().tolist()
     train_steps(LossModule(model, LabelTask()))
     draws["state"] = torch.get_rng_state().tolist()
-    draws["norm"] = gather_weight(model.stack.final_norm._parameters["weight"]).tolist()
+    draws["norm"] = get_whole(model.stack.final_norm._parameters["weight"]).tolist()
     return draws
 
 
@@ -147,7 +147,7 @@ def bf16_difference(mesh: DeviceMesh) -> list[float]:
             loss = loss_of(model)
         loss.backward()
         pairs = zip(model.parameters(), one.parameters(), strict=True)
-        relative.append([float((gather_weight(a.grad) - b.grad).norm() / b.grad.norm()) for a, b in pairs])
+        relative.append([float((get_whole(a.grad) - b.grad).norm() / b.grad.norm()) for a, b in pairs])
     return [max(errors) for errors in relative]
 
 
