@@ -20,6 +20,7 @@ from tests.train.ranks import outputs_of
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
@@ -30,13 +31,16 @@ from polyhead.nn.attention.softmax import Attention
 from polyhead.nn.loss import cross_entropy
 from polyhead.nn.position.base import Position
 from polyhead.nn.stack import recompute_blocks
-from polyhead.train.distributed.local_tensor import get_whole
 from polyhead.train.distributed.tensor_parallel import find_tensor_obstacle, split_tensors
 from polyhead.train.loss_module import LossModule
 from polyhead.train.trainable_parameters import add_lora
 
 DECODER = {"kind": "decoder", "position": {"name": "rope"}, "norm_first": True, "dropout": 0.0}
 DROPOUT = {"attention": {"name": "softmax", "dropout": 0.5}, "feed_forward": {"name": "gelu", "dropout": 0.5}}
+
+
+def gather_weight(weight):
+    return weight.full_tensor() if isinstance(weight, DTensor) else weight
 
 
 def split(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
@@ -96,7 +100,7 @@ def logits_difference(mesh: DeviceMesh) -> float:
     (one(tokens).sin().sum() + 0).backward()
     other(tokens).sin().sum().backward()
     pairs = zip(other.parameters(), one.parameters(), strict=True)
-    grads = [float((get_whole(a.grad) - b.grad).abs().max()) for a, b in pairs]
+    grads = [float((gather_weight(a.grad) - b.grad).abs().max()) for a, b in pairs]
     return max(float((other(tokens) - one(tokens)).detach().abs().max()), *grads)
 
 
@@ -114,7 +118,7 @@ def draw_dropout(mesh: DeviceMesh) -> dict[str, Any]:
     draws["residual"] = (block.ffn_residual.dropout(ones) == 0).flatten().tolist()
     train_steps(LossModule(model, LabelTask()))
     draws["state"] = torch.get_rng_state().tolist()
-    draws["norm"] = get_whole(model.stack.final_norm._parameters["weight"]).tolist()
+    draws["norm"] = gather_weight(model.stack.final_norm._parameters["weight"]).tolist()
     return draws
 
 
@@ -147,7 +151,7 @@ def bf16_difference(mesh: DeviceMesh) -> list[float]:
             loss = loss_of(model)
         loss.backward()
         pairs = zip(model.parameters(), one.parameters(), strict=True)
-        relative.append([float((get_whole(a.grad) - b.grad).norm() / b.grad.norm()) for a, b in pairs])
+        relative.append([float((gather_weight(a.grad) - b.grad).norm() / b.grad.norm()) for a, b in pairs])
     return [max(errors) for errors in relative]
 
 
