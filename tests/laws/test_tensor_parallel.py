@@ -56,10 +56,14 @@ def make_model(config):
     return model
 
 
+def gather_weight(weight):
+    return weight.full_tensor() if isinstance(weight, DTensor) else weight
+
+
 def compare_training(one, other):
     differences = [abs(a - b) for a, b in zip(train_steps(one), train_steps(other), strict=True)]
     pairs = zip(one.parameters(), other.parameters(), strict=True)
-    weights = ((a - (b.full_tensor() if isinstance(b, DTensor) else b)).detach() for a, b in pairs)
+    weights = ((gather_weight(a) - gather_weight(b)).detach() for a, b in pairs)
     return max(*differences, *(float(difference.abs().max()) for difference in weights))
 
 

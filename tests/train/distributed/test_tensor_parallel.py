@@ -10,6 +10,7 @@ import torch
 from tests.laws.test_tensor_parallel import (
     LabelTask,
     compare_training,
+    gather_weight,
     make_batch,
     make_config,
     make_model,
@@ -20,7 +21,6 @@ from tests.train.ranks import outputs_of
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
@@ -37,10 +37,6 @@ from polyhead.train.trainable_parameters import add_lora
 
 DECODER = {"kind": "decoder", "position": {"name": "rope"}, "norm_first": True, "dropout": 0.0}
 DROPOUT = {"attention": {"name": "softmax", "dropout": 0.5}, "feed_forward": {"name": "gelu", "dropout": 0.5}}
-
-
-def gather_weight(weight):
-    return weight.full_tensor() if isinstance(weight, DTensor) else weight
 
 
 def split(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
