@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from polyhead.kernels.cpu_features import cpu_flags, is_amd
 
@@ -19,6 +20,16 @@ def mkl_without_avx512() -> bool:
     """Whether torch uses MKL, whose AVX-512 code is for Intel CPUs only, on an AMD CPU with AVX-512."""
     is_mkl_and_onednn = torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()
     return is_mkl_and_onednn and is_amd() and "avx512f" in cpu_flags()
+
+
+class OnednnProducts(TorchFunctionMode):
+    """Mode in which fp32 products on the CPU run in oneDNN where that is faster."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Sequence[type], args: Any = (), kwargs: Any = None
+    ) -> Any:
+        product = None if kwargs or torch.compiler.is_compiling() else run_in_onednn(func, args)
+        return func(*args, **(kwargs or {})) if product is None else product
 
 
 def run_in_onednn(function: Callable[..., Any], args: Sequence[Any]) -> Tensor | None:

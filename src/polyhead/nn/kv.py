@@ -180,7 +180,7 @@ def mask_other_documents(mask: Tensor | None, pos: Tensor | None) -> Tensor | No
     return mask & (document[..., :, None] == document[..., None, :])
 
 
-@overridable
+@overridable  # in training on a CPU: one kernel (kernels.training.mode)
 def attend(
     q: Tensor,
     kv: KV,

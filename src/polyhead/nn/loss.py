@@ -26,7 +26,7 @@ class Loss(NamedTuple):
     count: int  # type: ignore[assignment]  # rather than tuple's method of that name
 
 
-@overridable
+@overridable  # in training on a CPU: one pass over the logits (kernels.training.mode)
 def cross_entropy(
     features: Tensor, head: Head, labels: Tensor, smoothing: float = 0.0, chunk: int = LOGITS_CHUNK
 ) -> Loss:

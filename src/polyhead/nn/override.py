@@ -37,9 +37,14 @@ def overridable(function: Function) -> Function:
     return call  # type: ignore[return-value]
 
 
+def active_handler() -> CallHandler | None:
+    """What receives the calls of overridable functions in this thread now."""
+    return _active.handler
+
+
 @contextmanager
-def replace_calls(handler: CallHandler) -> Iterator[None]:
-    """Context in which ``handler`` receives the calls of overridable functions in this thread."""
+def replace_calls(handler: CallHandler | None) -> Iterator[None]:
+    """Context in which ``handler``, if any, receives the calls of overridable functions in this thread."""
     previous, _active.handler = _active.handler, handler
     try:
         yield

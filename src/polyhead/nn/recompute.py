@@ -15,6 +15,7 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils.checkpoint import checkpoint
 
 from polyhead.nn.norm import BatchNorm
+from polyhead.nn.override import active_handler, replace_calls
 from polyhead.nn.state import running_stats
 
 AllReduce = Callable[[Tensor], Tensor]
@@ -39,7 +40,8 @@ class _RepeatedCall:
 
     def __init__(self, layer: nn.Module, fn: Callable[..., Tensor]) -> None:
         self.layer, self.fn = layer, fn
-        self.modes = _get_current_function_mode_stack()  # oneDNN's products; the backward pass has none
+        # fused forms and oneDNN's products, which are not active in the backward pass
+        self.handler, self.modes = active_handler(), _get_current_function_mode_stack()
         self.norms = [part for part in layer.modules() if isinstance(part, BatchNorm)]
         self.sums: list[Tensor] | None = None
 
@@ -50,6 +52,7 @@ class _RepeatedCall:
                 return self.fn(*inputs)
         sums = iter(self.sums)
         with ExitStack() as stack:
+            stack.enter_context(replace_calls(self.handler))
             for mode in self.modes:
                 stack.enter_context(mode)
             stack.enter_context(_restore_running_stats(self.layer))

@@ -31,7 +31,7 @@ class Residual(nn.Module):
         self.norm, self.norm_first, self.sandwich_norm = norm, norm_first, sandwich_norm
         self.dropout, self.scale = Dropout(dropout), scale
 
-    @overridable
+    @overridable  # in training on a CPU: with norm and sub-layer in one function (kernels.training.mode)
     def forward(
         self, x: Tensor, sublayer: Callable[..., Tensor], pos: Tensor | None = None, *inputs: Any
     ) -> Tensor:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from polyhead.kernels.build_extension import load_kernels
-from polyhead.kernels.onednn_matmul import mkl_without_avx512, run_in_onednn
+from polyhead.kernels.onednn_matmul import OnednnProducts, mkl_without_avx512
 from polyhead.kernels.training.attention import fuse_attend
 from polyhead.kernels.training.attention_residual import fuse_attention
 from polyhead.kernels.training.feed_forward import fuse_feed_forward, fuse_gated_feed_forward
@@ -41,38 +40,26 @@ def training_kernels() -> AbstractContextManager[object]:
     return TrainingKernels() if has_kernels else nullcontext()
 
 
-class TrainingKernels(TorchFunctionMode):
+class TrainingKernels(AbstractContextManager[object]):
     """Runs sub-layers, losses and fp32 products in their fused form, where there is one.
 
-    Everything else runs as it would without the mode: layers that are compiled or exported, other devices and
-    dtypes, passes without gradients, modules with hooks and weights that are no plain parameters. The mode
+    Everything else runs as it would without the context: layers that are compiled or exported, other devices
+    and dtypes, passes without gradients, modules with hooks and weights that are no plain parameters. It
     keeps one copy of each weight in the dtype of the products, and so is entered anew for each batch.
     """
 
     def __init__(self) -> None:
-        super().__init__()
         self.copies = WeightCopies()
-        self.contexts: list[AbstractContextManager[None]] = []
-        self.use_onednn = mkl_without_avx512()
+        self.contexts = ExitStack()
 
-    def __enter__(self) -> TrainingKernels:
-        context = replace_calls(self.replace_call)
-        context.__enter__()
-        self.contexts.append(context)
-        super().__enter__()
+    def __enter__(self) -> Self:
+        self.contexts.enter_context(replace_calls(self.replace_call))
+        if mkl_without_avx512():  # a mode is asked at every operation of torch, so only where it helps
+            self.contexts.enter_context(OnednnProducts())
         return self
 
     def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
-        self.contexts.pop().__exit__(*error)
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Sequence[type], args: Any = (), kwargs: Any = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        is_replaced = self.use_onednn and not kwargs and not torch.compiler.is_compiling()
-        product = run_in_onednn(func, args) if is_replaced else None
-        return func(*args, **kwargs) if product is None else product
+        self.contexts.close()
 
     def replace_call(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """The call of an overridable function in its fused form, or as it is if it has none."""
