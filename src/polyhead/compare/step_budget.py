@@ -17,6 +17,7 @@ from polyhead.cost.flops import update_flops_factor
 from polyhead.nn.device import resolve_device
 from polyhead.train.distill import without_teacher
 from polyhead.train.loop import check_memory, total_steps, train_step
+from polyhead.train.strategies.parallelize import parallelize
 from polyhead.train.tasks.base import Task
 from polyhead.train.train_state import TrainState
 
@@ -58,7 +59,8 @@ def measure_step_time(recipe: Recipe, model: nn.Module, task: Task, seconds: flo
     """Mean seconds of a training step on the device of the run."""
     model = model.to(resolve_device(recipe.train.device))
     training = TrainState(model, recipe.train, recipe.model.d_model, 10**6)
-    check_memory(training, task, recipe.train)
+    strategy = parallelize(training, task, recipe.train)
+    check_memory(training, strategy, recipe.train)
     model.train()
     rows = itertools.cycle(itertools.chain.from_iterable(task.epoch_batches(epoch) for epoch in range(2)))
     duration = min(max(PROBE_SHARE * seconds, MIN_PROBE_SECONDS), MAX_PROBE_SECONDS)
@@ -67,9 +69,7 @@ def measure_step_time(recipe: Recipe, model: nn.Module, task: Task, seconds: flo
         if n_steps == 0:
             start = time.perf_counter()
         training.progress.step += 1
-        train_step(
-            training, task, [task.collate(next(rows)) for _ in range(recipe.train.accumulate)], recipe.train
-        )
+        train_step(strategy, [task.collate(next(rows)) for _ in range(recipe.train.accumulate)]).read()
         n_steps += 1
     return (time.perf_counter() - start) / n_steps
 

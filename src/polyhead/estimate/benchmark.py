@@ -31,6 +31,7 @@ from polyhead.nn.loss import IGNORE_INDEX, Loss, classification_loss, cross_entr
 from polyhead.train.distributed.process_group import MapFn, limit_threads
 from polyhead.train.loop import train_step
 from polyhead.train.loss_module import LossTask
+from polyhead.train.strategies.parallelize import parallelize
 from polyhead.train.train_state import TrainState
 
 ClockFn = Callable[[], float]
@@ -134,12 +135,13 @@ def measure_update_times(
     with torch.random.fork_rng(devices=[]), limit_threads(train.threads):
         model = build(config, train.seed)
         training = TrainState(model, train, config.d_model, 1000)
+        strategy = parallelize(training, task, train)
         times, start_time = UpdateTimes([], []), clock()
         model.train()
         for number, (group, amount) in enumerate(_group_batches(batches, work, train.accumulate)):
             training.progress.step += 1
             start = clock()
-            train_step(training, task, group, train)
+            train_step(strategy, group).read()
             if number >= _WARMUP_UPDATES:
                 times.seconds.append(clock() - start)
                 times.work.append(amount)

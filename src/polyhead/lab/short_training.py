@@ -27,6 +27,7 @@ from polyhead.nn.loss import Loss
 from polyhead.train.distributed.process_group import MapFn
 from polyhead.train.loggers import MetricsRow
 from polyhead.train.loop import train_model
+from polyhead.train.strategies.parallelize import parallelize
 from polyhead.train.tasks import seq2seq_common
 from polyhead.train.train_state import TrainState
 from polyhead.viz.plot import Curve
@@ -105,13 +106,9 @@ def run_short_training(
     model, recorder, task = build(config, seed), LossRecorder(), GeneratedTask(problem, seed, steps)
     with tempfile.TemporaryDirectory() as checkpoints:
         try:
-            train_model(
-                TrainState(model, settings, config.d_model, steps),
-                task,
-                settings,
-                Path(checkpoints),
-                recorder,
-            )
+            training = TrainState(model, settings, config.d_model, steps)
+            strategy = parallelize(training, task, settings)
+            train_model(training, strategy, settings, Path(checkpoints), recorder)
         except UserError:  # the training loop stops a training that diverges
             return TrainingResult(model, recorder.curve, math.nan, math.nan)
     return TrainingResult(model, recorder.curve, task.metrics["loss"], task.metrics["accuracy"])

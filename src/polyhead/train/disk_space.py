@@ -10,7 +10,6 @@ from polyhead.config.recipe import TrainConfig
 from polyhead.core.errors import UserError
 from polyhead.cost.memory import optimizer_state_bytes
 from polyhead.models.build import model_class
-from polyhead.nn.state import named_state
 from polyhead.train.train_state import TrainState
 from polyhead.train.trainable_parameters import prepare_trainable
 
@@ -63,9 +62,7 @@ def checkpoint_bytes(training: TrainState, config: ModelConfig, train_config: Tr
 
 def weight_bytes(training: TrainState) -> int:
     """Bytes of the saved weights."""
-    stages = training.pipeline.state if training.pipeline else None
-    weights = stages.layout.weights if stages else named_state(training.model)
-    return sum(tensor.nbytes for tensor in weights.values())
+    return sum(tensor.nbytes for tensor in training.layout.weights.values())
 
 
 def count_checkpoints(train_config: TrainConfig, steps: int) -> int:

@@ -6,8 +6,8 @@ import math
 import re
 import shlex
 import time
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from polyhead.core.i18n import tr, translate_fact, translate_message
 from polyhead.core.registry import TASK
 from polyhead.export.targets import describe_targets, find_obstacles
 from polyhead.kernels.malloc_tuning import tune_malloc
-from polyhead.models import build
+from polyhead.models import Model, build
 from polyhead.nn.device import resolve_device
 from polyhead.nn.lora import merge_lora
 from polyhead.run.run import Run
@@ -54,6 +54,8 @@ from polyhead.train.report import RunReport
 from polyhead.train.resume import check_directory, check_rates, check_same_data, is_started
 from polyhead.train.schedule import warn_factor, warn_long_warmup
 from polyhead.train.signals import interrupt_on_signal, stop_on_signal
+from polyhead.train.strategies.base import Strategy
+from polyhead.train.strategies.parallelize import parallelize
 from polyhead.train.tasks.base import Task, TaskFactory
 from polyhead.train.train_state import TrainState, load_final_weights
 from polyhead.train.trainable_parameters import parameter_summary
@@ -81,140 +83,176 @@ def run_training(
     several ``ranks`` (``polyhead.train.distributed.torch_process_group.init_process_group``), only rank 0
     uses the directory; all return the evaluated weights.
     """
-    device = resolve_device(recipe.train.device)
-    ranks.form_mesh(recipe.train.parallel, device.type)
-    tune_malloc(reuse=not ranks.place.shape.splits_model)
-    ranks.use_threads(recipe.train.threads)
-    out, checkpoints, is_rank0 = recipe.out, recipe.out / "checkpoints", not ranks.rank
-    is_resume_requested, resume = resume, ranks.on_rank0(lambda: resume and is_started(out))
-    if is_resume_requested and not resume:  # recipes are read leniently for --resume
-        recipe.generation.check_effective(recipe.model.kind)
-    has_checkpoint = ranks.on_rank0(lambda: resume and bool(checkpoint.list_steps(checkpoints)))
-    origin = ranks.rank0_first(lambda: load_init_from(recipe, has_checkpoint))
-    recipe = inherit_settings(recipe, origin)
-    teachers = ranks.rank0_first(lambda: load_teachers(recipe.distill, str(device)))
-    old_recipe = check_directory(recipe, resume) if is_rank0 else None
-    factory: TaskFactory = TASK.get(recipe.task.name)
-    # report errors in the files, and in names of model parts, before training
-    ranks.rank0_first(lambda: factory.check(recipe))
-    if not resume:
-        check_parts(recipe, origin)
-    with RunLock(out) if is_rank0 else nullcontext():
-        saved_checkpoint = _share_newest_checkpoint(checkpoints, resume, ranks)
-        done_steps = saved_checkpoint.step if saved_checkpoint else 0
-        page = RunReport(out, is_resumed=bool(done_steps)) if is_rank0 else None
-        with (
-            open_reporters(recipe, done_steps, report) if is_rank0 else Reporters() as reporters,
-            page or nullcontext(),
-        ):
-            reporter = EtaReporter(
-                reporters, read_metrics(out / "metrics.jsonl") if is_rank0 else (), done_steps
-            )
-            if origin and not resume:
-                tokenizer = origin.tokenizer
-            elif tokenizer is None or resume:
-                tokenizer = broadcast_tokenizer(
-                    ranks, lambda: _load_or_train_tokenizer(recipe, factory, resume, reporter)
-                )
-            min_vocab_size, family = ranks.on_rank0(lambda: _pretrained_info(out if resume else None, origin))
-            task, config = ranks.rank0_first(
-                lambda: _open_task(recipe, tokenizer, min_vocab_size, teachers, reporter)
-            )
-            check_parallel(recipe, config, ranks.place.shape)
-            run = Run(build(config, recipe.train.seed).to(device), tokenizer, recipe.generation, recipe)
-            run.family = family
-            if recipe.init_from and not saved_checkpoint:
-                # if it was not loaded before, no checkpoint was complete
-                init_run = origin or ranks.rank0_first(lambda: load_init_from(recipe))
-                assert init_run is not None
-                reporter.info(
-                    load_init_weights(run.model, init_run, recipe.init_from.layer_stride, recipe.train.lora)
-                )
-            steps = total_steps(task, recipe.train)
-            training = TrainState(run.model, recipe.train, config.d_model, steps)
-            extra = {"tokenizer_sha256": tokenizer.sha256, **task.identity}
-            check_ranks_agree(ranks, recipe, run.model, extra)
-            use_tf32(recipe.train.precision, device)
-            if recipe.train.recompute == "none":
-                compile_model(run.model, recipe.train.compile, device)
-            summary = parameter_summary(run.model)
-            training.split(task, ranks, recipe.train)
-            if saved_checkpoint:
-                if old_recipe:
-                    check_same_data(saved_checkpoint, extra, old_recipe, recipe)
-                    old_steps = total_steps(task, old_recipe.train)
-                    check_rates(recipe.train, config.d_model, saved_checkpoint.step, old_steps, steps)
-                training.restore(saved_checkpoint)
-                reporter.info(
-                    tr("resumed at step {step} of {steps}", step=saved_checkpoint.step, steps=steps)
-                )
-            elif is_resume_requested:
-                reporter.info(tr("{out} has no checkpoint to resume from: starting at step 1", out=out))
-            if is_rank0:
-                run.save_config_files(out)
-                write_run_manifest(out)
-            ranks.on_rank0(lambda: check_disk_space(out, training, config, recipe.train, steps))
-            if recipe.train.parallel.checkpoint == "sharded":
-                from polyhead.train.distributed.split_checkpoint import (
-                    check_shared_directory,
-                )  # slow to import
+    session = TrainingSession(recipe, resume, evaluator, ranks)
+    session.prepare()
+    with session.open_directory(report):
+        session.open(tokenizer)
+        session.restore()
+        session.announce()
+        outcome = session.train()
+        session.finish(outcome)
+        return session.run, outcome
 
-                check_shared_directory(out, ranks)
-            reporter.info(
-                tr(
-                    "{size}, {steps:,} steps on {n} processes, to {out}",
-                    size=summary,
-                    steps=steps,
-                    n=ranks.world_size,
-                    out=out,
-                )
-                if ranks.world_size > 1
-                else tr("{size}, {steps:,} steps, to {out}", size=summary, steps=steps, out=out)
+
+class TrainingSession:
+    """The steps of ``run_training``, in their order; every rank makes all of them."""
+
+    def __init__(
+        self, recipe: Recipe, resume: bool, evaluator: Evaluator | None, ranks: ProcessGroup
+    ) -> None:
+        self.recipe, self.evaluator, self.ranks = recipe, evaluator, ranks
+        self.out, self.checkpoints = recipe.out, recipe.out / "checkpoints"
+        self.is_rank0, self.is_resume_requested = not ranks.rank, resume
+
+    def prepare(self) -> None:
+        """Complete the recipe and check it, its files and its parts, before anything is written."""
+        recipe, ranks, out = self.recipe, self.ranks, self.out
+        self.device = resolve_device(recipe.train.device)
+        ranks.form_mesh(recipe.train.parallel, self.device.type)
+        tune_malloc(reuse=not ranks.place.shape.splits_model)
+        ranks.use_threads(recipe.train.threads)
+        self.resume = resume = ranks.on_rank0(lambda: self.is_resume_requested and is_started(out))
+        if self.is_resume_requested and not resume:  # recipes are read leniently for --resume
+            recipe.generation.check_effective(recipe.model.kind)
+        has_checkpoint = ranks.on_rank0(lambda: resume and bool(checkpoint.list_steps(self.checkpoints)))
+        self.origin = origin = ranks.rank0_first(lambda: load_init_from(recipe, has_checkpoint))
+        self.recipe = recipe = inherit_settings(recipe, origin)
+        self.teachers = ranks.rank0_first(lambda: load_teachers(recipe.distill, str(self.device)))
+        self.old_recipe = check_directory(recipe, resume) if self.is_rank0 else None
+        self.factory: TaskFactory = TASK.get(recipe.task.name)
+        ranks.rank0_first(lambda: self.factory.check(recipe))
+        if not resume:
+            check_parts(recipe, origin)
+
+    @contextmanager
+    def open_directory(self, terminal: Reporter | None) -> Iterator[None]:
+        """Lock the directory, read its newest checkpoint, and open its logs and its report."""
+        with RunLock(self.out) if self.is_rank0 else nullcontext():
+            self.saved_checkpoint = _share_newest_checkpoint(self.checkpoints, self.resume, self.ranks)
+            done_steps = self.saved_checkpoint.step if self.saved_checkpoint else 0
+            self.page = RunReport(self.out, is_resumed=bool(done_steps)) if self.is_rank0 else None
+            with (
+                open_reporters(self.recipe, done_steps, terminal)
+                if self.is_rank0
+                else Reporters() as reporters,
+                self.page or nullcontext(),
+            ):
+                past_rows = read_metrics(self.out / "metrics.jsonl") if self.is_rank0 else ()
+                self.reporter = EtaReporter(reporters, past_rows, done_steps)
+                yield
+
+    def open(self, tokenizer: Tokenizer | None) -> None:
+        """Open the tokenizer, the task with its text, and the model with its first weights."""
+        recipe, origin, resume, ranks = self.recipe, self.origin, self.resume, self.ranks
+        if origin and not resume:
+            tokenizer = origin.tokenizer
+        elif tokenizer is None or resume:
+            tokenizer = broadcast_tokenizer(
+                ranks, lambda: _load_or_train_tokenizer(recipe, self.factory, resume, self.reporter)
             )
-            if is_rank0:
-                reporter.info(describe_targets(find_obstacles(config, tokenizer, family)))
-            _warn_schedule(recipe.train, steps, reporter)
-            if page:
-                page.start(run, task, reporter.info)
-            with stop_on_signal(reporter.info) as should_stop, ranks.translate_errors():
-                # samples need the whole model
-                on_evaluation: OnEvaluation = (
-                    page.update if page and not training.is_split else lambda row: None
+        min_vocab_size, family = ranks.on_rank0(
+            lambda: _pretrained_info(self.out if resume else None, origin)
+        )
+        self.task, self.config = ranks.rank0_first(
+            lambda: _open_task(recipe, tokenizer, min_vocab_size, self.teachers, self.reporter)
+        )
+        check_parallel(recipe, self.config, ranks.place.shape)
+        self.run = Run(self.build_model(), tokenizer, recipe.generation, recipe)
+        self.run.family = family
+        if recipe.init_from and not self.saved_checkpoint:
+            # if it was not loaded before, no checkpoint was complete
+            init_run = origin or ranks.rank0_first(lambda: load_init_from(recipe))
+            assert init_run is not None
+            stride, lora = recipe.init_from.layer_stride, recipe.train.lora
+            self.reporter.info(load_init_weights(self.run.model, init_run, stride, lora))
+
+    def build_model(self) -> Model:
+        return build(self.config, self.recipe.train.seed).to(self.device)
+
+    def restore(self) -> None:
+        """Prepare the model, its optimizers and its strategy, and load the checkpoint, if there is one."""
+        train, model, d_model = self.recipe.train, self.run.model, self.config.d_model
+        self.steps = steps = total_steps(self.task, train)
+        self.training = TrainState(model, train, d_model, steps)
+        self.extra = {"tokenizer_sha256": self.run.tokenizer.sha256, **self.task.identity}
+        check_ranks_agree(self.ranks, self.recipe, model, self.extra)
+        use_tf32(train.precision, self.device)
+        if train.recompute == "none":
+            compile_model(model, train.compile, self.device)
+        self.summary = parameter_summary(model)
+        self.strategy = parallelize(self.training, self.task, train, self.ranks)
+        if saved := self.saved_checkpoint:
+            if self.old_recipe:
+                check_same_data(saved, self.extra, self.old_recipe, self.recipe)
+                old_steps = total_steps(self.task, self.old_recipe.train)
+                check_rates(train, d_model, saved.step, old_steps, steps)
+            self.training.restore(saved)
+            self.reporter.info(tr("resumed at step {step} of {steps}", step=saved.step, steps=steps))
+        elif self.is_resume_requested:
+            self.reporter.info(tr("{out} has no checkpoint to resume from: starting at step 1", out=self.out))
+
+    def announce(self) -> None:
+        """Write the settings of the run, check the disk, and report what is trained."""
+        recipe, out, ranks, report, run = self.recipe, self.out, self.ranks, self.reporter, self.run
+        if self.is_rank0:
+            run.save_config_files(out)
+            write_run_manifest(out)
+        ranks.on_rank0(lambda: check_disk_space(out, self.training, self.config, recipe.train, self.steps))
+        if recipe.train.parallel.checkpoint == "sharded":
+            from polyhead.train.distributed.split_checkpoint import check_shared_directory  # slow to import
+
+            check_shared_directory(out, ranks)
+        size = {"size": self.summary, "steps": self.steps, "out": out}
+        report.info(
+            tr("{size}, {steps:,} steps on {n} processes, to {out}", n=ranks.world_size, **size)
+            if ranks.world_size > 1
+            else tr("{size}, {steps:,} steps, to {out}", **size)
+        )
+        if self.is_rank0:
+            report.info(describe_targets(find_obstacles(self.config, run.tokenizer, run.family)))
+        _warn_schedule(recipe.train, self.steps, report)
+        if self.page:
+            self.page.start(run, self.task, report.info)
+
+    def train(self) -> Outcome:
+        """Train, and evaluate the final weights; a signal ends both."""
+        report, page, train, run = self.reporter, self.page, self.recipe.train, self.run
+        with stop_on_signal(report.info) as should_stop, self.ranks.translate_errors():
+            # samples need the whole model
+            on_evaluation: OnEvaluation = (
+                page.update if page and self.strategy.has_full_model else lambda row: None
+            )
+            outcome = train_model(
+                self.training, self.strategy, train, self.checkpoints, report, should_stop, self.extra,
+                on_evaluation,
+            )  # fmt: skip
+            if outcome.status != "interrupted":
+                if forecast := report.compare_forecast(outcome.step):
+                    report.info(forecast)
+                if not self.strategy.has_full_model:
+                    run.replace_model(self.build_model())
+                    self.strategy = self.strategy.gather(run.model)
+                outcome.status = _evaluate_final_weights(
+                    run, self.task, outcome, self.training, self.strategy, report, self.evaluator
                 )
-                outcome = train_model(
-                    training,
-                    task,
-                    recipe.train,
-                    checkpoints,
-                    reporter,
-                    should_stop,
-                    extra,
-                    ranks,
-                    on_evaluation,
-                )
-                if outcome.status != "interrupted":
-                    if forecast := reporter.compare_forecast(outcome.step):
-                        reporter.info(forecast)
-                    if training.is_split:
-                        run.replace_model(build(config, recipe.train.seed).to(device))
-                        training.join(run.model, recipe.train)
-                    outcome.status = _finish(run, task, outcome, training, reporter, evaluator, ranks)
-            if outcome.status == "interrupted":
-                command = shlex.join(
-                    ["polyhead", "train", str(out / "recipe.yaml"), "--resume", *ranks.relaunch_options]
-                )
-                saved_at = tr("saved at step {step}", step=outcome.step)
-                # callers with an evaluator of their own have their own way to resume
-                reporter.info(
-                    saved_at
-                    if evaluator
-                    else tr("{saved}; continue with: {command}", saved=saved_at, command=command)
-                )
-            run.model.eval()
-            if page:
-                page.finish(outcome.status)
-                reporter.info(tr("report: {path}", path=page.path))
-            return run, outcome
+        return outcome
+
+    def finish(self, outcome: Outcome) -> None:
+        """Report where the run is, and how to continue one that was interrupted."""
+        if outcome.status == "interrupted":
+            recipe_path, options = str(self.out / "recipe.yaml"), self.ranks.relaunch_options
+            command = shlex.join(["polyhead", "train", recipe_path, "--resume", *options])
+            saved_at = tr("saved at step {step}", step=outcome.step)
+            # callers with an evaluator of their own have their own way to resume
+            self.reporter.info(
+                saved_at
+                if self.evaluator
+                else tr("{saved}; continue with: {command}", saved=saved_at, command=command)
+            )
+        self.run.model.eval()
+        if self.page:
+            self.page.finish(outcome.status)
+            self.reporter.info(tr("report: {path}", path=self.page.path))
 
 
 def _share_newest_checkpoint(
@@ -295,24 +333,24 @@ def _warn_schedule(train_config: TrainConfig, steps: int, report: Reporter) -> N
         report.info(translate_message(warning))
 
 
-def _finish(
+def _evaluate_final_weights(
     run: Run,
     task: Task,
     outcome: Outcome,
     training: TrainState,
+    strategy: Strategy,
     report: Reporter,
     evaluator: Evaluator | None,
-    ranks: ProcessGroup,
 ) -> TrainStatus:
     """Write the run directory and evaluate the final weights; returns the status of the run.
 
     The run is saved with its loss before any other metric is computed, so that a later error loses no
     weights. A signal during evaluation gives the status "interrupted"; --resume evaluates again.
     """
-    recipe = run.recipe
+    recipe, ranks = run.recipe, strategy.ranks
     assert recipe is not None
     try:
-        measure = partial(measure_metric, training, task, recipe.train.best_metric, ranks)
+        measure = partial(measure_metric, training, strategy, recipe.train.best_metric)
         final = load_final_weights(training, recipe.train, recipe.out / "checkpoints", measure, ranks)
         merge_lora(run.model)
         with interrupt_on_signal():

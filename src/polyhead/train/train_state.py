@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from polyhead.checkpoint import checkpoint
@@ -22,23 +20,16 @@ from polyhead.core.registry import OPTIMIZER, SCHEDULE
 from polyhead.nn.stack import recompute_blocks
 from polyhead.nn.state import named_state
 from polyhead.train.distributed.local_tensor import get_local, is_split, split_like
-from polyhead.train.distributed.process_group import SINGLE_PROCESS, MapFn, ProcessGroup
+from polyhead.train.distributed.process_group import SINGLE_PROCESS, ProcessGroup
 from polyhead.train.distributed.rank_sync import share_tensors
-from polyhead.train.distributed.shard_model import get_sharding_mesh, shard_weights
 from polyhead.train.ema import Ema, copy_into
-from polyhead.train.loss_module import LossModule, LossTask
 from polyhead.train.optim import list_parameters, set_rates
 from polyhead.train.precision import LossScale, resolve_precision
 from polyhead.train.progress import Progress
 from polyhead.train.schedule import Schedule
 from polyhead.train.signals import interrupt_on_signal
 from polyhead.train.split_adafactor import SplitAdafactor
-from polyhead.train.step_numbers import UnreadStep
 from polyhead.train.trainable_parameters import prepare_trainable, scale_rates, select_factors
-
-if TYPE_CHECKING:
-    from polyhead.train.distributed.pipeline import MicroBatchTask
-    from polyhead.train.distributed.pipeline_training import PipelineTraining
 
 
 class SavedState(NamedTuple):
@@ -49,110 +40,77 @@ class SavedState(NamedTuple):
     state: dict[str, Any]  # counters and descriptions, as JSON
 
 
+class StateLayout(Protocol):
+    """How checkpoints name the weights and optimizer states of which this rank has all or a part."""
+
+    @property
+    def weights(self) -> Mapping[str, Tensor]:
+        """The weights of the whole model, perhaps without values."""
+        ...
+
+    def collect(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Tensors of the whole model by the names of weights: the weights, or their moving averages."""
+        ...
+
+    def flatten_optimizers(self, optimizers: Sequence[Optimizer]) -> Sequence[OptimizerState]:
+        """The states of the optimizers of the whole model."""
+        ...
+
+    def load_optimizers(self, optimizers: Sequence[Optimizer], states: Sequence[OptimizerState]) -> None:
+        """Load the part of this rank."""
+        ...
+
+
+OptimizerState = tuple[Mapping[str, Tensor], Any]
+"""The tensors of an optimizer by path, and its description in JSON."""
+
+
+class FullLayout:
+    """The layout of a rank with all layers, each whole or a shard."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+
+    @property
+    def weights(self) -> Mapping[str, Tensor]:
+        return named_state(self.model)
+
+    def collect(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        return dict(weights)
+
+    def flatten_optimizers(self, optimizers: Sequence[Optimizer]) -> Sequence[OptimizerState]:
+        return [flatten_optimizer(optimizer.state_dict()) for optimizer in optimizers]
+
+    def load_optimizers(self, optimizers: Sequence[Optimizer], states: Sequence[OptimizerState]) -> None:
+        for optimizer, (tensors, description) in zip(optimizers, states, strict=True):
+            entries = split_optimizer_tensors(optimizer, tensors)
+            optimizer.load_state_dict(unflatten_optimizer(entries, description))
+
+
 class TrainState:
     """Model, optimizers, schedule, EMA and counters, saved and restored together."""
 
     def __init__(self, model: nn.Module, config: TrainConfig, d_model: int, steps: int) -> None:
         self.model, self.progress = model, Progress()
-        self.loss_module: LossModule | None = None
-        self.replica: nn.Module | None = None  # ``loss_module`` as ranks with the whole model call it
+        self.layout: StateLayout = FullLayout(model)
         self.saved_best_step = 0  # ``best_step`` as stored in the newest checkpoint
         prepare_trainable(model, config)
         recompute_blocks(model, config.recompute == "blocks")
-        self.optimizers, self.ema = _build_optimizers(model, config)
+        self.optimizers, self.ema = build_optimizers(model, config)
         self.schedule: Schedule = SCHEDULE.build(config.schedule, d_model, steps)
-        self.is_split = False  # whether this rank holds only a part of the model
-        self.pipeline: PipelineTraining | None = None  # if that part is some of the layers
         self.device = next(model.parameters()).device
         self.precision = resolve_precision(config.precision, self.device)
         self.loss_scale = LossScale() if self.precision == "fp16" else None
-        self.reads_late = False  # whether ``train_step`` leaves the numbers of its step in ``unread``
-        self.unread: UnreadStep | None = None
 
     def is_finite(self) -> bool:
         """Whether all weights are finite. A weight that is NaN or infinite never becomes finite again."""
         return all(bool(torch.isfinite(get_local(w)).all()) for w in named_state(self.model).values())
 
-    def bind_task(self, task: LossTask) -> LossModule:
-        """The module that computes the loss of a task with the model; the same object for the same task."""
-        if self.loss_module is None or self.loss_module.task is not task:
-            self.loss_module, self.replica = LossModule(self.model, task), None
-        return self.loss_module
-
-    def bind_ranks(self, task: LossTask, ranks: ProcessGroup) -> nn.Module:
-        """The module that a step calls with its batches, within ``reduce_gradients``."""
-        loss_module = self.bind_task(task)
-        if self.is_split:
-            return loss_module
-        if self.replica is None:
-            self.replica = ranks.replicate(loss_module)
-        return self.replica
-
-    def split(self, task: MicroBatchTask, ranks: ProcessGroup, config: TrainConfig) -> None:
-        """Keep of the model only this rank's part, with optimizers and EMA of it. All ranks call it.
-
-        They have the same weights, of which none was trained yet.
-        """
-        shape, mesh = ranks.place.shape, ranks.mesh
-        if not shape.splits_model:
-            return
-        assert mesh is not None
-        self.is_split = True
-        if shape.pipeline > 1:
-            # torch's pipelines take a second to import
-            from polyhead.train.distributed.pipeline_training import PipelineTraining
-
-            optimizers, self.optimizers, self.ema = self.optimizers, [], None
-            self.pipeline = PipelineTraining(self.model, task, optimizers, ranks, config, self.precision)
-            del optimizers
-        self.optimizers, self.ema = [], None
-        if shape.tensor > 1:
-            from polyhead.train.distributed.tensor_parallel import split_tensors  # DTensors load slowly
-
-            split_tensors(self.model, mesh["tensor"])
-        if shape.shard > 1 and not self.pipeline:
-            shard_weights(self.bind_task(task), get_sharding_mesh(mesh, shape), config.parallel.reduce_dtype)
-        self.optimizers, self.ema = _build_optimizers(self.model, config, bool(self.pipeline))
-
-    def join(self, model: nn.Module, config: TrainConfig) -> None:
+    def replace_model(self, model: nn.Module, config: TrainConfig) -> None:
         """Continue with a whole model, newly built, after the last step; nothing else is kept."""
         prepare_trainable(model, config)
-        self.model, self.is_split, self.pipeline = model, False, None
-        self.loss_module = self.replica = None
+        self.model, self.layout = model, FullLayout(model)
         self.optimizers, self.ema = [], None
-
-    def reduce_gradients(self, ranks: ProcessGroup, is_last: bool) -> AbstractContextManager[None]:
-        """Context for the forward and backward pass of a batch; ``is_last``: of the last one of a step.
-
-        Gradients are summed over ranks during the last pass, by torch's wrappers of the model; where there is
-        none, ``sum_gradients`` does it after the pass.
-        """
-        if self.is_split and ranks.place.shape.shard > 1:
-            self.loss_module.set_requires_gradient_sync(is_last)  # type: ignore[union-attr, operator]
-        elif isinstance(self.replica, DistributedDataParallel) and not is_last:
-            return self.replica.no_sync()
-        return nullcontext()
-
-    def sum_gradients(self, ranks: ProcessGroup) -> None:
-        """Sum the gradients of a step over ranks, if no wrapper of the model has."""
-        if self.is_split and ranks.place.shape.shard == 1:
-            ranks.sum_gradients(self.model)
-
-    def map_in_lockstep(self, ranks: ProcessGroup) -> MapFn:
-        """``ranks.map_in_lockstep``, in which work can read the weights of a split model."""
-        if self.pipeline:
-            return self.pipeline.map_in_lockstep
-        root = self.loss_module
-        if root is None or not self.is_split:
-            return ranks.map_in_lockstep
-
-        def map_gathered(work: Callable[[Any], Any], items: Sequence[Any]) -> Iterable[Any]:
-            results = ranks.map_in_lockstep(lambda item: root.run(lambda: work(item)), items)
-            if ranks.place.shape.shard > 1:
-                root.reshard()  # type: ignore[operator]  # its weights stay gathered for a backward pass
-            return results
-
-        return map_gathered
 
     def save(self, root: Path, extra: dict[str, str]) -> None:
         """Write checkpoints/step-N. Tied weights are one parameter and are written once."""
@@ -160,20 +118,13 @@ class TrainState:
 
     def export_state(self) -> SavedState:
         """All that a checkpoint has of this training, without copies. All ranks call it."""
-        stages = self.pipeline.state if self.pipeline else None
-        collect = stages.collect if stages else dict
-        tensors: dict[str, Mapping[str, Tensor]] = {"model": collect(named_state(self.model))}
+        tensors = {"model": self.layout.collect(named_state(self.model))}
         state: dict[str, Any] = {"progress": self.progress.to_json(), "optimizers": []}
-        flattened = (
-            stages.flatten_optimizers(self.optimizers)
-            if stages
-            else [flatten_optimizer(optimizer.state_dict()) for optimizer in self.optimizers]
-        )
-        for i, (entries, description) in enumerate(flattened):
+        for i, (entries, description) in enumerate(self.layout.flatten_optimizers(self.optimizers)):
             tensors[f"optimizer_{i}"] = entries
             state["optimizers"].append(description)
         if self.ema:
-            tensors["ema"] = collect(self.ema.weights)
+            tensors["ema"] = self.layout.collect(self.ema.weights)
         if self.loss_scale:
             state["loss_scale"] = self.loss_scale.to_json()
         return SavedState(self.progress.step, tensors, state)
@@ -185,36 +136,17 @@ class TrainState:
         )
         self.saved_best_step = self.progress.best_step
 
-    def write_split(
-        self,
-        root: Path,
-        saved_state: SavedState,
-        extra: dict[str, str],
-        ranks: ProcessGroup,
-        is_sharded: bool,
-    ) -> None:
-        """Write checkpoints/step-N of a state that is split over ranks, which all call it."""
-        from polyhead.train.distributed.split_checkpoint import save_split  # slow to import
-
-        save_split(root, saved_state, extra, ranks, is_sharded)
-        self.saved_best_step = self.progress.best_step
-
     def restore(self, saved_checkpoint: checkpoint.Checkpoint) -> None:
-        """Continue from a checkpoint, bit for bit; all ranks call it if their tensors are split."""
-        stages = self.pipeline.state if self.pipeline else None
-        weights = stages.layout.weights if stages else named_state(self.model)
-        check_tensors(describe_tensors(saved_checkpoint.tensors["model"]), weights, saved_checkpoint.path)
-        copy_into(self.model, saved_checkpoint.tensors["model"])
+        """Continue from a checkpoint, bit for bit; all ranks call it if each has a part of the model."""
+        weights, tensors = self.layout.weights, saved_checkpoint.tensors
+        check_tensors(describe_tensors(tensors["model"]), weights, saved_checkpoint.path)
+        copy_into(self.model, tensors["model"])
         descriptions = saved_checkpoint.state["optimizers"]
-        saved = [saved_checkpoint.tensors[f"optimizer_{i}"] for i in range(len(descriptions))]
-        if stages:
-            stages.load_optimizers(self.optimizers, list(zip(saved, descriptions, strict=True)))
-        for i, optimizer in enumerate([] if stages else self.optimizers):
-            entries = split_optimizer_tensors(optimizer, saved[i])
-            optimizer.load_state_dict(unflatten_optimizer(entries, descriptions[i]))
+        states = [(tensors[f"optimizer_{i}"], description) for i, description in enumerate(descriptions)]
+        self.layout.load_optimizers(self.optimizers, states)
         if self.ema:
-            check_tensors(describe_tensors(saved_checkpoint.tensors["ema"]), weights, saved_checkpoint.path)
-            self.ema.load(saved_checkpoint.tensors["ema"])
+            check_tensors(describe_tensors(tensors["ema"]), weights, saved_checkpoint.path)
+            self.ema.load(tensors["ema"])
         # absent if the run was saved in another precision
         if self.loss_scale and "loss_scale" in saved_checkpoint.state:
             self.loss_scale.load(saved_checkpoint.state["loss_scale"])
@@ -237,7 +169,7 @@ def split_optimizer_tensors(optimizer: Optimizer, tensors: Mapping[str, Tensor])
     return parts
 
 
-def _build_optimizers(
+def build_optimizers(
     model: nn.Module, config: TrainConfig, is_stage: bool = False
 ) -> tuple[list[Optimizer], Ema | None]:
     """The optimizers of a model, or a stage of one, with their peak rates, and the average of its weights."""

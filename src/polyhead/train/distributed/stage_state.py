@@ -85,9 +85,13 @@ class StageState:
         self.layout, self.pipeline = layout, pipeline
         self.owners = {name: ranks[0] for name, ranks in pipeline.cut.ranks_of_weights.items()}
 
+    @property
+    def weights(self) -> Mapping[str, Tensor]:
+        return self.layout.weights
+
     def collect(self, weights: Mapping[str, Tensor]) -> StageTensors:
         """Tensors by the names of weights: the weights of the model, or their moving averages."""
-        return StageTensors(describe_tensors(self.layout.weights), self.owners, weights, self.pipeline)
+        return StageTensors(describe_tensors(self.weights), self.owners, weights, self.pipeline)
 
     def flatten_optimizers(self, optimizers: Sequence[Optimizer]) -> list[tuple[StageTensors, Any]]:
         """The tensors of each optimizer of the whole model by path, and its description in JSON."""

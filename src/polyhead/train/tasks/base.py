@@ -16,7 +16,7 @@ from polyhead.tokenizers.tokenizer import Tokenizer
 from polyhead.tokenizers.unknown_tokens import UnknownTokens
 from polyhead.train.distributed.process_group import MapFn
 from polyhead.train.loggers import Reporter
-from polyhead.train.loop import TrainingTask
+from polyhead.train.strategies.base import TrainingTask
 
 
 class TaskLogits(NamedTuple):

@@ -1,0 +1,163 @@
+"""What a training does on its ranks: the passes of a step, the gradient norm, evaluations and checkpoints."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from polyhead.config.recipe import TrainConfig
+from polyhead.train.distributed.context_parallel import gather_context, split_batch
+from polyhead.train.distributed.process_group import MapFn, ProcessGroup
+from polyhead.train.loss_module import LossModule, LossTask
+from polyhead.train.optim import list_parameters
+from polyhead.train.precision import autocast
+from polyhead.train.train_state import SavedState, TrainState
+from polyhead.train.update import PendingMetrics, StepMetrics, update_weights
+
+SyncContext = Callable[[bool], AbstractContextManager[None]]
+"""Context for the passes of a batch; called with whether it is the last one of a step."""
+
+
+class TrainingTask(LossTask, Protocol):
+    """Data, loss and evaluation of a training."""
+
+    labels: tuple[str, ...]  # classes of whole texts; if any, speed is counted in texts, not in tokens
+
+    def epoch_batches(self, epoch: int) -> Sequence[Any]: ...
+    def largest_batch(self) -> Any: ...
+    def shard(self, rows: Any, n: int) -> list[Any]: ...
+    def collate(self, rows: Any) -> Any: ...
+
+    def dummy_batch(self) -> Any:
+        """A batch of one padding token without a label.
+
+        It changes no loss, gradient or statistic: a rank without rows runs it to join the collectives.
+        """
+        ...
+
+    def evaluate(self, model: nn.Module, map_fn: MapFn = map) -> dict[str, float]: ...
+
+
+class Strategy(ABC):
+    """The passes, gradients and checkpoints of a training on its ranks; all of them call every method."""
+
+    delay = 0  # steps after which the metrics of a step are read
+    has_full_model = True  # on this rank
+    no_gradients: Callable[[], AbstractContextManager[Any]] = torch.inference_mode  # of an evaluation
+
+    def __init__(self, training: TrainState, task: Any, config: TrainConfig, ranks: ProcessGroup) -> None:
+        self.training, self.config, self.ranks = training, config, ranks
+        self.task: TrainingTask = task
+        self.loss_module = LossModule(training.model, task)
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """The parameters that the optimizers of this rank update."""
+        return list_parameters(*self.training.optimizers)
+
+    @property
+    def max_norm(self) -> float:
+        return self.config.clip_norm or math.inf
+
+    def collate(self, rows: Any) -> list[Any]:
+        """The batches of this rank of the rows of one."""
+        return [collate_shard(self.task, rows, self.ranks)]
+
+    def run_largest_batch(self) -> None:
+        """Forward and backward pass of the largest batch, without an update."""
+        [batch] = self.collate(self.task.largest_batch())
+        with self.ranks.sync_statistics(self.training.model), gather_context(self.training.model, self.ranks):
+            with autocast(self.training.precision, self.training.device):
+                loss = self.loss_module(batch)
+            if any(self.ranks.all_reduce(loss.count)):
+                loss.total.backward()
+
+    @abstractmethod
+    def forward_backward(self, batches: Sequence[Any], counts: Sequence[float]) -> list[Tensor]:
+        """Gradients of the mean loss of batches with these label counts on all ranks.
+
+        Returns total and NLL of each batch with labels in turn.
+        """
+
+    def clip(self) -> Tensor | float:
+        """Limit the norm of the gradients of all ranks; returns what it was."""
+        return nn.utils.clip_grad_norm_(self.parameters, self.max_norm)
+
+    def step(self, losses: Sequence[Tensor], count: int) -> StepMetrics | PendingMetrics:
+        """Update the weights from the gradients of ``count`` labels, if all is finite."""
+        return update_weights(self.training, losses, count, self.clip, self.ranks)
+
+    def map(self, work: Callable[[Any], Any], items: Sequence[Any]) -> Iterable[Any]:
+        """``ranks.map_in_lockstep``, in which work can read the weights of the model."""
+        return self.ranks.map_in_lockstep(work, items)
+
+    def save(self, root: Path, extra: dict[str, str], prepare: Callable[[], None]) -> None:
+        """Write checkpoints/step-N; rank 0 calls ``prepare`` before."""
+        saved_state = self.training.export_state()
+
+        def write() -> None:
+            prepare()
+            self.training.write(root, saved_state, extra)
+
+        self.ranks.on_rank0(write)
+
+    def gather(self, model: nn.Module) -> Strategy:
+        """The strategy after the last step, in which every rank has the whole ``model``, newly built.
+
+        Its weights are those of the checkpoint that is loaded next.
+        """
+        return self
+
+
+def save_sharded(
+    strategy: Strategy,
+    saved_state: SavedState,
+    root: Path,
+    extra: dict[str, str],
+    prepare: Callable[[], None],
+) -> None:
+    """``Strategy.save`` of a state of which each rank has a part."""
+    from polyhead.train.distributed.split_checkpoint import save_split  # slow to import
+
+    strategy.ranks.on_rank0(prepare)
+    is_sharded = strategy.config.parallel.checkpoint == "sharded"
+    save_split(root, saved_state, extra, strategy.ranks, is_sharded)
+    strategy.training.saved_best_step = strategy.training.progress.best_step
+
+
+def accumulate_gradients(
+    strategy: Strategy,
+    root: nn.Module,
+    batches: Sequence[Any],
+    counts: Sequence[float],
+    sync_context: SyncContext = lambda is_last: nullcontext(),
+) -> list[Tensor]:
+    """``Strategy.forward_backward`` of batches, one after the other, by calls of ``root``."""
+    training, ranks, count = strategy.training, strategy.ranks, int(sum(counts))
+    scale, model = training.loss_scale, training.model
+    losses: list[Tensor] = []
+    last = max((i for i, batch_count in enumerate(counts) if batch_count), default=None)
+    for i, (batch, batch_count) in enumerate(zip(batches, counts, strict=True)):
+        # gradients are final in the last batch with labels, where their sum overlaps with the backward pass
+        with sync_context(i == last), ranks.sync_statistics(model), gather_context(model, ranks):
+            with autocast(training.precision, training.device):
+                loss = root(batch)
+            if batch_count:
+                share = loss.total.float() / count  # fp16 would overflow with the loss scale
+                (share * scale.value if scale else share).backward()
+                losses += [loss.total.detach(), loss.nll]
+    return losses
+
+
+def collate_shard(task: TrainingTask, rows: Any, ranks: ProcessGroup) -> Any:
+    """The shard of a batch for this rank; a dummy batch if there are fewer rows than ranks."""
+    shard = ranks.shard(task, rows)
+    batch = task.collate(shard[0]) if shard else task.dummy_batch()
+    return split_batch(task, batch, ranks.place)
