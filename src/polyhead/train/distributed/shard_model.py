@@ -6,6 +6,8 @@ gathered for its forward pass and again for its backward pass, whose gradients a
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -34,8 +36,14 @@ def shard_weights(
     )
 
     policy = MixedPrecisionPolicy(reduce_dtype=torch.bfloat16 if reduce_dtype == "bf16" else None)
-    for block in list_blocks(root):
-        fully_shard(block, mesh=mesh, mp_policy=policy)
+    blocks = list_blocks(root)
+    shared = find_shared_weights(root, blocks)
+    # of the root, also where only blocks have them
+    root.shared = nn.ModuleList(
+        part for part in root.modules() if not shared.isdisjoint(part.parameters(recurse=False))
+    )
+    for block in blocks:
+        fully_shard(block, mesh=mesh, mp_policy=policy, ignored_params=shared)
         if hasattr(block, "project_kv"):  # the decoder reads the encoder's output before its forward pass
             register_fsdp_forward_method(block, "project_kv")
     fully_shard(root, mesh=mesh, mp_policy=policy)
@@ -45,6 +53,22 @@ def shard_weights(
             part.set_gradient_divide_factor(1.0)
             part.set_force_sum_reduction_for_comms(True)  # gloo has no reduction that scales
     return root
+
+
+def find_shared_weights(root: nn.Module, blocks: Sequence[nn.Module]) -> set[nn.Parameter]:
+    """Weights of several blocks, or of a block and what is around it: tables of positions.
+
+    They belong to no block, and are gathered for the whole forward pass.
+    """
+    owners = Counter(parameter for block in blocks for parameter in set(block.parameters()))
+    in_blocks = {id(part) for block in blocks for part in block.modules()}
+    outside = {
+        parameter
+        for part in root.modules()
+        if id(part) not in in_blocks
+        for parameter in part.parameters(recurse=False)
+    }
+    return {parameter for parameter, count in owners.items() if count > 1 or parameter in outside}
 
 
 def get_sharding_mesh(mesh: DeviceMesh, shape: MeshShape) -> DeviceMesh:
