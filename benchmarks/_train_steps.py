@@ -36,6 +36,7 @@ from polyhead.models import CausalLM, Seq2Seq, build, preset_config
 from polyhead.nn.loss import IGNORE_INDEX, Loss
 from polyhead.train.loop import train_step
 from polyhead.train.precision import resolve_precision
+from polyhead.train.strategies.parallelize import parallelize
 from polyhead.train.tasks.causal_lm_common import causal_lm_loss
 from polyhead.train.tasks.seq2seq_common import seq2seq_loss
 from polyhead.train.train_state import TrainState
@@ -215,14 +216,11 @@ def _our_step(model: nn.Module, workload: Workload, precision: str) -> Callable[
         optimizer={"name": "adamw", "beta2": 0.99, "eps": 1e-8, "weight_decay": WEIGHT_DECAY},
     )  # fmt: skip
     training = TrainState(model, config, workload.config.d_model, 10**6)
-    task = StepTask(config.smoothing)
+    strategy = parallelize(training, StepTask(config.smoothing), config)
 
     def step(batch: Batch) -> float:
-        sums = training.progress.sums
         training.progress.step += 1
-        before = sums.nll
-        train_step(training, task, [batch], config)
-        return (training.progress.sums.nll - before) / _count_labels(batch)
+        return train_step(strategy, [batch]).read().nll / _count_labels(batch)
 
     return step
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import statistics
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,9 +31,9 @@ from polyhead.cost.workload import BatchShape
 from polyhead.models import CausalLM, build
 from polyhead.nn.device import resolve_device, to_model_device
 from polyhead.nn.loss import cross_entropy
-from polyhead.train.distributed.process_group import SINGLE_PROCESS
-from polyhead.train.loop import can_read_late, train_step
+from polyhead.train.loop import train_step
 from polyhead.train.precision import autocast, compile_model, resolve_precision, use_tf32
+from polyhead.train.strategies.parallelize import parallelize
 from polyhead.train.train_state import TrainState
 
 PEAKS = {"H100": (989.0, 3350.0), "H200": (989.0, 4800.0), "A100": (312.0, 2039.0), "L40S": (362.0, 864.0)}
@@ -180,14 +181,13 @@ def train(parser: argparse.ArgumentParser) -> None:
     is_compiled = compile_model(model, options.compile, device)
     settings = TrainConfig(steps=10**6, precision=precision, clip_norm=1.0, lr=1e-4)
     training = TrainState(model.train(), settings, config.d_model, 10**6)
-    training.reads_late = can_read_late(training, SINGLE_PROCESS)
+    strategy, pending = parallelize(training, rows, settings), deque[Any]()
 
     def ours() -> None:
-        before, training.unread = training.unread, None
         training.progress.step += 1
-        train_step(training, rows, [rows.batch()], settings)  # type: ignore[arg-type]
-        if before:
-            before.read()
+        pending.append(train_step(strategy, [rows.batch()]))
+        if len(pending) > strategy.delay:
+            pending.popleft().read()
 
     tokens, labels = (x.to(device) for x in rows.batch()[:2])
     inside = lambda: autocast(precision, device)  # noqa: E731

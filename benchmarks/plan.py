@@ -32,6 +32,7 @@ from polyhead.models import build
 from polyhead.run.recipe import load_recipe
 from polyhead.train.eta import EtaReporter
 from polyhead.train.loop import train_model
+from polyhead.train.strategies.parallelize import parallelize
 from polyhead.train.train_state import TrainState
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -168,7 +169,8 @@ def trained(recipe: str, changes: list[str], steps: int) -> Seen:
         told, training = Told(), TrainState(model, short, config.d_model, steps)
         timed = EtaReporter(told, clock=pick_clock())
         timed.info("begin")
-        train_model(training, texts.task, short, Path(folder) / "checkpoints", timed)
+        strategy = parallelize(training, texts.task, short)
+        train_model(training, strategy, short, Path(folder) / "checkpoints", timed)
         first, last = told.rows[0], told.rows[-1]
         update = (last["seconds"] - first["seconds"]) / (last["step"] - first["step"])
         return Seen(

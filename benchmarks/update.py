@@ -46,7 +46,8 @@ from polyhead.tokenizers.tokenizer import Tokenizer
 from polyhead.tokenizers.train_tokenizer import train_tokenizer
 from polyhead.train.distributed.process_group import SINGLE_PROCESS, ProcessGroup
 from polyhead.train.distributed.torch_process_group import PeerLostError, init_process_group
-from polyhead.train.loop import collate_shard, train_step
+from polyhead.train.loop import train_step
+from polyhead.train.strategies.parallelize import parallelize
 from polyhead.train.tasks.translation import TranslationTask
 from polyhead.train.train_state import TrainState
 from polyhead.train.trainable_parameters import prepare_trainable
@@ -154,14 +155,15 @@ def stepper(options: argparse.Namespace, ranks: ProcessGroup) -> Callable[[], tu
     config = settings(options)
     model = build(preset_config(options.preset, options.vocab_size, dropout=0.1), seed=1)
     training = TrainState(model.train(), config, model.config.d_model, 10**6)
-    parts = [[collate_shard(task, rows, ranks)] for rows in plan]
+    strategy = parallelize(training, task, config, ranks)
+    parts = [strategy.collate(rows) for rows in plan]
 
     def turn() -> tuple[float, float]:
         ranks.all_reduce(0)
         start = time.perf_counter(), time.process_time()
         for _ in range(TURN):
             training.progress.step += 1
-            train_step(training, task, parts[training.progress.step % len(parts)], config, ranks)
+            train_step(strategy, parts[training.progress.step % len(parts)]).read()
         return (time.perf_counter() - start[0]) / TURN, (time.process_time() - start[1]) / TURN
 
     return turn
@@ -265,6 +267,7 @@ def measured(options: dict[str, Any], changes: dict[str, Any]) -> Seen:
     task, before = RandomTokenTask(config, load), memory("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the peak is counted from here
     training = TrainState(build(config, 1).train(), train, config.d_model, 10)
+    strategy = parallelize(training, task, train)
     learned, every = (
         sum(p.numel() for p in training.model.parameters() if p.requires_grad or any_)
         for any_ in (False, True)
@@ -273,7 +276,7 @@ def measured(options: dict[str, Any], changes: dict[str, Any]) -> Seen:
     for step in range(1, options["updates"] + 2):
         start = time.process_time()
         training.progress.step = step
-        train_step(training, task, [batch], train)
+        train_step(strategy, [batch]).read()
         seconds.append(time.process_time() - start)
     return Seen(every, learned, statistics.median(seconds[1:]), memory("VmHWM") - before, planned or 0)
 
