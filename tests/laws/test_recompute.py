@@ -22,7 +22,9 @@ from polyhead.nn.stack import recompute_blocks
 from polyhead.nn.state import named_state
 from polyhead.train.loop import derive_seed, train_step
 from polyhead.train.run_training import _load_or_train_tokenizer, _open_task
+from polyhead.train.strategies.parallelize import parallelize
 from polyhead.train.train_state import TrainState
+from polyhead.train.update import record_step
 
 KINDS = ("decoder", "encoder", "encoder-decoder")
 VOCAB, ROWS, LENGTH, SOURCE = 19, 3, 7, 5
@@ -203,11 +205,12 @@ def train(directory, task_name, recompute):
     tokenizer = _load_or_train_tokenizer(recipe, factory, False, notes)
     task, config = _open_task(recipe, tokenizer, 0, [], notes)
     training = TrainState(build(config, seed=1), recipe.train, config.d_model, steps=2)
+    strategy = parallelize(training, task, recipe.train)
     assert training.loss_scale is not None
     training.loss_scale.value = 64.0  # no task's gradients overflow
     batches = [task.collate(rows) for rows in task.epoch_batches(0)[:2]]
     for step in (1, 2):
         training.progress.step = step
         torch.manual_seed(derive_seed(1, step))
-        assert train_step(training, task, batches, recipe.train) == ""
+        assert record_step(training.progress, train_step(strategy, batches).read()) == ""
     return {name: tensor.clone() for name, tensor in named_state(training.model.train()).items()}

@@ -15,9 +15,10 @@ from polyhead.config.recipe import Recipe, TrainConfig
 from polyhead.core.errors import UserError
 from polyhead.nn.dropout import Dropout
 from polyhead.nn.loss import Loss
-from polyhead.train.distributed.process_group import MapFn
+from polyhead.train.distributed.process_group import SINGLE_PROCESS, MapFn
 from polyhead.train.loop import train_model
 from polyhead.train.report import RunReport
+from polyhead.train.strategies.parallelize import parallelize
 from polyhead.train.train_state import TrainState
 
 torch.set_num_threads(1)
@@ -96,12 +97,16 @@ def loop_config(**changes: Any) -> TrainConfig:
     )
 
 
+def train(training, task, config, root, notes, *options, ranks=SINGLE_PROCESS):
+    return train_model(training, parallelize(training, task, config, ranks), config, root, notes, *options)
+
+
 def train_toy(root, task, config, stop_at=None, resume=False, steps=None):
     """Train from the start or from the newest checkpoint, up to ``stop_at``."""
     training, notes = toy_training(config, steps), Notes()
     if resume and (newest := checkpoint.read_newest_checkpoint(root)):
         training.restore(newest)
-    outcome = train_model(training, task, config, root, notes, lambda: training.progress.step == stop_at)
+    outcome = train(training, task, config, root, notes, lambda: training.progress.step == stop_at)
     return training, outcome, notes
 
 

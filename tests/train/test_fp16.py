@@ -7,7 +7,9 @@ from polyhead import ModelConfig, build
 from polyhead.nn.loss import Loss, cross_entropy
 from polyhead.train.loop import train_step
 from polyhead.train.precision import LossScale
+from polyhead.train.strategies.parallelize import parallelize
 from polyhead.train.train_state import TrainState
+from polyhead.train.update import record_step
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
 
@@ -21,7 +23,8 @@ def catch_gradients(model, task, batch, precision):
     training = TrainState(model, config, 16, 1)
     training.optimizers = [GradientCatcher(model)]
     training.progress.step = 1
-    assert train_step(training, task, [batch], config) == ""
+    strategy = parallelize(training, task, config)
+    assert record_step(training.progress, train_step(strategy, [batch]).read()) == ""
     return training.optimizers[0].grads[0]
 
 

@@ -26,6 +26,7 @@ from polyhead.tokenizers.train_tokenizer import train_tokenizer
 from polyhead.train.init_from import inherit_settings, load_init_weights
 from polyhead.train.loop import train_step
 from polyhead.train.run_training import run_training
+from polyhead.train.strategies.parallelize import parallelize
 from polyhead.train.train_state import TrainState
 
 pytestmark = pytest.mark.usefixtures("no_report")
@@ -242,10 +243,11 @@ def test_lr_factor_changes_only_the_rate(optimizer):
         options = {"optimizer": optimizer, "schedule": {"name": "constant"}}
         config = TrainConfig(steps=10, lr=lr, lr_factors=factors, **options)
         training, task = TrainState(toy_model(), config, 8, 10), Toy()
+        strategy = parallelize(training, task, config)
         for step in range(1, steps + 1):
             training.progress.step = step
             torch.manual_seed(step)
-            train_step(training, task, [task.collate(rows) for rows in task.epoch_batches(step)[:2]], config)
+            train_step(strategy, [task.collate(rows) for rows in task.epoch_batches(step)[:2]])
         return training
 
     assert equal_states(train(1e-3, {}, 10), train(2e-3, {"0": 0.5, "3": 0.5}, 10))

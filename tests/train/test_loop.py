@@ -18,6 +18,7 @@ from tests.train.conftest import (
     loop_config,
     state_tensors,
     toy_training,
+    train,
     train_toy,
     user_error,
     without_clock,
@@ -30,7 +31,8 @@ from polyhead.nn.lm_head import Head
 from polyhead.nn.loss import Loss, cross_entropy
 from polyhead.nn.norm import BatchNorm
 from polyhead.nn.state import named_state
-from polyhead.train.loop import MAX_SKIPPED, check_memory, derive_seed, total_steps, train_model
+from polyhead.train.loop import MAX_SKIPPED, check_memory, derive_seed, total_steps
+from polyhead.train.strategies.parallelize import parallelize
 from polyhead.train.train_state import TrainState, load_final_weights
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
@@ -93,7 +95,7 @@ MODEL = build(
 def catch_gradients(training, task, config, root):
     catcher, notes = GradientCatcher(training.model), Notes()
     training.optimizers = [catcher]
-    train_model(training, task, config, root, notes)
+    train(training, task, config, root, notes)
     return catcher.grads[0], notes.rows[0]
 
 
@@ -218,7 +220,7 @@ def test_weights_not_finite_are_not_saved(tmp_path):
 
     training.optimizers[0].register_step_post_hook(break_weights)
     with user_error(r"the weights are not finite, at step 5; the last good checkpoint is .*step-4"):
-        train_model(training, Toy(), config, tmp_path, Notes())
+        train(training, Toy(), config, tmp_path, Notes())
     assert checkpoint.list_steps(tmp_path)[-1] == 4
 
 
@@ -281,7 +283,7 @@ def test_best_metric_that_increases(tmp_path):
 
     config = loop_config(best_metric="bleu", eval_every=4)
     training, notes = toy_training(config), Notes()
-    train_model(training, BleuTask(), config, tmp_path, notes)
+    train(training, BleuTask(), config, tmp_path, notes)
     assert (training.progress.best, training.progress.best_step) == (31.0, 8)
     assert notes.series("best", "valid") == [1.0, 1.0, 0.0]
 
@@ -365,7 +367,7 @@ def batch_norm_training(config) -> TrainState:
 def test_memory_check_restores_running_statistics():
     training = batch_norm_training(loop_config())
     initial_state = copy_tensors(named_state(training.model))
-    check_memory(training, Toy(), loop_config())
+    check_memory(training, parallelize(training, Toy(), loop_config()), loop_config())
     assert initial_state.keys() >= {"1.running_mean", "1.running_var"}
     assert equal_tensors(initial_state, named_state(training.model))
     assert training.is_finite()
@@ -377,11 +379,11 @@ def test_running_statistics_are_saved_resumed_and_averaged(tmp_path):
     config = loop_config(ema=0.9, save_every=4, keep=3, average_checkpoints=3)
     expected, stopped, resumed = (batch_norm_training(config) for _ in range(3))
     initial_mean = expected.model[1].running_mean.clone()
-    train_model(expected, Toy(), config, tmp_path / "all", Notes())
+    train(expected, Toy(), config, tmp_path / "all", Notes())
     assert not torch.equal(expected.model[1].running_mean, initial_mean)
-    train_model(stopped, Toy(), config, tmp_path / "cut", Notes(), lambda: stopped.progress.step == 5)
+    train(stopped, Toy(), config, tmp_path / "cut", Notes(), lambda: stopped.progress.step == 5)
     resumed.restore(checkpoint.read_newest_checkpoint(tmp_path / "cut"))
-    train_model(resumed, Toy(), config, tmp_path / "cut", Notes())
+    train(resumed, Toy(), config, tmp_path / "cut", Notes())
     assert equal_tensors(named_state(resumed.model), named_state(expected.model))
     assert equal_tensors(resumed.ema.weights, expected.ema.weights)
     assert not torch.equal(expected.ema.weights["1.running_var"], expected.model[1].running_var)

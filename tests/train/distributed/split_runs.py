@@ -22,7 +22,9 @@ EXTRA = {"tokenizer_sha256": "of the tokenizer"}
 ADAM = {"name": "adamw", "eps": 1e-3}
 
 
-def make_training(world_size: int, optimizer: Any = ADAM, layout: str = "shard") -> TrainState:
+def make_training(
+    world_size: int, optimizer: Any = ADAM, layout: str = "shard"
+) -> tuple[TrainState, LossModule]:
     """A state of sizes that no number of ranks divides, with tied weights, split over so many ranks.
 
     Layouts: shard, fully sharded; groups, in two groups of ranks; tensor, over tensor parallel ranks as well.
@@ -46,15 +48,15 @@ def make_training(world_size: int, optimizer: Any = ADAM, layout: str = "shard")
         disable_gradient_mean(module)
     options = {"steps": 9, "optimizer": optimizer, "ema": 0.9, "schedule": {"name": "constant"}}
     training = TrainState(model, TrainConfig.model_validate(options), 14, 9)
-    training.is_split, training.loss_module = world_size > 1, module
+    training.loss_module = module
     return training
 
 
 def train_steps(training: TrainState, rank: int, world_size: int, steps: int = 2) -> list[float]:
-    module, losses = training.bind_task(TASK), []
+    losses = []
     for _ in range(steps):
         training.progress.step += 1
-        loss = module(TASK.collate(list(range(5))[rank::world_size]))
+        loss = training.loss_module(TASK.collate(list(range(5))[rank::world_size]))
         loss.total.backward()
         losses.append(float(loss.total.detach()))
         for optimizer in training.optimizers:
@@ -66,7 +68,7 @@ def train_steps(training: TrainState, rank: int, world_size: int, steps: int = 2
 
 
 def save(training: TrainState, root: Path, ranks: ProcessGroup, is_sharded: bool = False) -> None:
-    if training.is_split:
+    if ranks.world_size > 1:
         save_split(root, training.export_state(), EXTRA, ranks, is_sharded)
     else:
         training.save(root, EXTRA)

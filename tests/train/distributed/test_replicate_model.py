@@ -15,7 +15,10 @@ from polyhead.nn.loss import Loss
 from polyhead.train.distributed import replicate_model
 from polyhead.train.distributed.process_group import SINGLE_PROCESS
 from polyhead.train.loop import train_step
+from polyhead.train.strategies.parallelize import parallelize
+from polyhead.train.strategies.replicated import Replicated
 from polyhead.train.train_state import TrainState
+from polyhead.train.update import record_step
 
 pytestmark = [pytest.mark.usefixtures("no_report"), pytest.mark.acceptance("G5", "A6")]
 
@@ -42,10 +45,10 @@ class SumTask:
 
 
 def accumulate_gradients(training, task, batches, ranks):
-    root = training.bind_ranks(task, ranks)
+    strategy = Replicated(training, task, TrainConfig(steps=1), ranks)
     for i, batch in enumerate(batches, 1):
-        with training.reduce_gradients(ranks, i == len(batches)):
-            root(batch).total.backward()
+        with strategy.sync_context(i == len(batches)):
+            strategy.replica(batch).total.backward()
     parameters = training.model.named_parameters()
     grads = {name: None if p.grad is None else p.grad.tolist() for name, p in parameters}
     training.model.zero_grad(set_to_none=True)
@@ -119,12 +122,12 @@ def test_batches_without_labels_change_no_sum():
     def work(ranks):
         config = TrainConfig(steps=9, precision="fp32", accumulate=2)
         training = TrainState(build(ModelConfig.model_validate(SIZES), 1).double(), config, 16, 9)
-        reasons = []
+        strategy, reasons = parallelize(training, NextTokens(), config, ranks), []
         for step in [(True, False), (False, False), (False, True)]:
             training.progress.step += 1
             rows = [0, 3][ranks.rank :: ranks.world_size]
             batches = [make_batch(rows, has_labels) for has_labels in step]
-            reasons.append(train_step(training, NextTokens(), batches, config, ranks))
+            reasons.append(record_step(training.progress, train_step(strategy, batches).read()))
         return [reasons, [p.flatten().tolist() for p in training.model.parameters()]]
 
     reasons, weights = work(SINGLE_PROCESS)

@@ -16,6 +16,7 @@ from polyhead.train.distributed.local_tensor import get_local, get_whole
 from polyhead.train.distributed.process_group import SINGLE_PROCESS, ProcessGroup
 from polyhead.train.loop import train_step
 from polyhead.train.run_training import run_training
+from polyhead.train.strategies.parallelize import parallelize
 from polyhead.train.train_state import TrainState
 
 pytestmark = [pytest.mark.usefixtures("no_report"), pytest.mark.acceptance("G5")]
@@ -30,6 +31,11 @@ DESIGNS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # of the model, a
     "shared layers": ({"share_layers": True}, {}),
     "experts": ({"feed_forward": {"name": "moe", "n_experts": 4}}, {}),
     "batch norm": ({"norm": {"name": "batchnorm"}}, {}),
+    "table of positions": ({"position": "learned"}, {"recompute": "blocks"}),
+    "tables of layers": (
+        {"layer_pattern": [{"position": "t5"}, {"position": "rope"}], "n_layers": 4},
+        {"clip_norm": 0.1},
+    ),
     "modern": (MODERN, {"clip_norm": 0.1}),
     "accumulation": ({}, {"accumulate": 2, "clip_norm": 0.0}),
     "recomputation": ({}, {"recompute": "blocks"}),
@@ -46,14 +52,14 @@ def train_design(name: str, ranks: ProcessGroup, parallel: dict[str, Any]) -> di
     config = TrainConfig.model_validate(settings)
     training = TrainState(build(ModelConfig.model_validate(SIZES | model), 1).double(), config, 16, 9)
     task, losses = NextTokens(), []
-    training.split(task, ranks, config)
+    strategy = parallelize(training, task, config, ranks)
     for step in range(STEPS):
         training.progress.step += 1
         torch.manual_seed(step)
         batches = [[0, 2, 1, 4][: 3 + step], [3, 1, 4, 0]][: config.accumulate]
         shards = [rows[ranks.place.data_rank :: ranks.place.data_size] for rows in batches]
-        train_step(training, task, [task.collate(shard) for shard in shards], config, ranks)
-        losses.append([training.progress.sums.total, training.progress.sums.norm])
+        metrics = train_step(strategy, [task.collate(shard) for shard in shards]).read()
+        losses.append([metrics.total, metrics.norm])
     weights, averages = named_state(training.model), training.ema.weights if training.ema else {}
     states = [
         value

@@ -240,9 +240,7 @@ def test_save_and_restore_need_memory_of_few_tensors(is_sharded, tmp_path):
     def make_large_training():
         model = nn.Sequential(*(nn.Linear(1000, 2000) for _ in range(12)))
         fully_shard(model)
-        training = TrainState(model, TrainConfig(steps=1), 8, 1)
-        training.is_split = True
-        return training
+        return TrainState(model, TrainConfig(steps=1), 8, 1)
 
     def work(ranks):
         split_checkpoint.MAX_PART_BYTES = 2**23

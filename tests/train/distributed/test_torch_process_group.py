@@ -3,7 +3,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tests.train.conftest import Notes
+from tests.train.conftest import Notes, train
 from tests.train.distributed.rank_runs import open_task, recipe_of
 from tests.train.ranks import outputs_of, run_ranks
 from torch import nn
@@ -13,7 +13,6 @@ from polyhead.train.distributed import torch_process_group
 from polyhead.train.distributed.launch import RANK_LOST
 from polyhead.train.distributed.process_group import SINGLE_PROCESS
 from polyhead.train.distributed.torch_process_group import TorchProcessGroup, find_backends
-from polyhead.train.loop import train_model
 from polyhead.train.train_state import TrainState
 
 pytestmark = pytest.mark.usefixtures("no_report")
@@ -127,7 +126,7 @@ def test_weights_not_finite_on_one_rank_are_unsaved(corpus_dir):
                 next(run.model.parameters()).data[0] = float("nan")
 
         training.optimizers[0].step = break_weights
-        train_model(training, task, recipe.train, recipe.out / "checkpoints", Notes(), ranks=ranks)
+        train(training, task, recipe.train, recipe.out / "checkpoints", Notes(), ranks=ranks)
 
     first, _ = run_ranks(2, work)
     assert first.code == 2 and first.output.startswith("the weights are not finite, at step 2"), first

@@ -20,10 +20,12 @@ from polyhead.data.batching.sequence_shards import SequenceShard
 from polyhead.data.batching.token_windows import TokenWindows, split_windows
 from polyhead.nn.loss import Loss
 from polyhead.train.distributed.process_group import ProcessGroup
-from polyhead.train.loop import collate_shard, train_step
+from polyhead.train.loop import train_step
+from polyhead.train.strategies.parallelize import parallelize
 from polyhead.train.tasks.causal_lm_common import causal_lm_loss
 from polyhead.train.tasks.seq2seq_common import seq2seq_loss
 from polyhead.train.train_state import TrainState
+from polyhead.train.update import record_step
 
 pytestmark = [
     pytest.mark.usefixtures("no_report"),
@@ -104,16 +106,15 @@ class Case(NamedTuple):
 def count_step_bytes(case: Case, ranks: ProcessGroup) -> float:
     config, train = case.config, case.training
     training, task = TrainState(build(config, 1), train, config.d_model, 9), RandomRows(config)
-    training.split(task, ranks, train)
+    strategy = parallelize(training, task, train, ranks)
     counts = []
     for _ in range(STEPS + 1):
         training.progress.step += 1
         batches = []
         for _ in range(train.accumulate):
             rows = torch.randint(config.vocab_size, (ROWS * ranks.place.data_size, LENGTH))
-            pipeline = training.pipeline
-            batches += pipeline.collate(rows) if pipeline else [collate_shard(task, rows, ranks)]  # type: ignore[arg-type]
-        assert not train_step(training, task, batches, train, ranks)
+            batches += strategy.collate(rows)
+        assert not record_step(training.progress, train_step(strategy, batches).read())
         ranks.all_reduce(0)
         counts.append(count_sent_bytes())
     return float(np.diff(counts).mean())

@@ -1,5 +1,3 @@
-from types import SimpleNamespace
-
 import pytest
 import torch
 from tests.train.conftest import (
@@ -15,14 +13,14 @@ from tests.train.test_loop import NaNTask
 
 from polyhead.checkpoint import checkpoint
 from polyhead.train import loop
-from polyhead.train.distributed.process_group import SINGLE_PROCESS
-from polyhead.train.step_numbers import UnreadStep
+from polyhead.train.strategies import single
+from polyhead.train.update import PendingMetrics, can_defer_metrics
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
 
 
 def set_late(monkeypatch, is_late=True) -> None:
-    monkeypatch.setattr(loop, "can_read_late", lambda training, ranks: is_late)
+    monkeypatch.setattr(single, "can_defer_metrics", lambda training: is_late)
 
 
 @pytest.fixture
@@ -35,7 +33,6 @@ def train_both(tmp_path, monkeypatch):
             set_late(monkeypatch, is_late)
             root = tmp_path / str(is_late)
             training, outcome, notes = train_toy(root, make_task(), loop_config(**changes))
-            assert training.unread is None
             numbers = training.progress, outcome.status, outcome.step, without_clock(notes.rows), notes.lines
             results.append((training, (*numbers, checkpoint.list_steps(root))))
         (a, expected), (b, actual) = results
@@ -83,32 +80,31 @@ def test_stopped_run_resumes_bit_for_bit(stop_at, tmp_path, monkeypatch):
 
 def test_step_is_read_after_the_next_is_queued(tmp_path, monkeypatch):
     set_late(monkeypatch)
-    events, step, read = [], loop.train_step, UnreadStep.read
+    events, step, read = [], loop.train_step, PendingMetrics.read
 
-    def note_step(training, *args):
-        reason = step(training, *args)
-        events.append(f"queued {training.progress.step}")
-        return reason
+    def note_step(strategy, *args):
+        metrics = step(strategy, *args)
+        events.append(f"queued {metrics.step}")
+        return metrics
 
     def note_read(self):
         events.append(f"read {self.step}")
         return read(self)
 
     monkeypatch.setattr(loop, "train_step", note_step)
-    monkeypatch.setattr(UnreadStep, "read", note_read)
+    monkeypatch.setattr(PendingMetrics, "read", note_read)
     train_toy(tmp_path, Toy(), loop_config(steps=4, log_every=3))
     expected = ["queued 1", "queued 2", "read 1", "queued 3", "read 2", "read 3", "queued 4", "read 4"]
     assert events == expected
 
 
 def test_late_reading_needs_gpu_and_skipping_optimizer():
-    def can_read_late(ranks=SINGLE_PROCESS, device="meta", loss_scale=None, **changes):
+    def can_defer(device="meta", loss_scale=None, **changes):
         training = toy_training(loop_config(**changes))
         training.device, training.loss_scale = torch.device(device), loss_scale
-        return loop.can_read_late(training, ranks)
+        return can_defer_metrics(training)
 
-    assert can_read_late()
-    assert not can_read_late(device="cpu")
-    assert not can_read_late(optimizer={"name": "adafactor"})
-    assert not can_read_late(SimpleNamespace(world_size=2))
-    assert not can_read_late(loss_scale=object())
+    assert can_defer()
+    assert not can_defer(device="cpu")
+    assert not can_defer(optimizer={"name": "adafactor"})
+    assert not can_defer(loss_scale=object())
