@@ -81,9 +81,9 @@ def test_all_ranks_judge_by_metrics_of_rank_0(corpus_dir):
         if ranks.rank:
             evaluate, step, calls = TranslationTask.evaluate, loop.train_step, []
 
-            def drift(training, *args):
-                result = step(training, *args)
-                for w in training.ema.weights.values():
+            def drift(strategy, *args):
+                result = step(strategy, *args)
+                for w in strategy.training.ema.weights.values():
                     w += 1e-2
                 return result
 
