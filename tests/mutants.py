@@ -149,7 +149,8 @@ def list_sites(
     texts = {id(part) for node in ast.walk(function) if is_text(node) for part in ast.walk(node)}
     sites = []
     for parent in ast.walk(function):
-        if parent is function.args:  # defaults are no part of the code that is replaced
+        # defaults are no part of the code that is replaced, and zip(strict=True) only guards against bugs
+        if parent is function.args or (isinstance(parent, ast.keyword) and parent.arg == "strict"):
             continue
         for field, value in ast.iter_fields(parent):
             is_signature = field in ("annotation", "returns", "decorator_list", "args")
