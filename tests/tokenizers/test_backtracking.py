@@ -14,6 +14,7 @@ PATTERNS = TABLES["accepted"]
 EXPONENTIAL = TABLES["exponential"]
 UNANALYSABLE = TABLES["unanalysable"] | {
     "(" * 60 + ")" * 60: "nested",
+    "(a)" * 20 + "(" * 60 + ")" * 60: "nested",  # the groups before it are closed
     "a" * 30_000: "30,000 characters",
     "a?" * 4_000: "too many parts",
     "(?:" * 40 + "a" + "{2})" * 40: "too many parts",

@@ -26,6 +26,16 @@ def test_rows_are_the_ids_of_pairs_that_fit(corpus, open_store, tokenizer):
     assert report.examples == {"empty": ["line 2"], "too_long": ["line 4"]}
 
 
+def test_pairs_without_a_token_are_empty(write_file, open_store, tokenizer, monkeypatch):
+    encode = type(tokenizer).encode  # as published tokenizers that remove some characters
+    monkeypatch.setattr(
+        type(tokenizer), "encode", lambda self, texts: encode(self, [t.replace("§", "") for t in texts])
+    )
+    corpus = open_corpus([write_file("a.en", "a\n§\nb\nc\n"), write_file("a.de", "A\nB\nC\n§\n")])
+    report = open_store(corpus).report
+    assert (report.used, report.examples) == (2, {"empty": ["line 2", "line 4"]})
+
+
 @pytest.mark.acceptance("A8")
 def test_overlong_pairs_are_reported_and_skipped(write_file, open_store, monkeypatch):
     monkeypatch.setattr(pair_store, "_CHUNK", 4)  # rows are written in chunks
