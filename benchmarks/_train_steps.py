@@ -429,6 +429,31 @@ def peers_of(workload: Workload, options: argparse.Namespace) -> tuple[str, ...]
     return PEERS
 
 
+SMOOTHING = 0.1
+
+
+def make_stepper(
+    module: nn.Module,
+    loss: Callable[[Any], Tensor],
+    batches: Sequence[Any],
+    make_context: Callable[[], contextlib.AbstractContextManager[object]],
+) -> Callable[[], None]:
+    """A function that does the next step of a module, as users of torch write it."""
+    module.train()
+    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-4, fused=True)
+    numbers = iter(range(10**9))
+
+    def step() -> None:
+        with make_context():
+            value = loss(batches[next(numbers) % len(batches)])
+        value.backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(module.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
 def pair_workload(
     preset: str, vocab_size: int, rows: int, length: int, layers: int | None = None
 ) -> Workload:

@@ -21,6 +21,7 @@ from collections.abc import Callable
 
 import torch
 from _shared import table
+from _train_steps import SMOOTHING, make_stepper
 from torch import nn
 
 from polyhead.config.model import ModelConfig
@@ -32,7 +33,6 @@ from polyhead.models import build, preset_config
 from polyhead.nn.loss import cross_entropy
 from polyhead.nn.validate_model import check_model
 from polyhead.train.precision import ResolvedPrecision, autocast
-from train import SMOOTHING, stepper
 
 KINDS = {
     "attention": ATTENTION,
@@ -132,7 +132,7 @@ def step(config: ModelConfig, batches: list[PairBatch], precision: ResolvedPreci
 
     module: nn.Module = model
     cpu = torch.device("cpu")
-    return stepper(module, loss, batches, lambda: autocast(precision, cpu))
+    return make_stepper(module, loss, batches, lambda: autocast(precision, cpu))
 
 
 def taken(

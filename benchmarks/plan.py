@@ -122,7 +122,7 @@ def planned_of(recipe: str, changes: list[str], seconds: float) -> Seen:
     """What a plan says."""
     tune_malloc()
     made = estimate(
-        load_recipe(recipe, changes), decode_rows=(), context=8, seconds=seconds, clock=pick_clock()
+        load_recipe(recipe, changes), decode_batch=(), context_len=8, seconds=seconds, clock=pick_clock()
     )
     assert made.time is not None and made.batches is not None, made.notes
     return Seen(made.parameters, made.batches, made.time.update, made.memory.total or 0)

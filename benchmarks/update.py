@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 
 import torch
 from _shared import apart, interleaved, memory, ratio, run_measurement, table
+from _train_steps import SMOOTHING, make_stepper
 from torch import Tensor, nn
 
 from polyhead.config.recipe import TrainConfig
@@ -51,8 +52,6 @@ from polyhead.train.strategies.parallelize import parallelize
 from polyhead.train.tasks.translation import TranslationTask
 from polyhead.train.train_state import TrainState
 from polyhead.train.trainable_parameters import prepare_trainable
-from train import SMOOTHING, some_batches
-from train import stepper as train_stepper
 
 
 def ranks(parser: argparse.ArgumentParser) -> None:
@@ -308,7 +307,7 @@ def products(parser: argparse.ArgumentParser) -> None:
     rows = [["model", "products", "ms per step", "times as fast"]]
     for name in options.models:
         model, batches = translator(name) if name != "gpt2" else language_model(name)
-        steps = {how: train_stepper(model, loss_of(model), batches, inside) for how, inside in INSIDE.items()}
+        steps = {how: make_stepper(model, loss_of(model), batches, inside) for how, inside in INSIDE.items()}
         seconds = interleaved(steps, options.rounds, warmup=2)
         for how, times in seconds.items():
             faster = ratio(seconds["fp32, MKL"], times)
@@ -318,9 +317,14 @@ def products(parser: argparse.ArgumentParser) -> None:
 
 def translator(name: str) -> tuple[nn.Module, list[tuple[Tensor | None, ...]]]:
     """With batches of real text, whose lengths differ."""
-    options = argparse.Namespace(source=None, vocab_size=10000, max_tokens=3200 if name == "tiny" else 1600)
+    max_tokens = 3200 if name == "tiny" else 1600
     with tempfile.TemporaryDirectory() as folder:
-        batches = some_batches(options, Path(folder))[1]
+        options = argparse.Namespace(
+            folder=Path(folder), sentences=6000, vocab_size=10000, max_tokens=max_tokens, precision="fp32"
+        )
+        prepare(options)
+        task, plan = opened(options)
+        batches = [task.collate(rows) for rows in plan]
     model = build(preset_config(name, 10000, dropout=0.1), seed=1)
     return model, [(batch.labels, batch.source, batch.target, batch.source_pos) for batch in batches]
 
