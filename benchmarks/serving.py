@@ -33,7 +33,7 @@ from polyhead import Choice, ModelConfig, build
 from polyhead.config.generation_config import GenerationConfig
 from polyhead.kernels.malloc_tuning import tune_malloc
 from polyhead.run.run import Run
-from polyhead.serve.http.limits import Limits
+from polyhead.serve.limits import Limits
 from polyhead.tokenizers.train_tokenizer import train_tokenizer
 
 MODELS = {

@@ -433,7 +433,7 @@ def test_comparisons_in_one_directory_share_their_base():
 
 @pytest.mark.parametrize(("page", "head"), [("serving.md", "route"), ("serving.zh-CN.md", "路径")])
 def test_page_on_serving_lists_every_route(page, head):
-    from polyhead.serve.http.routes import ROUTES
+    from polyhead.serve.openai.routes import ROUTES
 
     rows = table(read(f"docs/{page}"), head)
     entries = re.findall(r"`(GET|POST) ([^`]+)`", "".join(row[0] for row in rows))

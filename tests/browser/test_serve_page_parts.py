@@ -8,7 +8,7 @@ from tests.browser.page_texts import use_language
 from tests.browser.serving import MODELS, get_panel, press, process_file, read_request
 from tests.serve.conftest import serve_run
 
-from polyhead.serve.http.auth import ApiKeys
+from polyhead.serve.auth import ApiKeys
 
 LEADS = {
     "translator": ("Translates English to Chinese; up to about 8 words.", "将英语译成中文；最长约 8 个词。"),

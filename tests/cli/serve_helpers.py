@@ -20,6 +20,7 @@ from polyhead.config.generation_config import GenerationConfig
 from polyhead.run.run import Run
 from polyhead.serve.http.server import Server
 from polyhead.serve.http.sockets import get_url, listen
+from polyhead.serve.openai.routes import make_app
 from polyhead.serve.service import Service
 
 LONG = {"prompt": "dogs", "max_tokens": 400, "stop": ["never"], "truncate": True, "seed": 1, "stream": True}
@@ -106,7 +107,7 @@ def serve_process(directory: Path, *options: str) -> Iterator[Process]:
 def serve_in_thread(service: Service) -> Iterator[httpx2.Client]:
     """Run the server of a service in a thread of this process; a client of it."""
     sock, ready = listen("127.0.0.1", 0), threading.Event()
-    server = Server(service, ready.set)
+    server = Server(make_app(service), ready.set)
     thread = threading.Thread(target=server.run, args=([sock],), daemon=True)
     thread.start()
     assert ready.wait(200)

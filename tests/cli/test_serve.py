@@ -24,8 +24,8 @@ def start(cli, monkeypatch):
     services, loggers = [], [logging.getLogger(name) for name in ("polyhead.serve", "uvicorn")]
     levels = [logger.level for logger in loggers]
 
-    def run_server(service, sock, on_ready):
-        services.append(service)
+    def run_server(app, sock, on_ready):
+        services.append(app.service)
         on_ready()
         sock.close()
 

@@ -22,10 +22,11 @@ from polyhead.config.generation_config import GenerationConfig
 from polyhead.config.recipe import Recipe
 from polyhead.generation.decoding.sampling import Sampling
 from polyhead.run.run import Run
-from polyhead.serve.http.auth import ApiKeys
-from polyhead.serve.http.limits import Limits
+from polyhead.serve.auth import ApiKeys
 from polyhead.serve.http.server import Server
 from polyhead.serve.http.sockets import get_url, listen
+from polyhead.serve.limits import Limits
+from polyhead.serve.openai.routes import make_app
 from polyhead.serve.service import Service
 from polyhead.tokenizers.tokenizer import Tokenizer
 from polyhead.tokenizers.train_tokenizer import train_tokenizer
@@ -108,7 +109,7 @@ class Client:
         self.service, self.run = service, service.run
         self.sock, is_ready = listen("127.0.0.1", 0), threading.Event()
         self.url = get_url(self.sock)
-        self.server = Server(service, is_ready.set)
+        self.server = Server(make_app(service), is_ready.set)
         self.thread = threading.Thread(target=self.server.run, args=([self.sock],), daemon=True)
         self.thread.start()
         assert is_ready.wait(100)

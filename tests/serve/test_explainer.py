@@ -12,8 +12,8 @@ from polyhead.explain.document import explain
 from polyhead.kernels.pack_model import is_packed
 from polyhead.run.run_ensemble import ensemble_runs
 from polyhead.serve import explainer as explainer_module
+from polyhead.serve.api_errors import ApiError
 from polyhead.serve.explainer import MAX_PENDING, Explainer
-from polyhead.serve.http.errors import ApiError
 
 
 def explain_now(explainer, text, target=None):

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from tests.serve.conftest import ENDLESS, build_run, get_error, serve_run, wait_until
 
-from polyhead.serve.http.limits import Limits
+from polyhead.serve.limits import Limits
 
 PATH = "/v1/completions"
 

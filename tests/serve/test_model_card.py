@@ -5,7 +5,7 @@ import json
 import pytest
 from tests.serve.conftest import build_run, make_recipe, serve_run
 
-from polyhead.serve.http.auth import ApiKeys
+from polyhead.serve.auth import ApiKeys
 from polyhead.serve.model_card import Card, first_sentence, round_down
 from polyhead.serve.sample_inputs import everyday_samples
 

@@ -7,7 +7,7 @@ from tests.serve.conftest import build_run, get_error, serve_run
 
 from polyhead import ModelConfig, build
 from polyhead.run.run import Run
-from polyhead.serve.http.auth import ApiKeys
+from polyhead.serve.auth import ApiKeys
 from polyhead.tokenizers.tokenizer import Tokenizer
 from tokenizers import Tokenizer as InnerTokenizer
 

@@ -4,7 +4,7 @@ import pytest
 
 from polyhead.chat.apply_template import encode_pieces
 from polyhead.chat.base import ChatPiece
-from polyhead.serve.http.limits import Limits
+from polyhead.serve.limits import Limits
 from polyhead.tokenizers.mask_tokens import encode_masked
 
 FAMILIES = {

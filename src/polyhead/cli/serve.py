@@ -23,7 +23,7 @@ from polyhead.cli.options import (
 from polyhead.config.generation_config import GenerationConfig
 from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError
-from polyhead.serve.http.limits import Limits
+from polyhead.serve.limits import Limits
 
 LIMIT_KEYS = [
     key for key in Limits.model_fields if key not in ("max_header", "header_timeout", "body_timeout")
@@ -114,7 +114,7 @@ def run(
         return
     if directory is None:
         raise UserError("RUN: missing; pass a run to serve, or --runs DIR to monitor trainings")
-    from polyhead.serve.http.auth import check_host, get_environment, read_keys
+    from polyhead.serve.auth import check_host, get_environment, read_keys
 
     limits = Limits(**{key: settings.pop(key) for key in LIMIT_KEYS})
     keys = read_keys(api_key_file, get_environment())
@@ -130,13 +130,14 @@ def run(
     options |= settings | ({"shortlist": True} if shortlist else {})
     for module in ("uvicorn", "starlette", "prometheus_client"):
         import_module(module)  # fails before torch and the model are loaded
-    from polyhead.serve.http.cors import check_origins
+    from polyhead.serve.auth import check_origins
 
     check_origins(options["allowed_origins"])
     import torch
 
     from polyhead.serve.http.server import run_server
     from polyhead.serve.http.sockets import get_url, listen
+    from polyhead.serve.openai.routes import make_app
     from polyhead.serve.service import Service
 
     sock = listen(host, port)
@@ -153,12 +154,12 @@ def run(
         model, model_name, limits, keys, strict_fields=strict_fields, deterministic=deterministic, **options
     )
     description = f"{model_name} ({service.kind}): {', '.join(f'/v1/{task}' for task in service.tasks)}"
-    run_server(service, sock, lambda: print(f"{description}\nready at {get_url(sock)}", flush=True))
+    run_server(make_app(service), sock, lambda: print(f"{description}\nready at {get_url(sock)}", flush=True))
 
 
 def show_runs(model: str | None, directory: Path, host: str, port: int, api_key_file: Path | None) -> None:
     """Serve the pages of training runs; no model is loaded."""
-    from polyhead.serve.http.auth import is_loopback
+    from polyhead.serve.auth import is_loopback
 
     if model is not None:
         raise UserError(f"--runs shows trainings and loads no model: remove {model}, or serve it separately")

@@ -12,7 +12,7 @@ from polyhead.core.errors import UserError
 from polyhead.generation.text_engine import PreparedRequest
 from polyhead.generation.text_generation import TextDelta
 from polyhead.generation.text_output import TextOutput, TokenLogprobs
-from polyhead.serve.http.errors import ApiError, format_traceback, internal_error, user_error
+from polyhead.serve.api_errors import ApiError, format_traceback, internal_error, user_error
 
 log = logging.getLogger("polyhead.serve")
 

@@ -17,8 +17,8 @@ from polyhead.core.errors import NotFiniteError, UserError
 from polyhead.generation.text_engine import TextEngine
 from polyhead.generation.text_generation import TextDelta
 from polyhead.generation.text_output import TextOutput
+from polyhead.serve.api_errors import format_traceback
 from polyhead.serve.client_stream import ClientStream, StreamUpdate
-from polyhead.serve.http.errors import format_traceback
 
 IDLE_POLL_SECONDS = 0.25  # seconds between two heartbeats of an idle thread
 # seconds between two updates of a stream, times the number of running texts: with many, each stream gets

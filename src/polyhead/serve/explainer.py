@@ -21,7 +21,7 @@ from polyhead.explain.levers.lever_input import copy_modules
 from polyhead.kernels.pack_model import is_packed
 from polyhead.run.load import load
 from polyhead.run.run import Run
-from polyhead.serve.http.errors import ApiError, invalid_value_error, user_error
+from polyhead.serve.api_errors import ApiError, invalid_value_error, user_error
 
 T = TypeVar("T")
 MAX_PENDING = 8  # explanations that are computed or wait

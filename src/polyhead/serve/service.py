@@ -17,14 +17,13 @@ from polyhead.generation.chat import ChatSession
 from polyhead.generation.text_engine import PreparedRequest
 from polyhead.models.build import CAPABILITIES
 from polyhead.run.run import Run
+from polyhead.serve.api_errors import ApiError, user_error
+from polyhead.serve.auth import ApiKeys, check_origins
 from polyhead.serve.client_stream import ClientStream, ClientStreams, to_api_error
 from polyhead.serve.engine_thread import EngineThread
 from polyhead.serve.explainer import Explainer
-from polyhead.serve.http.auth import ApiKeys
-from polyhead.serve.http.cors import check_origins
-from polyhead.serve.http.errors import ApiError, user_error
-from polyhead.serve.http.limits import Limits
-from polyhead.serve.http.metrics import Metrics
+from polyhead.serve.limits import Limits
+from polyhead.serve.metrics import Metrics
 from polyhead.serve.model_card import Card
 from polyhead.serve.openai.schemas import SamplingParams
 from polyhead.tokenizers.languages import language_error

@@ -25,7 +25,7 @@ from polyhead.lab.paging import count_row_tokens
 from polyhead.lab.test_model import ModelUnderTest
 from polyhead.run.run import Run
 from polyhead.run.run_ensemble import ensemble_runs
-from polyhead.serve.http.errors import ApiError
+from polyhead.serve.api_errors import ApiError
 from polyhead.serve.openai.pooling_endpoints import _check_text_lengths
 from polyhead.tokenizers.languages import with_languages
 from polyhead.tokenizers.tokenizer import Tokenizer

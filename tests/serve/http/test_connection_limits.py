@@ -10,10 +10,10 @@ from types import SimpleNamespace
 import pytest
 from tests.serve.conftest import ENDLESS, read_all, serve_run, wait_until
 
+from polyhead.serve.auth import ApiKeys
 from polyhead.serve.http import connection_limits
-from polyhead.serve.http.auth import ApiKeys
 from polyhead.serve.http.connection_limits import count_unread_bytes
-from polyhead.serve.http.limits import Limits
+from polyhead.serve.limits import Limits
 
 PING = b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
 POST = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"

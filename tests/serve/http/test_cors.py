@@ -6,9 +6,8 @@ import pytest
 from tests.serve.conftest import serve_run
 
 from polyhead.core.errors import UserError
-from polyhead.serve.http.auth import ApiKeys
-from polyhead.serve.http.cors import check_origins
-from polyhead.serve.http.limits import Limits
+from polyhead.serve.auth import ApiKeys, check_origins
+from polyhead.serve.limits import Limits
 
 PATH, PAGE, KEY = "/v1/completions", "http://localhost:3000", "k" * 20
 PREFLIGHT = {"access-control-request-method": "POST", "access-control-request-headers": "authorization"}

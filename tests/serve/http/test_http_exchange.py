@@ -7,7 +7,7 @@ from tests.serve.conftest import get_error, read_all, serve_run, wait_until
 
 from polyhead.serve import engine_thread
 from polyhead.serve.http import app
-from polyhead.serve.http.limits import Limits
+from polyhead.serve.limits import Limits
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import re
 
 from polyhead.core.i18n import load_catalog
 from polyhead.serve.http.page import render_page
-from polyhead.serve.http.routes import ROUTES
+from polyhead.serve.openai.routes import ROUTES
 from polyhead.viz.html_page import script_texts
 
 

@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from tests.serve.conftest import ENDLESS, get_error, serve_run, wait_until
 
-from polyhead.serve.http.limits import Limits
 from polyhead.serve.http.server import raise_file_limit
+from polyhead.serve.limits import Limits
 
 
 def test_file_limit_is_raised_to_the_hard_limit(monkeypatch):

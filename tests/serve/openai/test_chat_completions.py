@@ -14,8 +14,8 @@ from polyhead.generation.chat import parse_conversation
 from polyhead.generation.decoding import sampler
 from polyhead.generation.text_output import TokenLogprobs
 from polyhead.run.run import Run
-from polyhead.serve.http.auth import ApiKeys
-from polyhead.serve.http.limits import Limits
+from polyhead.serve.auth import ApiKeys
+from polyhead.serve.limits import Limits
 from polyhead.serve.openai.logprobs import format_chat_logprobs
 from polyhead.serve.service import Service
 from polyhead.tokenizers.train_tokenizer import train_tokenizer

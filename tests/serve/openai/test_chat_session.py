@@ -12,7 +12,7 @@ from polyhead.chat import apply_template
 from polyhead.chat.tools import build_tool_choice
 from polyhead.core.choice import Choice
 from polyhead.generation.chat import parse_conversation
-from polyhead.serve.http.limits import Limits
+from polyhead.serve.limits import Limits
 
 CHAT, PATH = "/v1/chat/completions", "/v1/responses"
 MESSAGES = [

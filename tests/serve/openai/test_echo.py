@@ -8,7 +8,7 @@ from tests.serve.conftest import get_error, serve_run, token_name
 from tokenizers.normalizers import Lowercase
 
 from polyhead.run.run import Run
-from polyhead.serve.http.limits import Limits
+from polyhead.serve.limits import Limits
 from polyhead.serve.openai import echo
 from polyhead.tokenizers.tokenizer import Tokenizer
 from tokenizers import Tokenizer as InnerTokenizer

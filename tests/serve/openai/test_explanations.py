@@ -10,7 +10,7 @@ from polyhead.explain.document import explain
 from polyhead.explain.inputs import read_inputs
 from polyhead.explain.levers.explain_levers import explain_case
 from polyhead.run.run_ensemble import ensemble_runs
-from polyhead.serve.http.auth import ApiKeys
+from polyhead.serve.auth import ApiKeys
 
 KEY = "sesame-open-0123456789"
 PATH, PAIR = "/v1/explain", {"text": "a dog barks .", "target": "ein hund bellt ."}

@@ -3,7 +3,7 @@ from threading import Event
 import pytest
 from tests.serve.conftest import get_error, serve_run
 
-from polyhead.serve.http.limits import Limits
+from polyhead.serve.limits import Limits
 
 
 @pytest.mark.acceptance("E3")

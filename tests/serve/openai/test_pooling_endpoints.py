@@ -11,7 +11,7 @@ from tests.serve.conftest import TEXTS as NON_EMPTY_TEXTS
 from tests.serve.conftest import build_run, get_error, make_recipe, serve_run, wait_until, with_generation
 
 from polyhead.run.run_ensemble import ensemble_runs
-from polyhead.serve.http.limits import Limits
+from polyhead.serve.limits import Limits
 
 TEXTS = [*NON_EMPTY_TEXTS, ""]
 LONG = "dogs bark " * 60

@@ -5,7 +5,7 @@ from tests.serve.conftest import TEXTS, build_run, get_error, serve_run
 
 from polyhead import Choice
 from polyhead.generation.chat import parse_conversation
-from polyhead.serve.http.limits import Limits
+from polyhead.serve.limits import Limits
 from polyhead.serve.openai.request_builder import _fit_prompt
 from polyhead.serve.openai.schemas import CompletionBody
 

@@ -15,10 +15,10 @@ from tests.serve.openai.chat_helpers import ITEMS, MESSAGES
 from tests.serve.tool_call_helpers import CALL_FUNCTION, CALL_NOW, FLAT_TOOLS, QUESTION, TOOLS
 
 from polyhead.core.errors import did_you_mean, format_value
-from polyhead.serve.http.limits import Limits
-from polyhead.serve.http.routes import ROUTES
+from polyhead.serve.limits import Limits
 from polyhead.serve.openai import request_validation, schema_fields
 from polyhead.serve.openai.request_validation import NEUTRAL_VALUES, validate_body
+from polyhead.serve.openai.routes import ROUTES
 
 CALL = {"id": "call00one", "type": "function", "function": CALL_FUNCTION}
 CONSTANTS: dict[str, Any] = {

@@ -2,7 +2,7 @@ import psutil
 import pytest
 from tests.serve.conftest import get_error
 
-from polyhead.serve.http.limits import Limits
+from polyhead.serve.limits import Limits
 
 PATH, LIMITS = "/v1/completions", Limits()
 

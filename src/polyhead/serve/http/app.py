@@ -5,21 +5,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, NamedTuple, get_type_hints
 
 from starlette.requests import ClientDisconnect
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from polyhead.serve.http.auth import is_loopback, parse_host
+from polyhead.serve.api_errors import ApiError, format_traceback, internal_error, not_found_error
+from polyhead.serve.auth import is_loopback, parse_host
 from polyhead.serve.http.cors import CorsApp
-from polyhead.serve.http.errors import ApiError, format_traceback, internal_error, not_found_error
 from polyhead.serve.http.http_exchange import HttpExchange
-from polyhead.serve.http.routes import ROUTES, ApiRoute
-from polyhead.serve.http.strict_json import parse_json
-from polyhead.serve.openai.request_validation import validate_body
-from polyhead.serve.openai.schemas import RequestBody
 from polyhead.serve.service import Service
+from polyhead.serve.strict_json import parse_json
 
 CLIENT_CLOSED_REQUEST = 499  # status counted for a client that has disconnected
 MAX_INLINE_BODY = 2**16  # bytes parsed in the event loop; more in another thread
@@ -27,18 +25,48 @@ KNOWN_METHODS = {"GET", "HEAD", "POST"}
 log = logging.getLogger("polyhead.serve")
 
 
-class App:
-    """The routes of a service, and its requests in progress."""
+class ApiRoute(NamedTuple):
+    """Method, path and handler of one endpoint."""
 
-    def __init__(self, service: Service) -> None:
-        self.service = service
+    method: str
+    path: str
+    handler: Callable[..., Awaitable[None]]  # (service, exchange), and the body if the route has one
+    summary: str
+    is_public: bool = False  # no key required
+
+    @property
+    def body(self) -> type[Any] | None:
+        """Type of the request body: that of the handler's argument; None without one."""
+        return get_type_hints(self.handler).get("body")
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """The allowed methods."""
+        return ("GET", "HEAD") if self.method == "GET" else (self.method,)
+
+    @property
+    def is_queued(self) -> bool:
+        """Whether the endpoint uses the queue of the engine; tokenize and detokenize run at once."""
+        return self.body is not None and self.path.startswith("/v1/")
+
+
+class App:
+    """The routes of a service, and its requests in progress.
+
+    ``validate`` makes the body of a request and the warnings about it: (type, JSON, limits, strict fields).
+    """
+
+    def __init__(
+        self, service: Service, routes: Sequence[ApiRoute], validate: Callable[..., tuple[Any, list[str]]]
+    ) -> None:
+        self.service, self.validate = service, validate
         self.active_tasks: set[asyncio.Task[None]] = set()
-        routes = [
+        endpoints = [
             # the id of a model may contain slashes
             Route(route.path.replace("{id}", "{id:path}"), Endpoint(self, route))
-            for route in ROUTES
+            for route in routes
         ]
-        self.router = Router(routes, redirect_slashes=False, default=Endpoint(self, None))
+        self.router = Router(endpoints, redirect_slashes=False, default=Endpoint(self, None))
         origins = service.allowed_origins
         self.handler: ASGIApp = CorsApp(self.router, origins) if origins else self.router
 
@@ -48,6 +76,7 @@ class Endpoint:
 
     def __init__(self, app: App, route: ApiRoute | None) -> None:
         self._service, self._active_tasks, self._route = app.service, app.active_tasks, route
+        self._validate = app.validate
         self._body_type = route.body if route else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -86,8 +115,8 @@ class Endpoint:
             service.check_queue()
         content = await exchange.read_body()
 
-        def parse_body() -> tuple[RequestBody, list[str]]:
-            return validate_body(body_type, parse_json(content), service.limits, service.strict_fields)
+        def parse_body() -> tuple[Any, list[str]]:
+            return self._validate(body_type, parse_json(content), service.limits, service.strict_fields)
 
         # a body of megabytes takes a tenth of a second
         num_chars = len(content) if len(content) > MAX_INLINE_BODY else 0

@@ -21,9 +21,9 @@ from uvicorn import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from polyhead.serve.http.errors import ApiError, head_too_large_error, too_many_connections_error
-from polyhead.serve.http.limits import Limits
-from polyhead.serve.http.strict_json import dump_json
+from polyhead.serve.api_errors import ApiError, head_too_large_error, too_many_connections_error
+from polyhead.serve.limits import Limits
+from polyhead.serve.strict_json import dump_json
 
 # socket buffer for a client that does not read; the default may be megabytes
 SEND_BUFFER_BYTES = 2**16

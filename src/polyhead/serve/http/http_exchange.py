@@ -14,9 +14,9 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from polyhead.serve.http.errors import ApiError, head_too_large_error, too_many_connections_error
-from polyhead.serve.http.limits import Limits
-from polyhead.serve.http.strict_json import dump_json
+from polyhead.serve.api_errors import ApiError, head_too_large_error, too_many_connections_error
+from polyhead.serve.limits import Limits
+from polyhead.serve.strict_json import dump_json
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
 HEALTH_PATH = "/health"

@@ -24,7 +24,7 @@ from starlette.types import Receive, Scope, Send
 
 from polyhead.core.errors import UserError
 from polyhead.core.i18n import tr, translate_fact, translate_message
-from polyhead.serve.http.auth import is_loopback, parse_host
+from polyhead.serve.auth import is_loopback, parse_host
 from polyhead.viz.html_page import PageSection, scroll_region
 from polyhead.viz.run_page import STATE_TITLES, LiveVersion, final_measures, render_document, render_run_page
 from polyhead.viz.run_record import METRICS, REPORT, is_training, read_run

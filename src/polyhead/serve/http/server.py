@@ -17,7 +17,6 @@ import uvicorn
 
 from polyhead.serve.http.app import App
 from polyhead.serve.http.connection_limits import LimitedConnection
-from polyhead.serve.service import Service
 
 # seconds a thread holds the GIL; with the default of 5 ms a stream of a small model is three times as slow
 SWITCH_INTERVAL = 0.0005
@@ -31,10 +30,10 @@ class Server(uvicorn.Server):
     ends it at once.
     """
 
-    def __init__(self, service: Service, on_ready: Callable[[], None]) -> None:
-        self.service, self.app, self.on_ready = service, App(service), on_ready
+    def __init__(self, app: App, on_ready: Callable[[], None]) -> None:
+        self.service, self.app, self.on_ready = app.service, app, on_ready
         self.exit_deadline = float("inf")
-        limits = service.limits
+        limits = self.service.limits
         config = uvicorn.Config(
             self.app.handler,
             http=partial(LimitedConnection, limits, {}),  # type: ignore[arg-type]  # called like a class
@@ -93,12 +92,13 @@ def raise_file_limit(n_files: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, n_files), hard))
 
 
-def run_server(service: Service, sock: socket.socket, on_ready: Callable[[], None]) -> None:
+def run_server(app: App, sock: socket.socket, on_ready: Callable[[], None]) -> None:
     """Serve until a signal stops the process."""
+    service = app.service
     sys.setswitchinterval(SWITCH_INTERVAL)
     tune_gc()
     raise_file_limit(service.limits.max_connections + OTHER_FILES)
-    Server(service, on_ready).run([sock])
+    Server(app, on_ready).run([sock])
     service.close()
     if service.engine_thread is not None:
         service.engine_thread.join(timeout=5)

@@ -13,8 +13,8 @@ from polyhead.chat.tools import ToolChoice, select_tools
 from polyhead.core.errors import UserError
 from polyhead.generation.chat import ChatSession
 from polyhead.generation.text_engine import PreparedRequest
+from polyhead.serve.api_errors import ApiError, invalid_value_error, unsupported_parameter_error
 from polyhead.serve.client_stream import ClientStreams
-from polyhead.serve.http.errors import ApiError, invalid_value_error, unsupported_parameter_error
 from polyhead.serve.openai.assistant_message import AssistantMessage
 from polyhead.serve.openai.logprobs import CHAT_LOGPROB_CHARS, check_logprobs_size
 from polyhead.serve.openai.request_builder import build_requests, default_max_tokens

@@ -9,8 +9,8 @@ from polyhead.evaluate.scoring import score_tokens
 from polyhead.generation.text_engine import PreparedRequest
 from polyhead.generation.text_output import TokenLogprobs
 from polyhead.run.run import Run
+from polyhead.serve.api_errors import ApiError
 from polyhead.serve.client_stream import ClientStreams, OutputDelta
-from polyhead.serve.http.errors import ApiError
 from polyhead.serve.openai.logprobs import (
     LOGPROB_CHARS,
     check_logprobs_size,

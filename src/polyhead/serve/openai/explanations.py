@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from polyhead.serve.http.errors import ApiError, invalid_value_error
+from polyhead.serve.api_errors import ApiError, invalid_value_error
 from polyhead.serve.http.http_exchange import HttpExchange
-from polyhead.serve.http.strict_json import dump_json
 from polyhead.serve.openai.schemas import ExplainBody
 from polyhead.serve.service import Service
+from polyhead.serve.strict_json import dump_json
 
 LARGE_DOCUMENT = 10**6  # characters, as which a document counts that is encoded outside of the event loop
 

@@ -11,8 +11,8 @@ from pydantic import BaseModel
 
 from polyhead.chat.base import Message
 from polyhead.chat.tools import Tool
-from polyhead.serve.http.errors import ApiError
-from polyhead.serve.http.limits import Limits
+from polyhead.serve.api_errors import ApiError
+from polyhead.serve.limits import Limits
 
 SIZED_FIELDS = {
     "prompt",

@@ -11,9 +11,9 @@ from polyhead.generation.detokenizer import Detokenizer
 from polyhead.generation.text_engine import PreparedRequest
 from polyhead.generation.text_output import TokenLogprobs
 from polyhead.run.run import Run
-from polyhead.serve.http.errors import ApiError
-from polyhead.serve.http.strict_json import finite_or_none
+from polyhead.serve.api_errors import ApiError
 from polyhead.serve.service import Service
+from polyhead.serve.strict_json import finite_or_none
 from polyhead.tokenizers.display import REPLACEMENT_CHAR
 from polyhead.tokenizers.special_tokens import BYTE_TOKEN
 from polyhead.tokenizers.token_bytes import TokenBytes

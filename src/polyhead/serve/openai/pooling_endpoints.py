@@ -24,9 +24,8 @@ from polyhead.evaluate.embed import (
     token_limit,
 )
 from polyhead.generation.settings import with_overrides
-from polyhead.serve.http.errors import ApiError, invalid_value_error
+from polyhead.serve.api_errors import ApiError, invalid_value_error
 from polyhead.serve.http.http_exchange import HttpExchange
-from polyhead.serve.http.strict_json import dump_json_list
 from polyhead.serve.openai.request_builder import check_token_ids
 from polyhead.serve.openai.schemas import (
     ClassifyBody,
@@ -38,6 +37,7 @@ from polyhead.serve.openai.schemas import (
     TokenizeBody,
 )
 from polyhead.serve.service import Service
+from polyhead.serve.strict_json import dump_json_list
 from polyhead.tokenizers.mask_tokens import count_masks
 
 

@@ -11,7 +11,7 @@ from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError, format_value
 from polyhead.generation.constraints.terminology import Terminology
 from polyhead.generation.text_engine import PreparedRequest, TextEngine
-from polyhead.serve.http.errors import ApiError, invalid_value_error
+from polyhead.serve.api_errors import ApiError, invalid_value_error
 from polyhead.serve.openai.schemas import SamplingParams
 from polyhead.serve.service import Service
 from polyhead.tokenizers.languages import with_languages

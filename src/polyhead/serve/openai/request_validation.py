@@ -10,8 +10,8 @@ from pydantic import ValidationError
 from polyhead.chat.tools import drop_nulls
 from polyhead.core.errors import did_you_mean, format_value
 from polyhead.core.messages import format_loc, from_validation_error
-from polyhead.serve.http.errors import ApiError, invalid_value_error, unsupported_parameter_error
-from polyhead.serve.http.limits import Limits
+from polyhead.serve.api_errors import ApiError, invalid_value_error, unsupported_parameter_error
+from polyhead.serve.limits import Limits
 from polyhead.serve.openai.input_limits import check_input_size
 from polyhead.serve.openai.schemas import RequestBody
 from polyhead.serve.openai.unknown_fields import (

@@ -14,8 +14,8 @@ from typing import Any
 from uuid import uuid4
 
 from polyhead.chat import base
+from polyhead.serve.api_errors import ApiError, invalid_value_error
 from polyhead.serve.client_stream import ClientStream, OutputDelta
-from polyhead.serve.http.errors import ApiError, invalid_value_error
 from polyhead.serve.http.http_exchange import HttpExchange
 from polyhead.serve.openai.assistant_message import AssistantMessage
 from polyhead.serve.openai.chat_session import open_chat

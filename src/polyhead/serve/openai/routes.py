@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Awaitable, Callable
 from functools import lru_cache
 from importlib.metadata import version
-from typing import Any, NamedTuple, get_type_hints
+from typing import Any
 
 from starlette.responses import HTMLResponse, Response
 
@@ -18,10 +17,10 @@ from polyhead.explain.walk_page import render_walk_page, walk_page_policy
 from polyhead.introspect.compute_attention import has_cross_attention
 from polyhead.kernels.pack_model import packed_dtype
 from polyhead.run.run_directory import MODEL_TYPE
-from polyhead.serve.http.errors import ApiError, not_found_error
+from polyhead.serve.api_errors import ApiError, not_found_error
+from polyhead.serve.http.app import ApiRoute, App
 from polyhead.serve.http.http_exchange import HttpExchange
 from polyhead.serve.http.page import choose_page_language, content_security_policy, render_page
-from polyhead.serve.http.strict_json import dump_json
 from polyhead.serve.model_card import reads_pairs
 from polyhead.serve.openai.chat_completions import create_chat_completion
 from polyhead.serve.openai.completions import create_completions, create_translations
@@ -35,38 +34,14 @@ from polyhead.serve.openai.pooling_endpoints import (
     detokenize,
     tokenize,
 )
+from polyhead.serve.openai.request_validation import validate_body
 from polyhead.serve.openai.responses import create_response
 from polyhead.serve.openai.schema_fields import DEFAULT_FROM_RUN
-from polyhead.serve.openai.schemas import RequestBody
 from polyhead.serve.service import Service
+from polyhead.serve.strict_json import dump_json
 from polyhead.tokenizers.languages import default_languages, list_languages
 
 PROMETHEUS_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-
-
-class ApiRoute(NamedTuple):
-    """Method, path and handler of one endpoint."""
-
-    method: str
-    path: str
-    handler: Callable[..., Awaitable[None]]  # (service, exchange), and the body if the route has one
-    summary: str
-    is_public: bool = False  # no key required
-
-    @property
-    def body(self) -> type[RequestBody] | None:
-        """Type of the request body: that of the handler's argument; None without one."""
-        return get_type_hints(self.handler).get("body")
-
-    @property
-    def methods(self) -> tuple[str, ...]:
-        """The allowed methods."""
-        return ("GET", "HEAD") if self.method == "GET" else (self.method,)
-
-    @property
-    def is_queued(self) -> bool:
-        """Whether the endpoint uses the queue of the engine; tokenize and detokenize run at once."""
-        return self.body is not None and self.path.startswith("/v1/")
 
 
 async def list_models(service: Service, exchange: HttpExchange) -> None:
@@ -321,3 +296,8 @@ def _describe_responses(route: ApiRoute) -> dict[str, Any]:
     return responses | {
         code: {"description": description, "content": error} for code, description in possible.items()
     }
+
+
+def make_app(service: Service) -> App:
+    """The application of a service with all routes."""
+    return App(service, ROUTES, validate_body)

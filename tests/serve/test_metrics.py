@@ -1,6 +1,6 @@
 import pytest
 
-from polyhead.serve.http.metrics import Metrics
+from polyhead.serve.metrics import Metrics
 
 
 def read_series(text):

@@ -9,7 +9,7 @@ from typing import Any
 
 from polyhead.core.errors import UserError
 from polyhead.core.json_io import decode_json
-from polyhead.serve.http.errors import ApiError
+from polyhead.serve.api_errors import ApiError
 
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 

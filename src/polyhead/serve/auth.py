@@ -6,14 +6,29 @@ import hashlib
 import hmac
 import ipaddress
 import os
-from collections.abc import Iterable, Mapping, MutableMapping
+import re
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from pathlib import Path
 
 from polyhead.core.errors import UserError
-from polyhead.serve.http.errors import ApiError
+from polyhead.serve.api_errors import ApiError
 
 API_KEY_VARIABLE = "POLYHEAD_API_KEY"
 MIN_KEY_LENGTH = 16  # characters; shorter keys can be guessed
+
+
+ORIGIN = re.compile(r"https?://(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:[0-9]{1,5})?")
+
+
+def check_origins(origins: Sequence[str]) -> list[str]:
+    """Return the allowed origins; a UserError for one that no browser sends."""
+    for origin in origins:
+        if origin != "*" and not ORIGIN.fullmatch(origin):
+            raise UserError(
+                f"--allowed-origins {origin!r} is not an origin: expected a scheme and a host in lower case, "
+                "such as http://localhost:3000, without a path; or * for all web pages"
+            )
+    return list(origins)
 
 
 class ApiKeys:

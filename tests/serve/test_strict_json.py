@@ -1,7 +1,7 @@
 import pytest
 from tests.serve.conftest import get_error
 
-from polyhead.serve.http.strict_json import dump_json, dump_json_list
+from polyhead.serve.strict_json import dump_json, dump_json_list
 
 INVALID_BODIES = [
     *(b"", b"{", b"[]", b"7", b"null", b'"text"', b"\xff\xfe", b'\xef\xbb\xbf{"prompt": "x"}'),

@@ -5,9 +5,9 @@ import json
 import pytest
 from tests.serve.conftest import get_error, serve_run
 
-from polyhead.serve.http import auth
-from polyhead.serve.http.auth import ApiKeys, check_host, read_keys
-from polyhead.serve.http.routes import ROUTES
+from polyhead.serve import auth
+from polyhead.serve.auth import ApiKeys, check_host, read_keys
+from polyhead.serve.openai.routes import ROUTES
 
 
 @pytest.mark.acceptance("F7", "F8")

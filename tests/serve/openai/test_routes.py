@@ -1,6 +1,6 @@
 from importlib.metadata import version
 
-from polyhead.serve.http.routes import ROUTES
+from polyhead.serve.openai.routes import ROUTES
 
 
 def test_models_describe_the_model(clients):

@@ -3,7 +3,7 @@ import json
 import pytest
 from tests.serve.conftest import ENDLESS, serve_run, wait_until
 
-from polyhead.serve.http.limits import Limits
+from polyhead.serve.limits import Limits
 
 PATH = "/v1/completions"
 POST = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
