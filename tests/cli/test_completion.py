@@ -76,7 +76,7 @@ def test_shell_is_detected_or_asked_for(cli, monkeypatch):
 
     monkeypatch.setattr(completion.shellingham, "detect_shell", fail)
     for arguments, message in (
-        ([], "which shell? expected one of bash, zsh, fish"),
+        ([], "missing SHELL; expected one of bash, zsh, fish"),
         (["zs"], "unknown shell 'zs'; did you mean 'zsh'? Known: bash, fish, zsh"),
         (["bash", "zsh"], "expected one shell, got bash, zsh"),
     ):

@@ -143,7 +143,7 @@ def test_batch_without_labels_is_skipped(tmp_path):
 
     training, outcome, notes = train_toy(tmp_path, EmptyBatches(), loop_config(steps=25))
     assert outcome.status == "done"  # more in a row than the loss may be infinite
-    assert (training.progress.skipped, training.progress.in_a_row) == (17, 0)
+    assert (training.progress.skipped, training.progress.consecutive_skips) == (17, 0)
     assert notes.series("skipped")[-1] == 17
     assert sum("no labels" in line for line in notes.lines) == 17
     assert all(torch.isfinite(tensor).all() for tensor in state_tensors(training).values())

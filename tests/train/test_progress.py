@@ -4,6 +4,7 @@ import pytest
 from tests.train.conftest import Toy, loop_config, never_measured, train_toy
 
 from polyhead.checkpoint import checkpoint
+from polyhead.train.progress import Progress
 from polyhead.train.train_state import load_final_weights
 
 LOSSES = [5.0, 4.0, math.nan, 4.5, 3.0, 3.0, 3.5, 3.1, 2.0]
@@ -24,10 +25,18 @@ def test_patience_and_best_metric_survive_resume(stop_at, tmp_path):
     training, outcome, _ = train_toy(tmp_path, make_task((stop_at or 0) // 2), config, resume=True)
     assert (outcome.status, outcome.step) == ("stopped early", 16)
     progress = training.progress
-    assert (progress.best, progress.best_step, progress.stale) == (3.0, 10, 3)
+    assert (progress.best, progress.best_step, progress.evals_since_best) == (3.0, 10, 3)
     assert checkpoint.list_steps(tmp_path) == [10, 16]
     assert load_final_weights(training, config, tmp_path, never_measured).description == "checkpoint 10"
     # the run is over: another resume trains no step
     resumed_state, outcome, notes = train_toy(tmp_path, Toy(), config, resume=True)
     assert (outcome.status, outcome.step, notes.rows) == ("stopped early", 16, [])
     assert resumed_state.progress == progress
+
+
+def test_counters_of_older_checkpoints_are_read():
+    progress = Progress(step=7, consecutive_skips=2, evals_since_best=3)
+    state = progress.to_json()
+    assert Progress.from_json(state) == progress
+    state["in_a_row"], state["stale"] = state.pop("consecutive_skips"), state.pop("evals_since_best")
+    assert Progress.from_json(state) == progress

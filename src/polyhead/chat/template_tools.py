@@ -1,4 +1,4 @@
-"""Recognise from what a chat template writes how it expects tool calls and how it writes them."""
+"""Detect the tool-call syntax of a chat template by rendering probe messages."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def _choose_shell(arguments: Sequence[str]) -> str:
         try:
             name = shellingham.detect_shell()[0]
         except shellingham.ShellDetectionFailure:
-            raise UserError(f"which shell? expected one of {', '.join(SHELLS)}") from None
+            raise UserError(f"missing SHELL; expected one of {', '.join(SHELLS)}") from None
     if name not in SHELLS:
         raise unknown_name_error("shell", name, SHELLS)
     return str(name)

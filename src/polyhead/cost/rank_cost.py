@@ -33,7 +33,7 @@ _GATED_MATRICES = ("glu", "reglu", "geglu", "swiglu")
 
 
 class RankMemory(NamedTuple):
-    """Bytes of training on one rank by purpose, for the stage of a pipeline that needs most."""
+    """Peak memory of one rank by category, in bytes; of a pipeline, that of its largest stage."""
 
     weights: float  # parameters and buffers
     gradients: float

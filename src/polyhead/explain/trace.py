@@ -1,4 +1,4 @@
-"""What is written down of one forward pass: the steps in order, and the arrays that they name.
+"""Record of one forward pass: ordered steps and the arrays they refer to.
 
 Shapes: T tokens shown, S keys shown, H query heads, K key/value heads, D width of a head, C d_model.
 """

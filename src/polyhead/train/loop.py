@@ -125,7 +125,7 @@ def train_model(
         if is_interrupted:
             record_pending(0)
         is_end = is_last or is_interrupted or _is_out_of_patience(progress, config)
-        is_due = progress.step % config.save_every == 0 and not progress.in_a_row
+        is_due = progress.step % config.save_every == 0 and not progress.consecutive_skips
         if is_due or is_best or is_end:
             _save_checkpoint(training, strategy, config, checkpoints, extra or {})
             # different processors round differently; the differences must not accumulate
@@ -198,12 +198,12 @@ class SpeedMeter:
 
 def _is_out_of_patience(progress: Progress, config: TrainConfig) -> bool:
     """Whether the last ``patience`` evaluations brought no improvement."""
-    return config.patience is not None and progress.stale >= config.patience
+    return config.patience is not None and progress.evals_since_best >= config.patience
 
 
 def _check_skips(progress: Progress, checkpoints: Path, step: int, steps: int) -> None:
     """Raise if the loss was not finite for ``MAX_SKIPPED`` steps in a row, or in a whole short run."""
-    n_skipped = progress.in_a_row
+    n_skipped = progress.consecutive_skips
     if n_skipped >= MAX_SKIPPED or (n_skipped and step == steps and not progress.updated):
         message = f"the loss was not finite for {n_skipped} updates in a row"
         raise _divergence_error(message, step, progress.updated, checkpoints)

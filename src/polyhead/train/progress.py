@@ -13,6 +13,9 @@ EpochBatches = Callable[[int], Sequence[Any]]
 """The batches of an epoch, in order: a pure function of the epoch number."""
 
 
+_OLD_NAMES = {"in_a_row": "consecutive_skips", "stale": "evals_since_best"}  # in older checkpoints
+
+
 @dataclass
 class MetricSums:
     """Sums since the last logged row of metrics.
@@ -47,10 +50,10 @@ class Progress:
     tokens: int = 0  # labels trained on
     updated: int = 0  # last step that updated the weights
     skipped: int = 0  # steps without an update: no label, or a loss that was not finite
-    in_a_row: int = 0  # consecutive steps whose loss was not finite
+    consecutive_skips: int = 0  # consecutive steps whose loss was not finite
     best: float | None = None
     best_step: int = 0
-    stale: int = 0  # evaluations since the best one
+    evals_since_best: int = 0  # evaluations since the best one
     sums: MetricSums = field(default_factory=MetricSums)
 
     def to_json(self) -> dict[str, Any]:
@@ -60,15 +63,16 @@ class Progress:
     @classmethod
     def from_json(cls, state: dict[str, Any]) -> Progress:
         """The inverse of ``to_json``."""
-        return cls(**state | {"sums": MetricSums(**state["sums"])})
+        counters = {_OLD_NAMES.get(name, name): value for name, value in state.items()}
+        return cls(**counters | {"sums": MetricSums(**state["sums"])})
 
     def record_evaluation(self, value: float, higher_is_better: bool) -> bool:
         """Record an evaluation; True if it is the best so far. A value that is not finite never is."""
         better = self.best is None or (value > self.best if higher_is_better else value < self.best)
         if math.isfinite(value) and better:
-            self.best, self.best_step, self.stale = value, self.step, 0
+            self.best, self.best_step, self.evals_since_best = value, self.step, 0
             return True
-        self.stale += 1
+        self.evals_since_best += 1
         return False
 
     def iter_batches(self, epoch_batches: EpochBatches) -> Iterator[Any]:

@@ -160,10 +160,10 @@ def record_step(progress: Progress, metrics: StepMetrics) -> str:
         )
     if not (count and is_finite):
         progress.skipped += 1
-        progress.in_a_row += not is_finite
+        progress.consecutive_skips += not is_finite
         return tr("no labels, nothing to learn") if is_finite else tr("the loss is not finite")
     progress.tokens += count
-    progress.updated, progress.in_a_row = step, 0
+    progress.updated, progress.consecutive_skips = step, 0
     sums = progress.sums
     progress.sums = MetricSums(
         sums.total + total, sums.nll + nll, sums.norm + norm, sums.count + count, sums.updates + 1

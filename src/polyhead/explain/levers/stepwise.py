@@ -19,7 +19,7 @@ MAX_STEPS = 256  # tokens that are read one by one
 
 
 def find_stepwise_obstacle(lever_input: LeverInput) -> str:
-    """Why a text is not read token by token: its length; "" if it is."""
+    """Reason to skip stepwise decoding (the text is too long), or ""."""
     n = len(lever_input.tokens)
     return "" if n <= MAX_STEPS else f"the text has {n} tokens; at most {MAX_STEPS} are read one by one"
 

@@ -61,7 +61,7 @@ class FullQKNorm(RMSNorm):
     """RMS norm of all heads of a token as one vector."""
 
     def find_split_obstacle(self, size: int) -> str | None:
-        """The norm itself, which needs the heads of all ranks."""
+        """The reason: this norm reduces over all heads, so it cannot be split over tensor ranks."""
         return "qk_norm=all_heads takes the norm over the heads of all ranks"
 
     def forward(self, x: Tensor, pos: Tensor | None = None) -> Tensor:

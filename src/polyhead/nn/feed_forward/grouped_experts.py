@@ -18,7 +18,7 @@ _ALIGNMENT = 8  # features: grouped products read rows of 16 bytes
 
 
 def can_group(experts: Sequence[nn.Module], x: Tensor) -> bool:
-    """Whether the experts are linear maps around an activation without weights, which x takes in bf16.
+    """Whether a grouped product applies: bf16 input, experts are (gated) MLPs, activation without weights.
 
     torch has grouped products only in bf16.
     """

@@ -1,8 +1,8 @@
-"""Cut a model into the stages of a pipeline: which parts each process keeps, and what flows between them.
+"""Partition a model into pipeline stages; tasks need no changes.
 
-A stage runs the loss of the task on the model as it is, so every task works without a line of its own. What
-lies before the stage is replaced by the hidden states that it receives. Its end raises ``StageOutput`` with
-those that it sends. All processes of a pipeline have the batch; only hidden states travel.
+A stage runs the loss of the task on the model as it is. What lies before the stage is replaced by the hidden
+states that it receives. Its end raises ``StageOutput`` with those that it sends. All processes of a pipeline
+have the batch; only hidden states travel.
 """
 
 from __future__ import annotations
