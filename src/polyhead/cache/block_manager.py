@@ -161,6 +161,7 @@ class BlockManager:
             if first == end:
                 continue
             table, chain = self.block_tables[seq], self._prefix_ids[seq]
+            # of each block that is written: take a new one, copy one that others read, or keep its own
             for i in range(first // self.block_size, self._num_blocks(end)):
                 if i == len(table):
                     table.append(self._allocate_block())
@@ -170,7 +171,7 @@ class BlockManager:
                     allocation.copies.append((old_block, table[i]))
                     self._release_block(old_block)
                 elif table[i] in self._block_to_content:
-                    self._uncache_block(table[i])
+                    self._uncache_block(table[i])  # its content changes, and must not be found any more
             if len(chain) * self.block_size > first:
                 del chain[first // self.block_size :]
             self.lengths[seq] = max(self.lengths[seq], end)
@@ -262,9 +263,10 @@ class BlockManager:
         assert cached_blocks <= set(self._block_to_content) <= cached_blocks | used_blocks, (
             "cached blocks must be allocated or evictable, and evictable ones must be cached"
         )
-        assert {block: content for content, block in self._content_to_block.items()} == {
-            block: content for block, (_, content) in self._block_to_content.items()
-        }, "hashes and blocks do not match"
+        blocks = {content: block for block, (_, content) in self._block_to_content.items()}
+        assert blocks == self._content_to_block and len(blocks) == len(self._block_to_content), (
+            "hashes and blocks do not match"
+        )
         assert self.block_tables.keys() == self.lengths.keys() == self._prefix_ids.keys(), (
             "incomplete sequence"
         )

@@ -224,6 +224,7 @@ def attend(
             dropout_p=dropout,
             enable_gqa=q.size(1) != kv.k.size(1),
         )
+    # heads of a group and beams of a sentence become more queries of one key head, so k and v are not copied
     (N, H, T, D), (B, K, S, _) = q.shape, kv.k.shape
     assert N % B == 0 and H % K == 0, f"{N} rows over {B}, {H} heads over {K}"
     n, group = N // B, H // K

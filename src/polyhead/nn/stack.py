@@ -49,11 +49,11 @@ class Stack(nn.Module):
         runs_compiled = self.has_compiled_layers and cache is None
         if runs_compiled:
             note_documents(pos)
-            note_block_masks(x, pos, self._visibilities_in_blocks())
+            note_block_masks(x, pos, self._visibilities_in_blocks())  # a graph cannot make them
         layer: Any
         for i, layer in enumerate(self.layers):
             layer_memory = None if memory is None else memory[i]
-            if is_recomputed:
+            if is_recomputed:  # its tables and memory are made inside, so that they are not kept either
                 x = recompute_in_backward(layer, _run_layer, layer, x, pos, layer_memory, *(source or ()))
             else:
                 position: Any = getattr(getattr(layer, "attn", None), "position", None)

@@ -262,19 +262,15 @@ class BeamState:
 
     def extend(self, scores: list[float], parent_rows: list[int], tokens: list[int]) -> None:
         """Apply the best extensions, best first: the row that each extends, and its token."""
-        size, width, length, is_last = (
-            self.strategy.beam_size,
-            self.width,
-            len(self.rows[0]) + 1,
-            self.is_last_step,
-        )
+        size, width, is_last = self.strategy.beam_size, self.width, self.is_last_step
+        length = len(self.rows[0]) + 1
         live: list[tuple[float, int, int]] = []
         for rank, (score, origin, token) in enumerate(zip(scores, parent_rows, tokens, strict=True)):
             if score == -np.inf or len(live) == width:
                 break
             if token not in self.strategy.eos_ids and not is_last:
                 live.append((score, origin, token))
-            elif rank < size:
+            elif rank < size:  # an end counts only among the best extensions, as in Hugging Face generate
                 new_ids = [] if token in self.strategy.eos_ids else [token]
                 self._add_finished(self.rows[origin] + new_ids, score, length)
         if not live and not self.finished_hypotheses and self.constraints is not None:
@@ -310,6 +306,7 @@ class BeamState:
             return False
         if self.strategy.early_stopping is True:
             return True
+        # longer is better then, so a live hypothesis may still win at the largest length
         if self.strategy.early_stopping == "never" and self.strategy.length_penalty > 0:
             length = self.request.max_new_tokens
         return (

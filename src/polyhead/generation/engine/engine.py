@@ -207,6 +207,7 @@ class Engine:
         """Maximum cache tokens of a new request: blocks of the shared prefix and of the rest of each row."""
         block_size, state, prompt_len = self._empty_batch.cache.block_size, request.state, len(request.prompt)
         length, max_tokens, shared = prompt_len + state.max_new_tokens - 1, 0, prompt_len
+        # the peak may be before a text is truncated or after it: then rows share less, or nothing
         while True:
             shared_tokens, longest = shared // block_size * block_size, min(length, self.max_len)
             rows = state.width if longest > shared else 1
@@ -225,30 +226,25 @@ class Engine:
             return
         admitted_requests: list[Request] = []
         running = self.running_members
+        # admission costs time, so offline decoding waits until enough requests are finished
         if len(running) > (1 - self.refill_threshold) * self._admitted:
             return
-        rows, tokens = (
-            sum(member.request.state.width for member in running),
-            sum(member.request.cost for member in running),
-        )
+        rows = sum(member.request.state.width for member in running)
+        tokens = sum(member.request.cost for member in running)
         if self.deterministic:  # nothing is preempted there, so the maximum is reserved
-            cache, num_new_rows, used_tokens = (
-                self._empty_batch.cache,
-                rows,
-                sum(member.request.max_kv_tokens for member in running),
-            )
+            cache, num_new_rows = self._empty_batch.cache, rows
+            used_tokens = sum(member.request.max_kv_tokens for member in running)
         else:
             cache, num_new_rows = self.batches[0].cache if self.batches else self._empty_batch.cache, 0
+            # each row may need one more block in the next step
             used_tokens = sum(
                 member.num_pending + cache.block_size * len(member.cached_lens) for member in running
             )
         while self.waiting_requests:
             request = self.waiting_requests[0]
-            rows, num_new_rows, tokens = (
-                rows + request.state.width,
-                num_new_rows + request.state.width,
-                tokens + request.cost,
-            )
+            rows += request.state.width
+            num_new_rows += request.state.width
+            tokens += request.cost
             used_tokens += (
                 request.max_kv_tokens if self.deterministic else self._tokens_before_first_output(request)
             )
@@ -257,6 +253,7 @@ class Engine:
                 and tokens <= self.max_batch_tokens
                 and used_tokens <= cache.free_tokens(num_new_rows)
             )
+            # a request alone is always tried: its own error is better than waiting forever
             if not fits and (running or admitted_requests):
                 break
             admitted_requests.append(self.waiting_requests.popleft())
