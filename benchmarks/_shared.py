@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from polyhead.config.model import ModelConfig
 from polyhead.core.choice import Choice
 from polyhead.models import Seq2Seq
-from polyhead.nn.position.sinusoidal import sinusoids
+from polyhead.nn.position.absolute import sinusoids
 
 
 def run_measurement(title: str, *measurements: Callable[[argparse.ArgumentParser], None]) -> None:

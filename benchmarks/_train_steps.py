@@ -37,8 +37,7 @@ from polyhead.nn.loss import IGNORE_INDEX, Loss
 from polyhead.train.loop import train_step
 from polyhead.train.precision import resolve_precision
 from polyhead.train.strategies.parallelize import parallelize
-from polyhead.train.tasks.causal_lm_common import causal_lm_loss
-from polyhead.train.tasks.seq2seq_common import seq2seq_loss
+from polyhead.train.tasks.common import causal_lm_loss, seq2seq_loss
 from polyhead.train.train_state import TrainState
 
 MODES = {

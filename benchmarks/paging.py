@@ -27,8 +27,7 @@ from polyhead.core.choice import Choice
 from polyhead.core.registry import TOKENIZER
 from polyhead.kernels.malloc_tuning import tune_malloc
 from polyhead.kernels.pack_model import pack_model
-from polyhead.lab.page_sharing import list_setups, measure_sharing
-from polyhead.lab.page_waste import measure_full_waste, measure_growing_waste
+from polyhead.lab.paging import list_setups, measure_full_waste, measure_growing_waste, measure_sharing
 from polyhead.models import build
 from polyhead.nn.cache import Cache, CacheShape
 from polyhead.nn.kv import KV

@@ -29,7 +29,7 @@ from polyhead.data.batching.token_windows import TokenWindows
 from polyhead.models import build
 from polyhead.nn.loss import Loss
 from polyhead.train.distributed.pipeline import SCHEDULES, PipelineModel
-from polyhead.train.tasks.causal_lm_common import causal_lm_loss, count_causal_lm_labels
+from polyhead.train.tasks.common import causal_lm_loss, count_causal_lm_labels
 
 REPEATS = 3
 

@@ -35,7 +35,7 @@ from polyhead.data.synthetic.synthetic_cldr import write_corpus
 from polyhead.kernels.malloc_tuning import tune_malloc
 from polyhead.models import build, preset_config
 from polyhead.tokenizers.train_tokenizer import train_tokenizer
-from polyhead.train.muon import Muon
+from polyhead.train.optim import Muon
 from polyhead.train.precision import resolve_precision
 
 

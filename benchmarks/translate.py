@@ -31,7 +31,7 @@ from polyhead.generation.constraints.terminology import Term, Terminology
 from polyhead.generation.decoding.beam_search import beam_search
 from polyhead.generation.engine.batching import pad_rows
 from polyhead.generation.shortlist.shortlist import Shortlist
-from polyhead.kernels.int8 import make_int8_linear
+from polyhead.kernels.int_linear import make_int8_linear
 from polyhead.kernels.malloc_tuning import tune_malloc
 from polyhead.kernels.pack_model import linear_factory, pack_model
 from polyhead.models import Seq2Seq, build, preset_config

@@ -18,7 +18,7 @@ import typer
 import yaml
 
 from polyhead.cli import main
-from polyhead.cli.part_docs import parse_docstring, read_part_doc
+from polyhead.cli.components import parse_docstring, read_part_doc
 from polyhead.cli.recipe_keys import list_keys
 from polyhead.cli.verbs import VERBS
 from polyhead.config import yaml_io

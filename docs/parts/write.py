@@ -1,6 +1,6 @@
 """Write the page of every kind of part from the docstrings, and from what was measured: `./dev docs`.
 
-A page is the docstring of the package (or module) of the kind and then, part by part, what cli/part_docs.py
+A page is the docstring of the package (or module) of the kind and then, part by part, what cli/components.py
 reads. Facts and the commands that measure them stand in measured.yaml.
 """
 
@@ -15,9 +15,8 @@ from typing import Any
 
 import yaml
 
-from polyhead.cli.components import RECIPE_KEYS
+from polyhead.cli.components import RECIPE_KEYS, PartDoc, parse_docstring, read_part_doc
 from polyhead.cli.formatting import format_type, format_yaml
-from polyhead.cli.part_docs import PartDoc, parse_docstring, read_part_doc
 from polyhead.core.registry import ALL_REGISTRIES, Registry
 
 HERE = Path(__file__).parent

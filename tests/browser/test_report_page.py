@@ -11,13 +11,12 @@ from tests.browser.conftest import check_accessibility, mark_slow
 from tests.browser.page_texts import use_language
 from tests.train.task_runs import TASKS, task_recipe, write_texts
 
-from polyhead.core.process_liveness import process_start_time
+from polyhead.core.atomic_io import process_start_time
 from polyhead.serve.http.run_pages import RunServer
 from polyhead.serve.http.sockets import get_url, listen
 from polyhead.train.run_training import run_training
-from polyhead.viz.run_page import render_run_page
+from polyhead.viz.run_page import render_run_page, render_runs_page
 from polyhead.viz.run_record import read_run
-from polyhead.viz.runs_page import render_runs_page
 
 pytestmark = pytest.mark.timeout(600)
 DEFAULT_TASKS = ("translation", "classification", "denoising")  # the other ones are slow

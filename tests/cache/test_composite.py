@@ -3,10 +3,10 @@ import sys
 import pytest
 
 from polyhead import Choice, ModelConfig, build
+from polyhead.cache.contiguous import StaticCache
 from polyhead.cache.factory import make_cache
 from polyhead.cache.paged import PagedCache
 from polyhead.cache.recurrent_state import StateCache
-from polyhead.cache.static import StaticCache
 from polyhead.core.errors import UserError
 from polyhead.core.registry import CACHE
 

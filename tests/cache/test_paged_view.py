@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from polyhead.cache.paged_view import PagedKV, PagedView, gather_pages
+from polyhead.cache.paged_layer import PagedKV, PagedView, gather_pages
 from polyhead.nn.kv import KV
 
 FIELDS = ("k", "v", "pos", "log_count", "mask")

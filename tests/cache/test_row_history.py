@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polyhead.cache.row_history import RowHistory
+from polyhead.cache.row_cache import RowHistory
 
 ROWS, SLOTS = 5, 12
 

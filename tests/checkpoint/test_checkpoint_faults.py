@@ -22,6 +22,7 @@ from polyhead.checkpoint.checkpoint import (
 from polyhead.config.recipe import TrainConfig
 from polyhead.core import atomic_io
 from polyhead.train.loop import _save_checkpoint
+from polyhead.train.strategies.parallelize import parallelize
 from polyhead.train.train_state import TrainState, load_final_weights
 
 OPERATIONS = {"open", "write", "fsync", "rename", "unlink", "rmdir", "mkdir", "listdir", "lstat"}
@@ -141,7 +142,7 @@ def test_kill_during_rotation_leaves_newest_and_best(memory_dir, inject, improve
     def reach(training, step, is_better, root):
         training.progress.step = step
         training.progress.record_evaluation(1.0 / step if is_better else 9.0, False)
-        _save_checkpoint(training, config, root, {})
+        _save_checkpoint(training, parallelize(training, None, config), config, root, {})
 
     first_steps, training = memory_dir / "first", make_training()
     reach(training, 1, True, first_steps)

@@ -5,8 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polyhead.checkpoint.checkpoint import list_steps, prune_steps, save_checkpoint
-from polyhead.checkpoint.checkpoint_rotation import steps_to_delete
+from polyhead.checkpoint.checkpoint import list_steps, prune_steps, save_checkpoint, steps_to_delete
 from polyhead.core.errors import UserError
 from polyhead.train.progress import Progress
 

@@ -12,8 +12,8 @@ from polyhead.checkpoint.checkpoint import (
     read_newest_checkpoint,
     save_checkpoint,
 )
-from polyhead.checkpoint.lazy_tensors import LazyTensors
 from polyhead.checkpoint.manifest import hash_file
+from polyhead.checkpoint.safetensors_io import LazyTensors
 from polyhead.core.errors import UserError
 
 MATRIX = torch.arange(35.0).reshape(7, 5)

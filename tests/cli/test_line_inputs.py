@@ -1,4 +1,4 @@
-"""Tests of cli/line_inputs.py: terminology and prefixes of each line."""
+"""Tests of cli/line_io.py: terminology and prefixes of each line."""
 
 import pytest
 from tests.cli.conftest import LINES

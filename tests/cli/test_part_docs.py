@@ -1,4 +1,4 @@
-from polyhead.cli.part_docs import parse_docstring
+from polyhead.cli.components import parse_docstring
 
 
 def test_docstring_is_parsed_into_its_parts():

@@ -7,7 +7,7 @@ import pytest
 from sacrebleu.metrics import BLEU
 
 from polyhead.compare import significance
-from polyhead.evaluate.class_metrics import confusion_matrix, macro_f1, matthews_corrcoef
+from polyhead.evaluate.classify import confusion_matrix, macro_f1, matthews_corrcoef
 
 WORDS = ["the", "a", "dog", "cat", "red", "two", "runs", "sleeps"]
 WORDS += ["near", "house", "with", "of", "and", "big"]

@@ -1,5 +1,5 @@
-from polyhead.compare import training_clock
-from polyhead.compare.training_clock import TrainingClock, read_clock
+from polyhead.compare import step_budget as training_clock
+from polyhead.compare.step_budget import TrainingClock, read_clock
 from polyhead.viz.eta_model import StepTime
 
 

@@ -1,6 +1,6 @@
 import os
 
-from polyhead.core.process_liveness import is_process_alive, process_start_time
+from polyhead.core.atomic_io import is_process_alive, process_start_time
 
 
 def test_process_is_identified_by_its_start_time():

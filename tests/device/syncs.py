@@ -20,7 +20,7 @@ from polyhead.models import build
 from polyhead.nn import block_mask
 from polyhead.nn.block_mask import Visibility
 from polyhead.nn.device import to_model_device
-from polyhead.nn.feed_forward import grouped_experts
+from polyhead.nn.feed_forward import moe as grouped_experts
 from polyhead.nn.loss import IGNORE_INDEX, cross_entropy
 from polyhead.train import loop
 from polyhead.train.run_training import run_training

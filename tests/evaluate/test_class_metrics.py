@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from polyhead.core.errors import UserError
-from polyhead.evaluate.class_metrics import (
+from polyhead.evaluate.classify import (
     accuracy,
     class_measures,
     confusion_matrix,

@@ -5,8 +5,7 @@ from tests.evaluate.fill_mask_helpers import TEXTS, make_run
 from polyhead.cli import main
 from polyhead.core.errors import UserError
 from polyhead.data.readers.labeled import LabeledExample
-from polyhead.evaluate.class_metrics import class_measures
-from polyhead.evaluate.classify import check_text_arity, measure_classes
+from polyhead.evaluate.classify import check_text_arity, class_measures, measure_classes
 
 LABELS = ("good", "bad", "odd")
 

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from polyhead.evaluate.token_accuracy import TokenLoss, token_losses
-from polyhead.nn.lm_head import Head
+from polyhead.evaluate.perplexity import TokenLoss, token_losses
+from polyhead.nn.embedding import Head
 
 
 def test_accuracy_and_perplexity_without_ignored_labels():

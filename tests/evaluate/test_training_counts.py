@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from polyhead.evaluate.training_counts import BASELINE_FILE, TrainingCounts, read_counts, write_counts
+from polyhead.evaluate.baselines import BASELINE_FILE, TrainingCounts, read_counts, write_counts
 
 
 def test_counts_come_back_as_they_were_written(tmp_path):

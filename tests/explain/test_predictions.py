@@ -4,7 +4,7 @@ import pytest
 import torch
 from tests.explain.explain_helpers import TEXT, explain_walk, make_inputs, make_run, make_tokenizer
 
-from polyhead.explain.predictions import describe_logits, round_float
+from polyhead.explain.search import describe_logits, round_float
 
 
 def test_describe_logits():

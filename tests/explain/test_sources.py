@@ -2,7 +2,7 @@ from pathlib import Path
 
 import polyhead
 from polyhead.explain.levers.table import LEVERS
-from polyhead.explain.sources import list_sources
+from polyhead.explain.part_notes import list_sources
 from polyhead.explain.trace import locate_function
 
 

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 import polyhead as ph
 from polyhead.cli import main
 from polyhead.core.errors import UserError
-from polyhead.hf.shards import build_index, parse_size, split_shards
+from polyhead.hf.save import build_index, parse_size, split_shards
 
 
 def test_sizes_are_parsed():
@@ -75,7 +75,7 @@ def test_interrupted_export_is_removed(gpt2, tmp_path, monkeypatch):
 
     command = ["export", str(tmp_path / "run"), str(tmp_path / "exported"), "--shard-size", "9KB"]
     with monkeypatch.context() as patches:
-        patches.setattr("polyhead.hf.shards.build_index", interrupt)
+        patches.setattr("polyhead.hf.save.build_index", interrupt)
         assert main(command) != 0
     assert {"config.json", "tokenizer.json"} < written_names and set(tmp_path.iterdir()) == entries
     (tmp_path / "exported").mkdir()  # an empty directory may be there

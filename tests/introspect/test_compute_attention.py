@@ -9,7 +9,7 @@ import torch
 from tests.generation.helpers import perturb
 
 from polyhead import Choice, ModelConfig, build
-from polyhead.cache.static import StaticCache
+from polyhead.cache.contiguous import StaticCache
 from polyhead.cli import main
 from polyhead.config.generation_config import GenerationConfig
 from polyhead.core.errors import UserError

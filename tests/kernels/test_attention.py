@@ -4,7 +4,7 @@ import pytest
 import torch
 from tests.kernels.build_extension_helpers import CONFIGS, PRECISIONS, assert_close, needs_kernels
 
-from polyhead.cache.paged_view import PagedView
+from polyhead.cache.paged_layer import PagedView
 from polyhead.kernels.attention import paged_attention
 from polyhead.kernels.pack_model import pack_model
 from polyhead.models import build

@@ -9,15 +9,15 @@ import torch
 from tests.kernels.build_extension_helpers import CONFIGS, DECODING, PRECISIONS, clear_kernels, needs_kernels
 
 from polyhead import Choice, build
-from polyhead.cache.paged_view import PagedView
+from polyhead.cache.paged_layer import PagedView
 from polyhead.generation.decoding.beam_search import beam_search
 from polyhead.generation.decoding.greedy import greedy_search
 from polyhead.kernels import build_extension
 from polyhead.kernels.attention import PackedAttention, paged_attention
 from polyhead.kernels.build_extension import inspect_kernels, kernels_status, load_kernels
+from polyhead.kernels.compile_library import user_cache_dir
 from polyhead.kernels.linear import NativeLinear, PackedLinear
 from polyhead.kernels.pack_model import can_pack, pack_model
-from polyhead.kernels.user_cache import user_cache_dir
 
 
 @needs_kernels

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.kernels.user_cache_helpers import set_owner
 
-from polyhead.kernels import user_cache
+from polyhead.kernels import compile_library as user_cache
 from polyhead.kernels.compile_library import CompileError, compile_library, has_library
 
 OTHER_PROCESS = """

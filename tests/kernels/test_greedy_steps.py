@@ -120,7 +120,7 @@ def test_infinite_logits_are_left_to_single_steps():
 
 @pytest.mark.parametrize("name", ["base", "gpt2", "crossing"])
 def test_beams_without_reordering_are_the_same(name, monkeypatch):
-    from polyhead.cache.static import StaticCache
+    from polyhead.cache.contiguous import StaticCache
 
     model, in_place, inner = pack_model(build_model(name)), [], StaticCache._select_in_place
     monkeypatch.setattr(

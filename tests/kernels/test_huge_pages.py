@@ -2,8 +2,8 @@ import gc
 
 import torch
 
-from polyhead.kernels import huge_pages
-from polyhead.kernels.huge_pages import CHUNK_BYTES, alloc_huge_pages
+from polyhead.kernels import malloc_tuning as huge_pages
+from polyhead.kernels.malloc_tuning import CHUNK_BYTES, alloc_huge_pages
 
 
 def test_chunks_are_aligned_and_outlive_their_neighbours(monkeypatch):

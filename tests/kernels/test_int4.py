@@ -1,9 +1,7 @@
 import torch
 from tests.kernels.build_extension_helpers import needs_kernels, quantize_rows
 
-from polyhead.kernels.int4 import GROUP_SIZE, MAX_GROUP_SCALE, Int4
-from polyhead.kernels.int8 import Int8
-from polyhead.kernels.int_linear import Int8Linear
+from polyhead.kernels.int_linear import GROUP_SIZE, MAX_GROUP_SCALE, Int4, Int8, Int8Linear
 from polyhead.kernels.linear import PANEL
 
 

@@ -1,7 +1,6 @@
 import torch
 
-from polyhead.kernels.int8 import Int8
-from polyhead.kernels.int_linear import Int8LinearFallback
+from polyhead.kernels.int_linear import Int8, Int8LinearFallback
 
 
 def test_int8_error_is_that_of_two_roundings():

@@ -7,9 +7,7 @@ from tests.kernels.build_extension_helpers import CONFIGS, DECODING, needs_kerne
 from polyhead import Choice, build
 from polyhead.generation.decoding.greedy import greedy_search
 from polyhead.kernels.attention import PackedAttention
-from polyhead.kernels.int4 import Int4
-from polyhead.kernels.int8 import Int8
-from polyhead.kernels.int_linear import Int8Linear, Int8LinearFallback
+from polyhead.kernels.int_linear import Int4, Int8, Int8Linear, Int8LinearFallback
 from polyhead.kernels.linear import PANEL
 from polyhead.kernels.pack_model import linear_factory, pack_model, packed_dtype
 

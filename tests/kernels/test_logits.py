@@ -2,8 +2,8 @@ import pytest
 import torch
 from tests.kernels.build_extension_helpers import needs_kernels
 
-from polyhead.kernels import logits
-from polyhead.kernels.logits import MAX_K, max_and_logsumexp, topk_log_softmax, topk_rows
+from polyhead.kernels import linear as logits
+from polyhead.kernels.linear import MAX_K, max_and_logsumexp, topk_log_softmax, topk_rows
 
 
 @pytest.fixture(params=[pytest.param("kernel", marks=needs_kernels), "torch"])

@@ -3,7 +3,7 @@ import os
 import pytest
 from tests.kernels.user_cache_helpers import set_owner
 
-from polyhead.kernels import user_cache
+from polyhead.kernels import compile_library as user_cache
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from polyhead import Choice
 from polyhead.cache.policies import Policy
 from polyhead.lab.cache_claims import lossless_claim
 from polyhead.lab.divergence import decode_greedy, kl_divergence, measure_divergence, token_agreement
-from polyhead.lab.eval_rows import EvalRows
+from polyhead.lab.models import EvalRows
 from polyhead.nn.loss import IGNORE_INDEX
 
 

@@ -3,7 +3,7 @@ import re
 import pytest
 from tests.lab.page_helpers import RESULT
 
-from polyhead.lab.dot_plot import render_dot_plot
+from polyhead.lab.page import render_dot_plot
 from polyhead.lab.result import DotPlot
 
 

@@ -1,6 +1,7 @@
 from tests.lab.caches_helpers import SENTENCES, make_run
 
 from polyhead.generation.engine.engine import Engine
+from polyhead.lab.models import ModelUnderTest
 from polyhead.lab.serving import (
     SCHEDULE_BATCHES,
     SCHEDULE_PAGES,
@@ -12,7 +13,6 @@ from polyhead.lab.serving import (
     serve_in_batches,
     time_serving,
 )
-from polyhead.lab.test_model import ModelUnderTest
 
 NEW_TOKENS = [9, 2, 5, 1, 7, 3, 8]
 REQUESTS = [

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
+from polyhead.lab.caches import Stepper, cache_bytes_per_token, decode_stepwise
 from polyhead.lab.short_training import make_small_config
-from polyhead.lab.stepwise_decoding import Stepper, cache_bytes_per_token, decode_stepwise
 from polyhead.lab.tasks import make_copy_task
 from polyhead.models.build import build
 

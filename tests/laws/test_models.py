@@ -12,7 +12,7 @@ from polyhead.core.registry import CACHE
 from polyhead.data.batching.collate import PairBatch, make_dummy_pairs
 from polyhead.nn.loss import IGNORE_INDEX
 from polyhead.train.loss_module import LossModule
-from polyhead.train.tasks.seq2seq_common import seq2seq_loss
+from polyhead.train.tasks.common import seq2seq_loss
 
 # lossless caches; test_caches.py tests the others
 CACHES = {name: Choice(name) for name in CACHE.names() if CACHE.get(name).lossless}

@@ -7,7 +7,7 @@ from torch import nn
 from polyhead.config.model import ModelConfig
 from polyhead.generation.decoding.beam_search import beam_search
 from polyhead.models import build
-from polyhead.nn.position.sinusoidal import sinusoids
+from polyhead.nn.position.absolute import sinusoids
 
 D, HEADS, V = 24, 4, 29
 

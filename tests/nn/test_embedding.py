@@ -6,7 +6,7 @@ from polyhead.config.model import AttentionShape, ModelConfig
 from polyhead.models import build
 from polyhead.nn.dropout import Dropout
 from polyhead.nn.embedding import Embedding
-from polyhead.nn.position.sinusoidal import SinusoidalPosition
+from polyhead.nn.position.absolute import SinusoidalPosition
 
 
 def test_scaled_vectors_and_positions_are_added_before_dropout():

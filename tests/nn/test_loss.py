@@ -2,7 +2,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from polyhead.nn.lm_head import Head
+from polyhead.nn.embedding import Head
 from polyhead.nn.loss import IGNORE_INDEX, classification_loss, cross_entropy
 
 

@@ -10,7 +10,7 @@ from polyhead.core.registry import NORM, POSITION
 from polyhead.hf.load import load_mmap
 from polyhead.kernels.pack_model import unused_weights
 from polyhead.models.build import model_class
-from polyhead.nn.skip_init import SkipInit
+from polyhead.nn.init import SkipInit
 from polyhead.nn.state import assign_state, named_state
 
 REGISTRIES = {"norm": NORM, "position": POSITION}

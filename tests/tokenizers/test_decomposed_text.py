@@ -9,7 +9,7 @@ from polyhead.cli import main
 from polyhead.config.generation_config import GenerationConfig
 from polyhead.config.recipe import Recipe
 from polyhead.run.run import Run
-from polyhead.tokenizers.decomposed_text import DecomposedCounter, is_decomposed, warn_decomposed
+from polyhead.tokenizers.scripts import DecomposedCounter, is_decomposed, warn_decomposed
 from polyhead.tokenizers.train_tokenizer import train_tokenizer
 from polyhead.train.run_training import run_training
 

@@ -3,7 +3,7 @@ import unicodedata
 import pytest
 from tests.tokenizers.conftest import SCRIPTS
 
-from polyhead.tokenizers import graphemes
+from polyhead.tokenizers import scripts as graphemes
 
 WORDS = SCRIPTS["words"]
 

@@ -2,7 +2,7 @@ from babel.core import get_global
 from tests.tokenizers.conftest import SCRIPTS
 from transformers.models.nllb.tokenization_nllb import FAIRSEQ_LANGUAGE_CODES
 
-from polyhead.tokenizers.language_codes import (
+from polyhead.tokenizers.languages import (
     _LANGUAGES,
     _SCRIPTS,
     _SCRIPTS_BY_TAG,

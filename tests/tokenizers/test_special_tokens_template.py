@@ -2,7 +2,7 @@ import itertools
 
 import tokenizers
 from polyhead.data.batching.encoder_inputs import fill_template
-from polyhead.tokenizers.special_tokens_template import SpecialTokensTemplate
+from polyhead.tokenizers.special_tokens import SpecialTokensTemplate
 
 
 def test_pairs_are_truncated_as_by_library():

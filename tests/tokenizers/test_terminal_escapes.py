@@ -10,7 +10,7 @@ from polyhead.cli import main
 from polyhead.config.generation_config import GenerationConfig
 from polyhead.introspect.attention_map import AttentionMap, attention_text
 from polyhead.run.run import Run
-from polyhead.tokenizers.terminal_escapes import escape_controls
+from polyhead.tokenizers.display import escape_controls
 from polyhead.tokenizers.train_tokenizer import train_tokenizer
 from polyhead.viz.attention_page import heat_map_svg
 

@@ -40,7 +40,7 @@ LAZY_MODULES = (
     "torch.distributed.checkpoint",
     "numpy.random",
     "sacrebleu",
-    "polyhead.tokenizers.unigram",
+    "polyhead.tokenizers.trainers",
     "polyhead.train.run_training",
 )
 

@@ -11,7 +11,7 @@ from tests.cli.eval_baselines_helpers import runs_dir as runs_dir
 from polyhead import load
 from polyhead.cli import main
 from polyhead.core.registry import TASK
-from polyhead.evaluate.training_counts import BASELINE_FILE, read_counts
+from polyhead.evaluate.baselines import BASELINE_FILE, read_counts
 from polyhead.train.loggers import Reporters
 
 SPLITS = ("train", "valid", "test")

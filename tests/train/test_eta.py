@@ -1,7 +1,7 @@
 import pytest
 from tests.train.conftest import Notes
 
-from polyhead.train.eta import EtaReporter
+from polyhead.train.loggers import EtaReporter
 
 
 class Clock:

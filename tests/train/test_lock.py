@@ -9,8 +9,8 @@ from threading import BrokenBarrierError
 import pytest
 from tests.train.conftest import user_error
 
+from polyhead.core.atomic_io import process_start_time
 from polyhead.core.errors import UserError
-from polyhead.core.process_liveness import process_start_time
 from polyhead.train import lock
 from polyhead.train.lock import RunLock
 

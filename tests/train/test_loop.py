@@ -27,7 +27,7 @@ from torch import nn
 
 from polyhead import ModelConfig, build
 from polyhead.checkpoint import checkpoint
-from polyhead.nn.lm_head import Head
+from polyhead.nn.embedding import Head
 from polyhead.nn.loss import Loss, cross_entropy
 from polyhead.nn.norm import BatchNorm
 from polyhead.nn.state import named_state

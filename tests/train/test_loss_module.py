@@ -10,7 +10,7 @@ from polyhead.data.batching.token_windows import TokenWindows, make_dummy_window
 from polyhead.nn.loss import Loss
 from polyhead.train.distill import DistillationTask, Teacher
 from polyhead.train.loss_module import LossModule
-from polyhead.train.tasks.causal_lm_common import causal_lm_loss, count_causal_lm_labels
+from polyhead.train.tasks.common import causal_lm_loss, count_causal_lm_labels
 
 TOKENS = torch.randint(0, 23, (5, 8), generator=torch.Generator().manual_seed(3))
 

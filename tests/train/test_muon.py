@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from polyhead.train import muon
+from polyhead.train import optim as muon
 
 
 def apply_formula(p, grads, lr, decay, dtype):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from polyhead.core.errors import UserError
-from polyhead.viz.matrix_plot import Matrix, encode_png, matrix_figure, round_ticks
+from polyhead.viz.plots import Matrix, encode_png, matrix_figure, round_ticks
 
 VALUES = np.random.default_rng(0).normal(size=(7, 11)) * 3
 

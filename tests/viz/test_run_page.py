@@ -11,7 +11,7 @@ from polyhead.viz.run_page import _METRIC_NAMES, STATE_TITLES, add_learning_spee
 from polyhead.viz.training_report import SMALL_CHARTS
 
 ROOT = Path(polyhead.__file__).parent
-PAGES = ["viz/run_page.py", "viz/runs_page.py", "viz/samples_section.py"]
+PAGES = ["viz/run_page.py", "viz/run_page.py", "viz/samples.py"]
 PAGES += ["serve/http/run_pages.py", "train/report.py", "cli/report.py"]
 
 

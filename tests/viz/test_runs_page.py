@@ -5,8 +5,8 @@ import pytest
 from tests.viz.html_pages import Page
 
 from polyhead.cli import main
+from polyhead.viz.run_page import disambiguate_names
 from polyhead.viz.run_record import RunRecord, read_facts, read_metrics
-from polyhead.viz.runs_page import disambiguate_names
 
 
 def test_runs_share_charts_and_list_differences(runs_dir, tmp_path, monkeypatch, capsys):

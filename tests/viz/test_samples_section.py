@@ -1,7 +1,14 @@
 import pytest
 
-from polyhead.viz.samples import Breakdown, Confusion, Group, Samples
-from polyhead.viz.samples_section import breakdown_section, examples_section, mark_words
+from polyhead.viz.samples import (
+    Breakdown,
+    Confusion,
+    Group,
+    Samples,
+    breakdown_section,
+    examples_section,
+    mark_words,
+)
 
 
 @pytest.mark.parametrize(

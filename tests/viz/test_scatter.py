@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from rich.cells import cell_len
 
-from polyhead.viz.scatter import RADIUS, boxes_overlap, fit_points, place_labels, scatter_svg
+from polyhead.viz.plots import RADIUS, boxes_overlap, fit_points, place_labels, scatter_svg
 
 SIZE = (400, 300)
 POINTS = [(float(x), float(y)) for x, y in np.random.default_rng(0).normal(size=(200, 2)) * (5, 1)]

@@ -11,9 +11,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
+from polyhead.cache.contiguous import StaticCache, StaticLayer
 from polyhead.cache.factory import make_cache
 from polyhead.cache.row_cache import check_tensor
-from polyhead.cache.static import StaticCache, StaticLayer
 from polyhead.core.atomic_io import replace_file
 from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError

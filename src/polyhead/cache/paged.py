@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from polyhead.cache.block_manager import BlockManager, BlockStats, OutOfBlocksError, WriteSpan
-from polyhead.cache.paged_layer import PagedLayer, PagedStepLayout
-from polyhead.cache.paged_view import gather_pages
+from polyhead.cache.paged_layer import PagedLayer, PagedStepLayout, gather_pages
 from polyhead.cache.row_cache import check_cache_len, check_tensor, check_tensor_names, read_lengths
 from polyhead.core.array_types import Bools, Ints
 from polyhead.core.errors import UserError

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from polyhead.cache.paged_view import PagedKV, PagedView, SlotMapping, gather_pages
 from polyhead.nn.cache import CacheShape
 from polyhead.nn.kv import KV, WeightsHook
 
@@ -106,3 +105,43 @@ class PagedLayer:
         raise AssertionError(
             "rows of a paged cache are reordered in its block tables: call select on the cache"
         )
+
+
+class PagedView(NamedTuple):
+    """Page storage, the block table of some rows, and the function that gathers their slots."""
+
+    k: Tensor  # (page, K, slot, D)
+    v: Tensor
+    table: Tensor  # (B, n) int64: the pages of each row
+    gather: Callable[[Tensor], Tensor]  # k or v -> (B, K, n * slot, D)
+
+
+class SlotMapping(NamedTuple):
+    """Slot mapping of one step, from one layer; it is identical in every layer."""
+
+    pages: PagedView
+    # (B * T,) int64: slot of each new token in the first head, counted from the start of the storage
+    slots: Tensor
+    pos: Tensor  # (B, 1, S): positions of the first S slots; the others are empty
+    mask: Tensor  # (B, 1, T, S): which of these slots each new token may attend to
+
+
+class PagedKV(KV):
+    """A KV stored in pages: k and v are gathered on first access; kernels read the pages instead."""
+
+    def __init__(self, pages: PagedView, pos: Tensor, mask: Tensor) -> None:
+        """Slots at positions (B, 1, n * slot), with the queries' mask (B, 1, T, n * slot)."""
+        self.pages, self.pos, self.log_count, self.mask = pages, pos, None, mask
+
+    @cached_property
+    def k(self) -> Tensor:  # type: ignore[override]
+        return self.pages.gather(self.pages.k)
+
+    @cached_property
+    def v(self) -> Tensor:  # type: ignore[override]
+        return self.pages.gather(self.pages.v)
+
+
+def gather_pages(page_ids: Tensor, n_rows: int, x: Tensor) -> Tensor:
+    """Gather the slots of rows with pages ``page_ids`` (B * K * n,): (page, K, slot, D) -> (B, K, S, D)."""
+    return x.flatten(2).flatten(0, 1).index_select(0, page_ids).view(n_rows, x.size(1), -1, x.size(3))

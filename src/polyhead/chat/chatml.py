@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 
 from polyhead.chat.base import BOS, EOS, ChatPiece, Message, check_messages, special_piece, split_system
-from polyhead.chat.jinja_quote import quote
+from polyhead.chat.jinja import quote
 from polyhead.chat.reasoning import ReasoningSyntax
 from polyhead.chat.tool_calls import ToolCallSyntax
 from polyhead.chat.tools import ToolChoice

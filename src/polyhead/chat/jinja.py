@@ -19,6 +19,22 @@ from polyhead.chat.tools import ToolChoice, build_tool_choice
 from polyhead.core.errors import UserError
 from polyhead.core.registry import CHAT
 
+ESCAPES = {"\\": "\\\\", "'": "\\'", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
+CHECK_ALTERNATION = (
+    "{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('user and assistant must take turns, the user first') }}{% endif %}"
+)
+SPLIT_SYSTEM = (
+    "{% if messages[0]['role'] == 'system' %}{% set system = messages[0]['content'] %}{% set turns = "
+    "messages[1:] %}{% else %}{% set system = none %}{% set turns = messages %}{% endif %}"
+)
+
+
+def quote(text: str) -> str:
+    """Quote a text as a Jinja string literal."""
+    return "'" + "".join(ESCAPES.get(c, c) for c in text) + "'"
+
+
 _QUESTION, _ANSWER = Message("user", "zqxquestion"), Message("assistant", "zqxanswer")
 _PROBE_CALLS = (
     ToolCall("zqxfirst", '{"zqxkey": "zqxvalue"}', "zqxcall01"),

@@ -16,7 +16,7 @@ from polyhead.chat.base import (
     special_piece,
     split_system,
 )
-from polyhead.chat.jinja_quote import CHECK_ALTERNATION, SPLIT_SYSTEM, quote
+from polyhead.chat.jinja import CHECK_ALTERNATION, SPLIT_SYSTEM, quote
 from polyhead.chat.tool_calls import ToolCallSyntax
 from polyhead.chat.tools import ToolChoice
 from polyhead.core.errors import UserError

@@ -18,7 +18,7 @@ from polyhead.chat.base import (
     merge_system,
     split_system,
 )
-from polyhead.chat.jinja_quote import SPLIT_SYSTEM, quote
+from polyhead.chat.jinja import SPLIT_SYSTEM, quote
 from polyhead.chat.tool_calls import ToolCallSyntax
 from polyhead.chat.tools import ToolChoice
 from polyhead.core.errors import UserError, format_value

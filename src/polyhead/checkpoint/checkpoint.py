@@ -24,8 +24,6 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from polyhead.checkpoint import safetensors_io as safetensors
-from polyhead.checkpoint.checkpoint_rotation import steps_to_delete
-from polyhead.checkpoint.lazy_tensors import LazyTensors
 from polyhead.checkpoint.manifest import MANIFEST_FILE as MANIFEST
 from polyhead.checkpoint.manifest import (
     FileEntry,
@@ -35,16 +33,29 @@ from polyhead.checkpoint.manifest import (
     read_manifest,
     verify_file,
 )
+from polyhead.checkpoint.safetensors_io import LazyTensors
 from polyhead.core.atomic_io import (
     HashingWriter,
     fsync_path,
+    is_process_alive,
+    process_start_time,
     read_regular_file,
     remove,
     remove_quietly,
     replace_file,
 )
 from polyhead.core.errors import UserError
-from polyhead.core.process_liveness import is_process_alive, process_start_time
+
+
+def steps_to_delete(
+    steps: Collection[int], n_keep: int, protected_steps: Collection[int | None]
+) -> list[int]:
+    """The steps to delete, oldest first: all but the ``n_keep`` highest and the protected ones."""
+    if n_keep < 1:
+        raise UserError(f"keep ({n_keep}) must be at least 1: the newest checkpoint is always kept")
+    retained = set(sorted(steps)[-n_keep:]) | set(protected_steps)
+    return sorted(set(steps) - retained)
+
 
 # errors of a disk or network file system that may be transient; a full disk is not
 TRANSIENT_ERRNOS = {errno.EIO, errno.EAGAIN, errno.EBUSY, errno.EINTR, errno.ESTALE, errno.ETIMEDOUT}

@@ -133,7 +133,7 @@ def run_verb(verb: str, arguments: list[str]) -> int:
     """Import the verb, parse its arguments, and run it with error handling."""
     import typer
 
-    from polyhead.cli import usage_errors
+    from polyhead.cli import error_handler as usage_errors
     from polyhead.cli.error_handler import handle_errors
 
     module = VERBS[verb][0]

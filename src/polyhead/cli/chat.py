@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from polyhead.cli.config_options import config_options
 from polyhead.cli.line_io import decode_lines, escape_terminal, read_lines
 from polyhead.cli.options import (
     ChatTemplateOption,
     Device,
     Dtype,
     EnsembleOption,
+    config_options,
     load_run,
     read_chat_template,
 )

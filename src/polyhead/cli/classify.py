@@ -53,7 +53,7 @@ def run(
     """
     check_output_path(output, [source], directory, others)
     texts = read_lines_or_text(source)
-    from polyhead.tokenizers.decomposed_text import warn_decomposed
+    from polyhead.tokenizers.scripts import warn_decomposed
 
     classifier = load_run(directory, others, dtype, device)
     texts, longest = warn_decomposed(texts, classifier.tokenizer, print_warning), LongestLine()

@@ -15,7 +15,7 @@ from polyhead.core.blank_text import is_blank
 from polyhead.core.errors import UserError
 from polyhead.core.i18n import tr
 from polyhead.core.output_paths import check_output_dir
-from polyhead.tokenizers.terminal_escapes import escape_controls
+from polyhead.tokenizers.display import escape_controls
 
 if TYPE_CHECKING:
     from rich.console import Console

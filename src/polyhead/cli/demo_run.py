@@ -19,8 +19,7 @@ from polyhead.core.errors import UserError
 from polyhead.core.i18n import get_language, tr
 from polyhead.data.readers.parallel_corpus import read_pairs
 from polyhead.data.synthetic.synthetic_cldr import find_locale, write_corpus
-from polyhead.evaluate.baselines import Baselines, translation_baselines
-from polyhead.evaluate.training_counts import read_counts
+from polyhead.evaluate.baselines import Baselines, read_counts, translation_baselines
 from polyhead.evaluate.translation_metrics import MetricScore
 from polyhead.evaluate.verdict import describe_verdict
 from polyhead.run.load import load

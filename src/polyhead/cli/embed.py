@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from numpy.lib import format as npy
+from torch import Tensor
 
-from polyhead.cli.config_options import FROM_RUN, config_options
 from polyhead.cli.line_io import (
     LineCounter,
     LongestLine,
@@ -21,8 +24,17 @@ from polyhead.cli.line_io import (
     read_lines_or_text,
     to_one_line,
 )
-from polyhead.cli.options import Device, Dtype, ReadBatch, TextSource, drop_none, load_run
-from polyhead.cli.output_file import check_output_path
+from polyhead.cli.options import (
+    FROM_RUN,
+    Device,
+    Dtype,
+    ReadBatch,
+    TextSource,
+    config_options,
+    drop_none,
+    load_run,
+)
+from polyhead.cli.output_file import PartialFile, check_output_path
 from polyhead.config.generation_config import GenerationConfig
 from polyhead.core.errors import UserError
 from polyhead.data.readers.reader_common import iter_chunks
@@ -31,6 +43,45 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from polyhead.evaluate.embed import TokenEmbeddings
+
+
+def open_embedding_file(path: Path, shape: tuple[int, ...]) -> PartialFile:
+    """Open a file for one array (N, *``shape``) float32 (.npy), or one JSON object per text."""
+
+    def make_header(texts: int) -> bytes:
+        """Return the header with the size of the array; numpy reserves room for any later size."""
+        buffer = BytesIO()
+        npy.write_array_header_1_0(buffer, {"descr": "<f4", "fortran_order": False, "shape": (texts, *shape)})
+        return buffer.getvalue()
+
+    return PartialFile(path, "vectors", make_header if path.suffix == ".npy" else None)
+
+
+def encode_rows(
+    path: Path, texts: Sequence[str], vectors: Tensor, layers: Sequence[int] | None = None
+) -> bytes:
+    """Encode a row of the file for each text: its vector, or the vectors of its ``layers``."""
+    if path.suffix == ".npy":
+        return vectors.numpy().astype("<f4").tobytes()
+    names = {} if layers is None else {"layers": list(layers)}
+    key = "vector" if layers is None else "vectors"
+    pairs = zip(texts, vectors.tolist(), strict=True)
+    return _encode_json_lines({"text": text, **names, key: vector} for text, vector in pairs)
+
+
+def encode_token_rows(
+    texts: Sequence[str], embeddings: Sequence[TokenEmbeddings], layers: Sequence[int] | None = None
+) -> bytes:
+    """Encode a JSON object for each text: its tokens and their vectors, (T, C) or (L, T, C)."""
+    names = {} if layers is None else {"layers": list(layers)}
+    return _encode_json_lines(
+        {"text": text, "tokens": one.tokens, **names, "vectors": one.vectors.tolist()}
+        for text, one in zip(texts, embeddings, strict=True)
+    )
+
+
+def _encode_json_lines(rows: Iterable[dict[str, Any]]) -> bytes:
+    return "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows).encode()
 
 
 @config_options(GenerationConfig, "pooling", "normalize")
@@ -118,9 +169,8 @@ def run(
         raise UserError("--pooling makes one vector of a text, and --tokens writes one per token: remove one")
     check_output_path(output, [source], directory)
     lines = read_lines_or_text(source)
-    from polyhead.cli.embedding_file import encode_rows, encode_token_rows, open_embedding_file
     from polyhead.evaluate.embed import cosine_similarity, resolve_layers
-    from polyhead.tokenizers.decomposed_text import warn_decomposed
+    from polyhead.tokenizers.scripts import warn_decomposed
 
     changes = settings | drop_none(embed_prompt=prompt)
     like_options = changes | ({} if like_prompt is None else {"embed_prompt": like_prompt})

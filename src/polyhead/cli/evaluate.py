@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from polyhead.cli.config_options import FROM_RUN, config_options
 from polyhead.cli.options import (
     BEAM_SEARCH_KEYS,
+    FROM_RUN,
     Device,
     Dtype,
     EnsembleOption,
@@ -17,6 +17,7 @@ from polyhead.cli.options import (
     SourceLang,
     TargetLang,
     TerminologyOption,
+    config_options,
     load_run,
 )
 from polyhead.cli.output_file import check_output_path

@@ -96,8 +96,7 @@ def _prepare_hf(source_run: Run, dtype: str, family: str | None, shard_size: str
     from polyhead.core.atomic_io import atomic_writer
     from polyhead.export.sidecar_files import save_tokenizer
     from polyhead.hf.checkpoint_files import INDEX_FILE
-    from polyhead.hf.save import build_checkpoint
-    from polyhead.hf.shards import build_index, parse_size, split_shards
+    from polyhead.hf.save import build_checkpoint, build_index, parse_size, split_shards
     from polyhead.run.run_directory import write_json_atomic
 
     max_bytes = parse_size(shard_size or DEFAULT_SHARD_SIZE)

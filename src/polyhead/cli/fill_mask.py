@@ -48,7 +48,7 @@ def run(
     """
     check_output_path(output, [source], directory, others)
     lines = read_lines_or_text(source)
-    from polyhead.tokenizers.decomposed_text import warn_decomposed
+    from polyhead.tokenizers.scripts import warn_decomposed
 
     loaded = load_run(directory, others, dtype, device)
     loaded.fill_mask([], top)  # fails for an unsuitable model before the first line is read

@@ -10,12 +10,12 @@ from typing import Annotated, Any
 
 import typer
 
-from polyhead.cli.config_options import config_options
 from polyhead.cli.line_io import UnansweredLines, escape_terminal, read_lines, stdin_has_data
 from polyhead.cli.options import (
     Device,
     Dtype,
     EnsembleOption,
+    config_options,
     drop_none,
     load_run,
 )

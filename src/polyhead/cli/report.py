@@ -32,9 +32,8 @@ def run(
     polyhead report runs/rope runs/sinusoidal --output rope-or-sinusoidal.html
     """
     from polyhead.viz.html_page import save_page
-    from polyhead.viz.run_page import render_run_page
+    from polyhead.viz.run_page import render_run_page, render_runs_page
     from polyhead.viz.run_record import PAGE, read_run
-    from polyhead.viz.runs_page import render_runs_page
 
     default = runs[0] / PAGE if len(runs) == 1 else Path(PAGE)
     records = [read_run(directory) for directory in runs]

@@ -70,9 +70,9 @@ def run(
     else:
         inputs = read_lines_or_text(source)
     from polyhead.cli.swapped_sides import SwapCheck
-    from polyhead.evaluate.token_accuracy import loss_to_perplexity
+    from polyhead.evaluate.perplexity import loss_to_perplexity
     from polyhead.run.load import load
-    from polyhead.tokenizers.decomposed_text import warn_decomposed
+    from polyhead.tokenizers.scripts import warn_decomposed
 
     scorer = load([directory, *(others or [])], dtype=dtype, device=device)
     is_language_model = scorer.config.kind == "decoder"

@@ -10,13 +10,13 @@ from typing import Annotated, Any
 
 import typer
 
-from polyhead.cli.config_options import config_options
 from polyhead.cli.options import (
     ChatTemplateOption,
     Device,
     Dtype,
     EnsembleOption,
     ShortlistOption,
+    config_options,
     load_run,
     read_chat_template,
 )

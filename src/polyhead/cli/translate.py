@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from polyhead.cli.config_options import config_options
-from polyhead.cli.line_inputs import find_long_rows, open_line_inputs
 from polyhead.cli.line_io import (
     LineCounter,
     UnansweredLines,
     choose_read_batch,
+    find_long_rows,
+    open_line_inputs,
     print_warning,
     read_lines,
     to_one_line,
@@ -27,6 +27,7 @@ from polyhead.cli.options import (
     SourceLang,
     TargetLang,
     TerminologyOption,
+    config_options,
     drop_none,
     load_run,
 )
@@ -118,8 +119,8 @@ def run(
     check_output_path(output, [source, prefix, terminology], directory, others)
     lines, line_inputs = read_lines(source), open_line_inputs(source, prefix, terminology)
     from polyhead.cli.swapped_sides import SwapCheck
-    from polyhead.tokenizers.decomposed_text import warn_decomposed
     from polyhead.tokenizers.languages import with_languages
+    from polyhead.tokenizers.scripts import warn_decomposed
 
     translator = load_run(directory, others, dtype, device)
     tokenizer, max_len = translator.tokenizer, translator.config.max_len

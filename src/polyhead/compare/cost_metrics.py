@@ -18,7 +18,7 @@ from polyhead.compare.tasks.base import EvalBatch
 from polyhead.config.recipe import Recipe
 from polyhead.cost.fake_tensors import measure_flops
 from polyhead.cost.parameter_count import meta_model
-from polyhead.evaluate.token_accuracy import loss_to_perplexity, token_losses
+from polyhead.evaluate.perplexity import loss_to_perplexity, token_losses
 from polyhead.models import CausalLM, Model, Seq2Seq
 from polyhead.run.run import Run
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import time
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -12,14 +14,61 @@ from torch import nn
 from polyhead.compare.budget import Budget
 from polyhead.compare.tasks.base import get_compared_task
 from polyhead.config.recipe import Recipe
+from polyhead.core.atomic_io import replace_file
 from polyhead.core.errors import UserError
 from polyhead.cost.flops import update_flops_factor
 from polyhead.nn.device import resolve_device
 from polyhead.train.distill import without_teacher
+from polyhead.train.loggers import MetricsRow
 from polyhead.train.loop import check_memory, total_steps, train_step
 from polyhead.train.strategies.parallelize import parallelize
 from polyhead.train.tasks.base import Task
 from polyhead.train.train_state import TrainState
+from polyhead.viz.eta_model import StepTime, interpolate_seconds
+
+
+def read_clock(path: Path) -> list[StepTime]:
+    """Read the step times of a file; an incomplete last line is skipped."""
+    if not path.is_file():
+        return []
+    *lines, _ = path.read_text(encoding="utf-8").split("\n")
+    return [StepTime(*json.loads(line)) for line in lines]
+
+
+class TrainingClock:
+    """Reporter that writes the training time at every logged step.
+
+    Evaluations come right after a logged step and are not counted.
+    """
+
+    def __init__(self, path: Path, from_step: int) -> None:
+        ticks = read_clock(path)
+        self.seconds = interpolate_seconds(ticks, from_step)
+        ticks_before = [tick for tick in ticks if tick.step < from_step]
+        ticks_before += [StepTime(from_step, self.seconds)] if from_step else []
+        replace_file(path, "".join(json.dumps(tick) + "\n" for tick in ticks_before).encode())
+        self.file, self.last_time, self.has_started = (
+            path.open("a", encoding="utf-8"),
+            time.perf_counter(),
+            False,
+        )
+
+    def info(self, line: str) -> None:
+        if not self.has_started:  # the last message before the first step comes right before it
+            self.last_time = time.perf_counter()
+
+    def log_train(self, row: MetricsRow) -> None:
+        now = time.perf_counter()
+        self.seconds, self.last_time, self.has_started = self.seconds + now - self.last_time, now, True
+        self.file.write(json.dumps([int(row["step"]), round(self.seconds, 4)]) + "\n")
+        self.file.flush()
+
+    def log_valid(self, row: MetricsRow) -> None:
+        self.last_time = time.perf_counter()
+
+    def close(self) -> None:
+        self.file.close()
+
 
 N_EVALUATIONS = 15  # approximate number of evaluations of a trial
 _WARMUP_STEPS = 5  # untimed steps at the start, in which kernels are compiled and memory is allocated

@@ -19,9 +19,8 @@ from polyhead.compare import cost_metrics
 from polyhead.compare import io as io_module
 from polyhead.compare.budget import Budget
 from polyhead.compare.io import JsonDict, read_json_file, write_json_file
-from polyhead.compare.step_budget import compute_steps, with_trial_schedule
+from polyhead.compare.step_budget import TrainingClock, compute_steps, read_clock, with_trial_schedule
 from polyhead.compare.tasks.base import get_compared_task
-from polyhead.compare.training_clock import TrainingClock, read_clock
 from polyhead.config.recipe import Recipe
 from polyhead.core.errors import UserError
 from polyhead.core.registry import TASK

@@ -12,6 +12,15 @@ from pydantic import BeforeValidator, ConfigDict, Field, ValidationInfo, field_v
 from polyhead.core.base_settings import FrozenSettings
 from polyhead.core.errors import check_finite
 
+
+class ProjectionConfig(FrozenSettings):
+    """A linear map of the vector to another width, followed by an activation."""
+
+    width: int = Field(gt=0, le=2**20, description="width of the output")
+    activation: Literal["none", "tanh", "relu", "gelu"] = "none"
+    bias: bool = True
+
+
 Files = Annotated[list[str], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)]
 
 

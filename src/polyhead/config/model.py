@@ -8,8 +8,8 @@ from typing import Any, ClassVar, Literal, NamedTuple, Self
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from polyhead.config.config_constraints import check_constraints
+from polyhead.config.config_sections import ProjectionConfig
 from polyhead.config.presets import expand_preset
-from polyhead.config.projection import ProjectionConfig
 from polyhead.core.base_settings import FrozenSettings
 from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError, check_finite

@@ -13,7 +13,7 @@ from polyhead.config.presets import PRESET_INFO
 from polyhead.models import preset_config
 from polyhead.models.build import model_class
 from polyhead.nn.feed_forward.moe import MixtureOfExperts
-from polyhead.nn.skip_init import SkipInit
+from polyhead.nn.init import SkipInit
 
 _LAYER = re.compile(r"\blayers\.(\d+)\.")
 _HEAD_MODULES = (

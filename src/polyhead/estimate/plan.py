@@ -52,7 +52,7 @@ from polyhead.estimate.inputs import (
     inputs_without_data,
     model_inputs,
 )
-from polyhead.estimate.result import DecodingEstimate, Estimate, FlopsEstimate, RankEstimate, TimeEstimate
+from polyhead.estimate.report import DecodingEstimate, Estimate, FlopsEstimate, RankEstimate, TimeEstimate
 from polyhead.export.targets import find_obstacles, make_sample_tokenizer
 from polyhead.kernels.malloc_tuning import get_machine_memory
 from polyhead.nn.validate_model import check_model

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 from polyhead.core.i18n import tr
 from polyhead.estimate.expected_quality import CORPUS_UNITS, OWN_RESULTS, Measurement
-from polyhead.estimate.report import format_si
-from polyhead.estimate.result import Estimate
+from polyhead.estimate.report import Estimate, format_si
 from polyhead.export.targets import describe_targets
 from polyhead.viz.eta_model import format_seconds
 

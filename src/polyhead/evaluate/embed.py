@@ -18,7 +18,7 @@ from polyhead.generation.prompt_template import PromptTemplate
 from polyhead.models import CausalLM, Classifier, MaskedLM, SentenceEncoder
 from polyhead.nn.pooling import pool_first_token, pool_last_token, pool_max, pool_mean
 from polyhead.tokenizers.input_validation import validate_texts_or_ids
-from polyhead.tokenizers.special_tokens_template import SpecialTokensTemplate
+from polyhead.tokenizers.special_tokens import SpecialTokensTemplate
 from polyhead.tokenizers.tokenizer import Tokenizer
 
 TextOrIds = str | Sequence[int]

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from polyhead.core.errors import UserError
 from polyhead.data.batching.length_bucketing import plan_eval_batches
-from polyhead.data.stores.arrays import IdArray
+from polyhead.data.stores.build_cache import IdArray
 from polyhead.evaluate.encode_batches import limit_batch_tokens
-from polyhead.evaluate.token_accuracy import loss_to_perplexity
+from polyhead.evaluate.perplexity import loss_to_perplexity
 from polyhead.generation.decoding.sampler import get_top_logprobs
 from polyhead.generation.engine.batching import pad_rows
 from polyhead.generation.engine.interface import require_finite, to_host

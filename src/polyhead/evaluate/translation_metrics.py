@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from polyhead.core.errors import UserError, format_value
 from polyhead.core.i18n import tr
 from polyhead.tokenizers.input_validation import validate_list
-from polyhead.tokenizers.language_codes import script_of_language
+from polyhead.tokenizers.languages import script_of_language
 from polyhead.tokenizers.scripts import UNSPACED_SCRIPTS, find_unspaced_script
 
 # scripts without spaces between words need a tokenizer of their own, or BLEU treats a sentence as one word

@@ -16,11 +16,11 @@ from polyhead.explain.trace import Call, Step, Trace, records, sizes
 from polyhead.nn.attention.kernel import KernelAttention
 from polyhead.nn.attention.linear import LinearAttention
 from polyhead.nn.attention.softmax import Attention
+from polyhead.nn.device import at_least_fp32
 from polyhead.nn.kv import KV, arange_positions, attention_mask, split_heads, visible
 from polyhead.nn.position.base import Position
 from polyhead.nn.position.disentangled import DisentangledPosition
 from polyhead.nn.position.rope import Rope
-from polyhead.nn.precision import at_least_fp32
 
 PADDING, FUTURE, OUTSIDE_WINDOW, OTHER_DOCUMENT = 1, 2, 3, 4
 """Why a query does not see a key; 0: it does."""

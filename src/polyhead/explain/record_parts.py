@@ -13,10 +13,9 @@ from polyhead.explain.record_position import Tokens, describe_scheme
 from polyhead.explain.trace import Call, Step, Trace, records, sizes
 from polyhead.nn.block.gated_conv import GatedConvBlock
 from polyhead.nn.block.recurrent import GRU, LSTM, RNN
-from polyhead.nn.embedding import Embedding
+from polyhead.nn.embedding import Embedding, Head
 from polyhead.nn.feed_forward.mlp import MLP_ACTIVATIONS, ConvFeedForward, FeedForward, GatedFeedForward
 from polyhead.nn.feed_forward.moe import MixtureOfExperts
-from polyhead.nn.lm_head import Head
 from polyhead.nn.norm import BatchNorm, LayerNorm, NoNorm, RMSNorm
 from polyhead.nn.pooling import DenseMap, Pooler
 

@@ -9,15 +9,11 @@ import torch
 from torch import Tensor
 
 from polyhead.explain.trace import Place, Step, Trace
-from polyhead.nn.position.alibi import Alibi
+from polyhead.nn.position.absolute import LearnedPosition, SinusoidalPosition
 from polyhead.nn.position.base import Position
 from polyhead.nn.position.disentangled import DisentangledPosition
-from polyhead.nn.position.learned import LearnedPosition
-from polyhead.nn.position.relative_distance import PairPosition, ScoreShape
+from polyhead.nn.position.relative import Alibi, PairPosition, ScoreShape, Shaw, T5Bias
 from polyhead.nn.position.rope import Rope
-from polyhead.nn.position.shaw import Shaw
-from polyhead.nn.position.sinusoidal import SinusoidalPosition
-from polyhead.nn.position.t5 import T5Bias
 
 Arrays = dict[str, Tensor | None]
 Facts = dict[str, Any]

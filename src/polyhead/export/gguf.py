@@ -15,9 +15,7 @@ from torch import Tensor
 
 from polyhead.chat.detect_template import build_template
 from polyhead.core.errors import UserError, unknown_name_error
-from polyhead.export.gguf_archs import GgufArch
-from polyhead.export.gguf_keys import model_metadata, rope_freq_factors
-from polyhead.export.gguf_limits import find_arch
+from polyhead.export.gguf_archs import GgufArch, find_arch, model_metadata, rope_freq_factors
 from polyhead.export.gguf_vocabulary import tokenizer_metadata
 from polyhead.hf.generation_config import UNSUPPORTED_SETTINGS, warn_unsupported_settings
 from polyhead.hf.save import all_eos_ids

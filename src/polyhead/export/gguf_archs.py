@@ -8,10 +8,94 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from polyhead.config.model import ModelConfig
+from polyhead.core.choice import Choice
+from polyhead.core.errors import UserError, format_value
 from polyhead.core.option_types import resolve_factor
+from polyhead.hf import save
 from polyhead.hf.families.layer_types import layer_choice
 from polyhead.hf.family import FINAL_NORM, HEAD_WEIGHT, STACK_LAYER, TOKEN_EMBEDDING
 from polyhead.hf.weight_map import CONCAT, TensorTransform, WeightRule, linear, weight
+from polyhead.nn.position.rope import ROPE_SCALINGS, RopeFrequencies
+
+
+def model_metadata(config: ModelConfig, arch: GgufArch) -> GgufMetadata:
+    """Return sizes and hyperparameters under llama.cpp's keys, without the prefix of the architecture."""
+    assert config.head_dim is not None
+    eps = "layer_norm_rms_epsilon" if config.norm.name == "rmsnorm" else "layer_norm_epsilon"
+    return {
+        "vocab_size": config.vocab_size,
+        "context_length": config.max_len,
+        "embedding_length": config.d_model,
+        "block_count": config.n_layers,
+        "feed_forward_length": config.d_ff,
+        "attention.head_count": config.n_heads,
+        "attention.head_count_kv": config.kv_heads,
+        "attention.key_length": config.head_dim,
+        "attention.value_length": config.head_dim,
+        f"attention.{eps}": config.norm.options["eps"],
+        **_window_metadata(config),
+        **_rope_metadata(config),
+        **arch.extra_metadata(config),
+    }
+
+
+def _window_metadata(config: ModelConfig) -> GgufMetadata:
+    sizes = [layer_choice(config, "attention", i).options["window"] for i in range(config.n_layers)]
+    if not any(sizes):
+        return {}
+    return {
+        "attention.sliding_window": next(filter(None, sizes)),
+        "attention.sliding_window_pattern": [size is not None for size in sizes],
+    }
+
+
+def _rope_metadata(config: ModelConfig) -> GgufMetadata:
+    layers = [
+        (layer_choice(config, "position", i), layer_choice(config, "attention", i))
+        for i in range(config.n_layers)
+    ]
+    rope_by_window = {
+        attention.options["window"] is not None: position.options
+        for position, attention in reversed(layers)
+        if position.name == "rope"
+    }
+    if not rope_by_window:
+        return {}
+    options = rope_by_window[min(rope_by_window)]  # of full-attention layers, if there are any
+    assert config.head_dim is not None
+    keys: GgufMetadata = {
+        "rope.freq_base": options["theta"],
+        "rope.dimension_count": int(config.head_dim * options["fraction"]),
+    }
+    if True in rope_by_window:
+        keys["rope.freq_base_swa"] = rope_by_window[True]["theta"]
+    if options["scaling"] in ("linear", "yarn"):
+        keys |= {"rope.scaling.type": options["scaling"], "rope.scaling.factor": options["factor"]}
+    if options["scaling"] == "yarn":
+        keys["rope.scaling.original_context_length"] = options["original_len"]
+    return keys
+
+
+def rope_freq_factors(config: ModelConfig) -> Tensor | None:
+    """Return the factor that slows each pair of features in llama3 scaling: (head_dim / 2,); None for other
+    scalings.
+    """
+    options = next(iter(layer_rope_options(config)), None)
+    if options is None or options["scaling"] != "llama3":
+        return None
+    assert config.head_dim is not None
+    frequencies = RopeFrequencies(
+        options["theta"], config.head_dim, options["factor"], options["original_len"]
+    )
+    scaled, _ = ROPE_SCALINGS["llama3"](frequencies)
+    return frequencies.compute_inv_freq() / scaled
+
+
+def layer_rope_options(config: ModelConfig) -> list[dict[str, Any]]:
+    """Return the rope options of each layer that has rope."""
+    positions = [layer_choice(config, "position", i) for i in range(config.n_layers)]
+    return [choice.options for choice in positions if choice.name == "rope"]
+
 
 GgufMetadata = dict[str, Any]
 _BLOCK = "blk.{n}"
@@ -178,3 +262,89 @@ ARCHS = {
     "cohere": GgufArch("command-r", (*_GATED_ROWS, *_SEPARATE_QKV), output_head="not",
         extra_metadata=logit_scale_metadata),
 }  # fmt: skip
+
+
+def find_arch(config: ModelConfig) -> tuple[GgufArch, ModelConfig]:
+    """Return the architecture of a model, and the config as exported; a UserError lists the unsupported
+    parts.
+    """
+    if config.kind != "decoder":
+        raise UserError(f"llama.cpp supports language models only; this model is kind={config.kind!r}")
+    arch, exported_config, obstacles = nearest_arch(config)
+    if obstacles:
+        raise UserError(
+            f"llama.cpp does not support this model; the nearest architecture is {arch.name!r}: "
+            f"{'; '.join(obstacles)}"
+        )
+    return arch, exported_config
+
+
+def nearest_arch(config: ModelConfig) -> tuple[GgufArch, ModelConfig, list[str]]:
+    """Return the architecture that supports most of a language model, the config as exported, and the
+    unsupported parts.
+    """
+    candidates: list[tuple[GgufArch, ModelConfig, list[str]]] = []
+    for family, arch in ARCHS.items():
+        exported_config = _with_zero_biases(config) if arch.needs_biases else config
+        try:
+            obstacles = list(
+                dict.fromkeys(
+                    [*save.hf_unsupported(exported_config, family), *gguf_unsupported(exported_config, arch)]
+                )
+            )
+        except UserError:  # the family has no such model
+            continue
+        candidates.append((arch, exported_config, obstacles))
+        if not obstacles:
+            break
+    return min(candidates, key=lambda candidate: len(candidate[2]))
+
+
+def _with_zero_biases(config: ModelConfig) -> ModelConfig:
+    """Return the config with all biases; new ones are zero."""
+    parts = {name: getattr(config, name) for name in ("attention", "norm", "feed_forward")}
+    return config.model_copy(
+        update={
+            name: Choice(choice.name, **{**choice.options, "bias": True})
+            for name, choice in parts.items()
+            if "bias" in choice.options
+        }
+    )
+
+
+def gguf_unsupported(config: ModelConfig, arch: GgufArch) -> Iterator[str]:
+    """Yield a line for each part or option that the architecture does not support, though its family may."""
+    layers = [layer_choice(config, "attention", i) for i in range(config.n_layers)]
+    if any(choice.name != "softmax" for choice in layers):  # unsupported in every family
+        return
+    yield from arch.check_limits(config)
+    if config.feed_forward.name not in arch.feed_forward:
+        yield (
+            f"feed_forward is {config.feed_forward.name!r}, expected "
+            f"{' or '.join(map(repr, arch.feed_forward))}"
+        )
+    elif config.feed_forward.options.get("tanh") is False and config.feed_forward.name == "geglu":
+        yield "tanh of feed_forward is false, expected true"
+    if config.feed_forward.options.get("bias") and "up_proj" not in arch.biases:
+        yield "bias of feed_forward is true, expected false"
+    if not arch.has_windows and any(choice.options["window"] for choice in layers):
+        yield "attention has windows, expected none"
+    biased, scale = (layers[0].options[name] for name in ("bias", "scale"))
+    if (biased and QKV_NAMES[0] not in arch.biases) or (
+        biased in (True, "o") and "o_proj" not in arch.biases
+    ):
+        yield (
+            f"bias of attention is {format_value(biased)}, expected "
+            f"{format_value('qkv' if arch.biases else False)}"
+        )
+    if scale is not None and "attention.scale" not in arch.extra_metadata(config):
+        yield f"scale of attention is {scale:g}, expected null"
+    if (qk_norm := layers[0].options["qk_norm"]) in ("layernorm", "per_head"):
+        yield f"qk_norm of attention is {qk_norm!r}, expected false, true, 'zero_centered' or 'all_heads'"
+    assert config.head_dim is not None
+    if arch.needs_square_heads and config.n_heads * config.head_dim != config.d_model:
+        yield f"head_dim is {config.head_dim}, expected d_model / n_heads"
+    if arch.output_head == "not" and config.tie_embeddings == "none":
+        yield "tie_embeddings is 'none', expected 'all'"
+    for scaling in {options["scaling"] for options in layer_rope_options(config)} - set(arch.scalings):
+        yield f"scaling of position 'rope' is {scaling!r}, expected {', '.join(map(repr, arch.scalings))}"

@@ -11,7 +11,9 @@ from polyhead.config.model import ModelConfig
 from polyhead.config.recipe import Recipe
 from polyhead.core.errors import UserError
 from polyhead.core.i18n import tr, translate_message
-from polyhead.export import ct2_limits, gguf_limits, onnx_limits
+from polyhead.export import ct2_specs as ct2_limits
+from polyhead.export import gguf_archs as gguf_limits
+from polyhead.export import onnx_limits
 from polyhead.export.gguf_vocabulary import check_pre_tokenizer
 from polyhead.hf.save import config_dict, mismatched_ids, nearest_family, special_token_ids
 from polyhead.tokenizers.tokenizer import Tokenizer

@@ -24,8 +24,7 @@ from polyhead.generation.engine.interface import Decoder
 from polyhead.generation.engine.request import DecodingState
 from polyhead.generation.prompt_template import PromptTemplate
 from polyhead.generation.settings import beam_config, eos_ids_for, sampling_config, sampling_from_config
-from polyhead.generation.speculative.request_drafter import RequestDrafter
-from polyhead.generation.speculative.verify import Proposer
+from polyhead.generation.speculative.verify import Proposer, RequestDrafter
 from polyhead.generation.text_output import TextOutput
 from polyhead.grammar.grammar_constraint import GrammarConstraint, constraint_for
 from polyhead.tokenizers.input_validation import normalize_stop_strings

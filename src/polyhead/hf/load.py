@@ -34,7 +34,7 @@ from polyhead.hf.tokenizer import extra_eos, load_tokenizer
 from polyhead.hf.weight_map import bind_rules, from_hf, to_hf
 from polyhead.models import SentenceEncoder
 from polyhead.models.build import Model, model_class
-from polyhead.nn.skip_init import SkipInit
+from polyhead.nn.init import SkipInit
 from polyhead.nn.state import assign_state, materialize, named_state
 from polyhead.nn.validate_model import check_model
 from polyhead.tokenizers.tokenizer import Tokenizer

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from polyhead.config.config_sections import ProjectionConfig
 from polyhead.config.generation_config import GenerationConfig
 from polyhead.config.model import ModelConfig
-from polyhead.config.projection import ProjectionConfig
 from polyhead.core.errors import UserError, format_value
 from polyhead.hf.checkpoint_files import WEIGHTS_FILE, CheckpointFiles, TensorEntry
 from polyhead.hf.config_reader import ConfigReader

@@ -10,7 +10,7 @@ from rich.cells import cell_len
 
 from polyhead.core.errors import NotFiniteError, UserError
 from polyhead.core.i18n import tr
-from polyhead.tokenizers.terminal_escapes import escape_controls
+from polyhead.tokenizers.display import escape_controls
 
 WeightMatrix = list[list[float]]
 _SHADES = " ░▒▓█"

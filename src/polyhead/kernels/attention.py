@@ -7,16 +7,15 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 
-from polyhead.cache.paged_view import PagedKV, PagedView
+from polyhead.cache.paged_layer import PagedKV, PagedView
 from polyhead.kernels.build_extension import DTYPE_SUFFIX, AttentionSizes, load_kernels
 from polyhead.kernels.int_linear import Int8Linear
 from polyhead.kernels.linear import PANEL, LinearFactory, NativeLinear
 from polyhead.nn.attention.softmax import Attention
 from polyhead.nn.cache import LayerCache
 from polyhead.nn.kv import KV, attend, attention_mask, merge_heads, split_heads
-from polyhead.nn.position.alibi import Alibi
 from polyhead.nn.position.base import Position
-from polyhead.nn.position.t5 import T5Bias
+from polyhead.nn.position.relative import Alibi, T5Bias
 
 # maximum number of queries times slots per head: more scores do not fit the CPU cache, and torch, which does
 # not store them, is faster

@@ -20,9 +20,8 @@ from typing import NamedTuple
 import torch
 
 from polyhead.core.i18n import tr, translate_message
-from polyhead.kernels.compile_library import CompileError, compile_library, has_library
+from polyhead.kernels.compile_library import CompileError, compile_library, has_library, make_cache_dir
 from polyhead.kernels.cpu_features import cpu_flags, cpu_info
-from polyhead.kernels.user_cache import make_cache_dir
 
 SOURCE_DIR = Path(__file__).with_name("cpp")
 COMPILER_FLAGS = [

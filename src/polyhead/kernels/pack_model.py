@@ -10,16 +10,13 @@ from torch import Tensor, nn
 
 from polyhead.kernels.attention import PackedAttention, can_fuse
 from polyhead.kernels.build_extension import DTYPE_SUFFIX, load_kernels
-from polyhead.kernels.fused_step import PackedStack
-from polyhead.kernels.greedy_steps import GreedySteps
-from polyhead.kernels.int4 import make_int4_linear
-from polyhead.kernels.int8 import make_int8_linear
-from polyhead.kernels.int_linear import Int8Linear, Int8LinearFallback
+from polyhead.kernels.fused_step import GreedySteps, PackedStack
+from polyhead.kernels.int_linear import Int8Linear, Int8LinearFallback, make_int4_linear, make_int8_linear
 from polyhead.kernels.linear import LinearFactory, NativeLinear, PackedLinear, make_linear
 from polyhead.kernels.malloc_tuning import trim_heap
 from polyhead.kernels.program import UnsupportedLayerError
 from polyhead.nn.attention.softmax import Attention
-from polyhead.nn.lm_head import Head
+from polyhead.nn.embedding import Head
 from polyhead.nn.stack import Stack
 
 QUANTIZED_LINEARS: dict[str, LinearFactory] = {"int8": make_int8_linear, "int4": make_int4_linear}

@@ -16,16 +16,14 @@ from polyhead.kernels.build_extension import INT64, POINTER
 from polyhead.kernels.int_linear import Int8Linear
 from polyhead.kernels.linear import NativeLinear
 from polyhead.nn.attention.projections import FullQKNorm
-from polyhead.nn.block.parallel import ParallelBlock
-from polyhead.nn.block.transformer import Block
+from polyhead.nn.block.transformer import Block, ParallelBlock
 from polyhead.nn.embedding import Embedding
 from polyhead.nn.feed_forward.mlp import FeedForward, GatedFeedForward, relu_squared
 from polyhead.nn.kv import Window
 from polyhead.nn.norm import LayerNorm, NoNorm, RMSNorm
+from polyhead.nn.position.absolute import LearnedPosition, SinusoidalPosition
 from polyhead.nn.position.base import Position
-from polyhead.nn.position.learned import LearnedPosition
 from polyhead.nn.position.rope import Rope
-from polyhead.nn.position.sinusoidal import SinusoidalPosition
 from polyhead.nn.residual import Residual
 
 # the enums of step.hpp and activations.hpp, in the same order

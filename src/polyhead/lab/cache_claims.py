@@ -8,11 +8,11 @@ from statistics import fmean
 
 from polyhead.cache.policies import EXACT_FAMILIES, H2O_SHARE, Policy
 from polyhead.lab.divergence import Divergence
-from polyhead.lab.interleaved_timing import time_ratios
 from polyhead.lab.result import Claim
 from polyhead.lab.statistics import (
     format_mean,
     mean_interval,
+    time_ratios,
     verdict_above,
     verdict_all,
     verdict_below,

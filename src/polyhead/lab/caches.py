@@ -9,8 +9,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from polyhead.cache.factory import make_cache
 from polyhead.cache.low_rank import fit_low_rank
 from polyhead.cache.policies import Policy, select_policies
 from polyhead.evaluate.translation_metrics import bleu
@@ -23,14 +25,52 @@ from polyhead.lab.cache_claims import (
     peak_bytes,
 )
 from polyhead.lab.divergence import BATCH_ROWS, Divergence, decode_greedy, measure_divergence, token_agreement
-from polyhead.lab.eval_rows import EvalRows, make_eval_rows
-from polyhead.lab.interleaved_timing import time_ratios
+from polyhead.lab.models import EvalRows, ModelUnderTest, load_subject, make_eval_rows
 from polyhead.lab.registry import EXPERIMENTS, LabContext, mark_accepts_run
 from polyhead.lab.result import Claim, ExperimentResult, Figure, LinePlot, ParetoPlot, ResultTable
-from polyhead.lab.statistics import format_mean, verdict_above, verdict_all
-from polyhead.lab.test_model import ModelUnderTest, load_subject
+from polyhead.lab.statistics import format_mean, time_ratios, verdict_above, verdict_all
+from polyhead.models.seq2seq import Seq2Seq
+from polyhead.nn.cache import Cache
+from polyhead.nn.kv import EncoderMemory
 from polyhead.nn.loss import IGNORE_INDEX
 from polyhead.viz.plot import Curve
+
+
+class Stepper:
+    """Decoder with a cache that is fed target tokens step by step; ``position`` is that of the next token."""
+
+    def __init__(self, model: Seq2Seq, source: Tensor, max_len: int) -> None:
+        self.model, self.position = model.eval(), 0
+        with torch.inference_mode():
+            self.memory: list[EncoderMemory] = [
+                layer.contiguous_for_decoding() for layer in model.encode(source)
+            ]
+        self.cache: Cache = make_cache(None, model.cache_shape, len(source), max_len)
+
+    @torch.inference_mode()
+    def feed(self, tokens: Tensor) -> Tensor:
+        """Feed the next tokens of every row: (B, T) -> logits (B, T, V)."""
+        pos = torch.arange(self.position, self.position + tokens.size(1)).expand(len(tokens), -1)
+        self.position += tokens.size(1)
+        self.cache.prepare_step(range(len(tokens)), pos)
+        return self.model.decode(tokens, pos, self.cache, self.memory)
+
+
+def decode_stepwise(model: Seq2Seq, source: Tensor, target: Tensor) -> Tensor:
+    """Logits (B, T, V) of the targets (B, T), fed one token at a time."""
+    stepper = Stepper(model, source, target.size(1))
+    return torch.cat([stepper.feed(target[:, t : t + 1]) for t in range(target.size(1))], 1)
+
+
+def cache_bytes_per_token(model: Seq2Seq) -> float:
+    """Bytes that one more token of one row adds to the cache: keys, values, and 8 bytes for its position."""
+    sizes, length = [], 64
+    for n in (length, 2 * length):
+        stepper = Stepper(model, torch.full((1, 2), 2), n)
+        stepper.feed(torch.full((1, n), 2))
+        sizes.append(stepper.cache.nbytes)
+    return (sizes[1] - sizes[0]) / length
+
 
 _MAX_WINDOW = 512  # maximum tokens of a window
 _CURVE_POINTS = 24  # points of a curve

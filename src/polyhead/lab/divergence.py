@@ -13,8 +13,8 @@ from torch import Tensor
 from polyhead.cache.factory import make_cache
 from polyhead.cache.policies import Policy
 from polyhead.core.choice import Choice
-from polyhead.lab.eval_rows import EvalRows
-from polyhead.lab.interleaved_timing import pick_clock
+from polyhead.lab.models import EvalRows
+from polyhead.lab.statistics import pick_clock
 from polyhead.nn.cache import Cache, CacheMemory
 from polyhead.nn.loss import IGNORE_INDEX
 

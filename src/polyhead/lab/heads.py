@@ -6,7 +6,7 @@ from functools import partial
 
 import torch
 
-from polyhead.lab.interleaved_timing import median_times, time_interleaved, time_ratios
+from polyhead.lab.caches import Stepper, cache_bytes_per_token
 from polyhead.lab.registry import EXPERIMENTS, LabContext
 from polyhead.lab.result import Claim, DotPlot, ExperimentResult, Figure, ResultTable
 from polyhead.lab.short_training import (
@@ -18,8 +18,15 @@ from polyhead.lab.short_training import (
     plot_mean_losses,
     train_by_task,
 )
-from polyhead.lab.statistics import format_mean, verdict_above, verdict_all, verdict_less
-from polyhead.lab.stepwise_decoding import Stepper, cache_bytes_per_token
+from polyhead.lab.statistics import (
+    format_mean,
+    median_times,
+    time_interleaved,
+    time_ratios,
+    verdict_above,
+    verdict_all,
+    verdict_less,
+)
 from polyhead.lab.tasks import COPY_AND_RECALL, make_copy_task
 from polyhead.models.build import build
 

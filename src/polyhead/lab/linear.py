@@ -11,12 +11,18 @@ from torch import Tensor, nn
 from polyhead.config.model import AttentionShape
 from polyhead.core.choice import Choice
 from polyhead.core.registry import ATTENTION
-from polyhead.lab.interleaved_timing import median_times, time_interleaved, time_ratios
+from polyhead.lab.caches import Stepper, decode_stepwise
 from polyhead.lab.registry import EXPERIMENTS, LabContext
 from polyhead.lab.result import SEEDS_NOTE, Claim, DotPlot, ExperimentResult, Figure, LinePlot, ResultTable
 from polyhead.lab.short_training import collect_losses, make_small_config, train_designs
-from polyhead.lab.statistics import format_mean, verdict_less, verdict_within
-from polyhead.lab.stepwise_decoding import Stepper, decode_stepwise
+from polyhead.lab.statistics import (
+    format_mean,
+    median_times,
+    time_interleaved,
+    time_ratios,
+    verdict_less,
+    verdict_within,
+)
 from polyhead.lab.tasks import make_copy_task, make_recall_task
 from polyhead.models.build import build
 from polyhead.nn.kv import KV

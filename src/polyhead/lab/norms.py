@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from polyhead.lab.interleaved_timing import median_times, time_interleaved, time_ratios
 from polyhead.lab.registry import EXPERIMENTS, LabContext
 from polyhead.lab.result import Claim, DotPlot, ExperimentResult, Figure, ResultTable
 from polyhead.lab.short_training import (
@@ -20,7 +19,16 @@ from polyhead.lab.short_training import (
     train_by_task,
     train_designs,
 )
-from polyhead.lab.statistics import format_mean, verdict_all, verdict_below, verdict_less, verdict_same
+from polyhead.lab.statistics import (
+    format_mean,
+    median_times,
+    time_interleaved,
+    time_ratios,
+    verdict_all,
+    verdict_below,
+    verdict_less,
+    verdict_same,
+)
 from polyhead.lab.tasks import PAD, START, make_copy_task
 from polyhead.models.build import build
 from polyhead.nn.loss import IGNORE_INDEX

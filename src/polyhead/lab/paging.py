@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
 
-from polyhead.cache.paged import choose_block_size, estimate_waste
+from torch import Tensor
+
+from polyhead.cache.block_manager import BlockManager, BlockStats, WriteSpan
+from polyhead.cache.paged import PagedCache, choose_block_size, estimate_waste
 from polyhead.core.errors import UserError
-from polyhead.lab.interleaved_timing import time_ratios
-from polyhead.lab.page_sharing import SharingSavings, SharingSetup, list_setups, measure_sharing
-from polyhead.lab.page_waste import measure_full_waste, measure_growing_waste
+from polyhead.lab.models import ModelUnderTest, load_subject
 from polyhead.lab.registry import EXPERIMENTS, LabContext, mark_accepts_run
 from polyhead.lab.result import Claim, DotPlot, ExperimentResult, Figure, LinePlot, ResultTable
 from polyhead.lab.serving import (
@@ -20,9 +22,120 @@ from polyhead.lab.serving import (
     make_requests,
     time_serving,
 )
-from polyhead.lab.statistics import format_mean, format_mean_percent, verdict_above
-from polyhead.lab.test_model import ModelUnderTest, load_subject
+from polyhead.lab.statistics import format_mean, format_mean_percent, time_ratios, verdict_above
+from polyhead.run.run import Run
 from polyhead.viz.plot import Curve
+
+
+class RecordingPagedCache(PagedCache):
+    """Paged cache that records its block statistics at every step.
+
+    Selected by its import path: polyhead.lab.paging:RecordingPagedCache.
+    """
+
+    history: ClassVar[list[BlockStats]] = []
+
+    def prepare_step(self, rows: Sequence[int], pos: Tensor) -> None:
+        super().prepare_step(rows, pos)
+        RecordingPagedCache.history.append(self.block_stats())
+
+
+class SharingSetup(NamedTuple):
+    """A decoding setup in which several sequences share a prefix."""
+
+    n: int
+    kind: str  # "beams" or "samples"
+
+    def __str__(self) -> str:
+        return f"{self.n} {self.kind}"
+
+
+class SharingSavings(NamedTuple):
+    """Saved shares of the blocks that as many rows would hold without sharing, and the block size."""
+
+    peak: float  # share at the peak
+    mean: float  # share over all steps
+    block_size: int
+
+
+def list_setups(run: Run) -> list[SharingSetup]:
+    """Decoding setups of a model: beams for a translator, beams and samples for a language model."""
+    beams = [SharingSetup(5, "beams")]
+    return (
+        beams
+        if run.config.kind == "encoder-decoder"
+        else [*beams, SharingSetup(4, "samples"), SharingSetup(8, "samples")]
+    )
+
+
+def measure_sharing(
+    run: Run, text: str, setup: SharingSetup, *, block_size: int | None = None, new_tokens: int = 60
+) -> SharingSavings:
+    """Savings from sharing while one text is translated, or continued by ``new_tokens`` tokens.
+
+    ``block_size`` None: the cache chooses it.
+    """
+    RecordingPagedCache.history.clear()
+    rest: dict[str, Any] = {
+        "cache": {"name": "polyhead.lab.paging:RecordingPagedCache", "block_size": block_size}
+    }
+    if run.config.kind != "encoder-decoder":
+        rest["max_new_tokens"] = new_tokens
+    if setup.kind == "samples":
+        run.generate([text], n=setup.n, **rest)
+    else:
+        run.hypotheses([text], beam_size=setup.n, **rest)
+    return from_usages([usage for usage in RecordingPagedCache.history if usage.unshared_blocks])
+
+
+def from_usages(usages: Sequence[BlockStats]) -> SharingSavings:
+    """Savings from the block statistics of every step."""
+    peak = 1 - max(usage.used_blocks for usage in usages) / max(usage.unshared_blocks for usage in usages)
+    mean = 1 - sum(usage.used_blocks for usage in usages) / sum(usage.unshared_blocks for usage in usages)
+    return SharingSavings(peak, mean, usages[0].block_size)
+
+
+def measure_full_waste(lengths: Sequence[int], block_size: int) -> float:
+    """Share of empty slots if all rows are held at once, each with all its tokens."""
+    pages = BlockManager(block_size, sum(-(-n // block_size) for n in lengths))
+    for row, n in enumerate(lengths):
+        pages.admit(row)
+        pages.allocate([WriteSpan(row, 0, n)])
+    return empty_share(pages.block_stats())
+
+
+def measure_growing_waste(lengths: Sequence[int], block_size: int, rows: int) -> float:
+    """Share of empty slots over all steps, where rows grow by a token per step.
+
+    ``rows`` rows are held at once, and the next row replaces a complete one; the first 20 times as many are
+    used.
+    """
+    pages, waiting, n_tokens, total = BlockManager(block_size), iter(enumerate(lengths[: 20 * rows])), 0, 0
+    active: dict[int, int] = {}
+    while True:
+        for seq, n in waiting:
+            pages.admit(seq)
+            active[seq] = n
+            if len(active) == rows:
+                break
+        if not active:
+            return 1 - n_tokens / max(1, total)
+        spans = [WriteSpan(seq, pages.lengths[seq], pages.lengths[seq] + 1) for seq in active]
+        pages.grow(max(0, pages.blocks_needed(spans) - pages.n_available))
+        pages.allocate(spans)
+        n_tokens, total = (
+            n_tokens + sum(pages.lengths.values()),
+            total + block_size * sum(map(len, pages.block_tables.values())),
+        )
+        for seq in [seq for seq, n in active.items() if pages.lengths[seq] == n]:
+            pages.release(seq)
+            del active[seq]
+
+
+def empty_share(usage: BlockStats) -> float:
+    """Share of slots without a token in the used blocks."""
+    return usage.wasted_slots / max(1, usage.used_blocks * usage.block_size)
+
 
 KWON = "Kwon et al., 2023 (PagedAttention)"
 _BLOCK_SIZES = (1, 2, 4, 8, 16, 32)

@@ -9,12 +9,11 @@ from statistics import fmean
 import torch
 from torch import Tensor
 
-from polyhead.lab.interleaved_timing import median_times, time_interleaved, time_ratios
+from polyhead.lab.caches import decode_stepwise
 from polyhead.lab.registry import EXPERIMENTS, LabContext
 from polyhead.lab.result import Claim, ExperimentResult, Figure, LinePlot, ResultTable
 from polyhead.lab.short_training import make_small_config
-from polyhead.lab.statistics import format_mean, verdict_above
-from polyhead.lab.stepwise_decoding import decode_stepwise
+from polyhead.lab.statistics import format_mean, median_times, time_interleaved, time_ratios, verdict_above
 from polyhead.lab.tasks import make_copy_task
 from polyhead.models.build import build
 from polyhead.models.seq2seq import Seq2Seq

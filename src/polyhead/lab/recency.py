@@ -25,7 +25,7 @@ from polyhead.lab.tasks import SyntheticTask, make_latch_task
 from polyhead.models.build import build
 from polyhead.models.seq2seq import Seq2Seq
 from polyhead.nn.loss import IGNORE_INDEX
-from polyhead.train.tasks.seq2seq_common import seq2seq_features
+from polyhead.train.tasks.common import seq2seq_features
 from polyhead.viz.plot import Curve
 
 LENGTH, N_VALUES = 32, 8

@@ -10,7 +10,7 @@ import torch
 from polyhead.config.model import ModelConfig
 from polyhead.core.choice import Choice
 from polyhead.data.batching.collate import PairBatch
-from polyhead.lab.interleaved_timing import median_times, time_interleaved, time_ratios
+from polyhead.lab.caches import Stepper
 from polyhead.lab.recency import measure_recency
 from polyhead.lab.registry import EXPERIMENTS, LabContext
 from polyhead.lab.result import SEEDS_NOTE, Claim, DotPlot, ExperimentResult, Figure, LinePlot, ResultTable
@@ -27,16 +27,18 @@ from polyhead.lab.short_training import (
 from polyhead.lab.statistics import (
     format_mean,
     format_mean_percent,
+    median_times,
+    time_interleaved,
+    time_ratios,
     verdict_above,
     verdict_all,
     verdict_less,
     verdict_within,
 )
-from polyhead.lab.stepwise_decoding import Stepper
 from polyhead.lab.tasks import FIRST_SYMBOL, SyntheticTask, make_copy_task, make_recall_task
 from polyhead.models.build import build
 from polyhead.models.seq2seq import Seq2Seq
-from polyhead.train.tasks.seq2seq_common import seq2seq_features
+from polyhead.train.tasks.common import seq2seq_features
 from polyhead.viz.plot import Curve
 
 ITEMS, VALUES = 8, 4

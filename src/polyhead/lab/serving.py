@@ -13,8 +13,8 @@ from polyhead.core.errors import UserError
 from polyhead.generation.decoding.sampler import SampledSequences, SamplingStrategy
 from polyhead.generation.decoding.sampling import Sampling
 from polyhead.generation.engine.engine import Engine
-from polyhead.lab.interleaved_timing import pick_clock, time_call
-from polyhead.lab.test_model import ModelUnderTest
+from polyhead.lab.models import ModelUnderTest
+from polyhead.lab.statistics import pick_clock, time_call
 
 _NO_EOS = -1  # token id that no model generates: outputs have the length of the texts
 SCHEDULE_BATCHES, SCHEDULE_RESERVED, SCHEDULE_PAGES = (

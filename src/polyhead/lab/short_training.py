@@ -17,7 +17,7 @@ from polyhead.config.model import ModelConfig
 from polyhead.config.recipe import TrainConfig
 from polyhead.core.errors import UserError
 from polyhead.data.batching.collate import PairBatch, make_dummy_pairs
-from polyhead.evaluate.token_accuracy import TokenLoss, token_losses
+from polyhead.evaluate.perplexity import TokenLoss, token_losses
 from polyhead.lab.registry import LabContext
 from polyhead.lab.result import SEEDS_NOTE, DotPlot, LinePlot
 from polyhead.lab.tasks import SyntheticTask
@@ -28,7 +28,7 @@ from polyhead.train.distributed.process_group import MapFn
 from polyhead.train.loggers import MetricsRow
 from polyhead.train.loop import train_model
 from polyhead.train.strategies.parallelize import parallelize
-from polyhead.train.tasks import seq2seq_common
+from polyhead.train.tasks import common as seq2seq_common
 from polyhead.train.train_state import TrainState
 from polyhead.viz.plot import Curve
 

@@ -3,8 +3,14 @@
 from polyhead.models.build import Model, build, preset_config
 from polyhead.models.causal_lm import CausalLM
 from polyhead.models.ensemble import Ensemble
-from polyhead.models.masked_lm import Classifier, Encoder, MaskedLM, NSPModel, SentenceEncoder
-from polyhead.models.replaced_token_detector import ReplacedTokenDetector
+from polyhead.models.masked_lm import (
+    Classifier,
+    Encoder,
+    MaskedLM,
+    NSPModel,
+    ReplacedTokenDetector,
+    SentenceEncoder,
+)
 from polyhead.models.seq2seq import Seq2Seq
 
 __all__ = [

@@ -13,8 +13,7 @@ from polyhead.core.errors import UserError, check_int, format_value, unknown_nam
 from polyhead.core.registry import INIT
 from polyhead.core.strict_kwargs import strict_kwargs
 from polyhead.models.causal_lm import CausalLM
-from polyhead.models.masked_lm import Classifier, MaskedLM, NSPModel, SentenceEncoder
-from polyhead.models.replaced_token_detector import ReplacedTokenDetector
+from polyhead.models.masked_lm import Classifier, MaskedLM, NSPModel, ReplacedTokenDetector, SentenceEncoder
 from polyhead.models.seq2seq import Seq2Seq
 from polyhead.nn.validate_model import check_model
 

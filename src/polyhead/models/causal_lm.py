@@ -8,9 +8,8 @@ from torch import Tensor, nn
 
 from polyhead.config.model import ModelConfig
 from polyhead.nn.cache import Cache, CacheShape
-from polyhead.nn.embedding import Embedding
+from polyhead.nn.embedding import Embedding, Head
 from polyhead.nn.kv import EncoderMemory
-from polyhead.nn.lm_head import Head
 from polyhead.nn.stack import Stack, build_common_position, build_stack
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from polyhead.config.model import ModelConfig
 from polyhead.core.errors import UserError
 from polyhead.models.build import Model, model_class
-from polyhead.nn.skip_init import SkipInit
+from polyhead.nn.init import SkipInit
 from polyhead.nn.state import named_state
 
 _KV_PROJ_SUFFIXES = tuple(f"{side}_proj.{part}" for side in "kv" for part in ("weight", "bias"))

@@ -14,10 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
+from polyhead.nn.device import product_dtype
 from polyhead.nn.export_guard import is_traced
 from polyhead.nn.kv import KV
 from polyhead.nn.packed_rows import may_have_several_documents
-from polyhead.nn.precision import product_dtype
 
 BLOCK_SIZE = 128
 BLOCK_MASK_DEVICES = {"cuda"}

@@ -4,12 +4,31 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from polyhead.core.errors import UserError, format_value
+
+
+def no_autocast(x: Tensor) -> AbstractContextManager[object]:
+    """Context manager that disables autocast; the meta device has none."""
+    kind = x.device.type
+    return torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext()
+
+
+def at_least_fp32(x: Tensor) -> Tensor:
+    """Convert to fp32, unless the dtype is wider."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def product_dtype(x: Tensor) -> torch.dtype:
+    """The dtype in which a linear map of x is computed: that of autocast, if it is enabled."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+
 
 T = TypeVar("T")
 PINNED_TYPES = {"cuda"}

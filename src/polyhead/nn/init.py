@@ -6,16 +6,37 @@ state, and the forget gate of an LSTM has bias 1, so that it remembers at first 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from polyhead.config.model import ModelConfig
 from polyhead.core.option_types import PositiveFloat
 from polyhead.core.registry import INIT
-from polyhead.nn.lm_head import Head
-from polyhead.nn.position.learned import LearnedPosition
+from polyhead.nn.embedding import Head
+from polyhead.nn.position.absolute import LearnedPosition
 from polyhead.nn.stack import Stack
+
+_INIT_FUNCTIONS = ("uniform_", "normal_", "kaiming_uniform_")
+
+
+class SkipInit(TorchFunctionMode):
+    """Context manager in which parameters are created but not initialised.
+
+    For models that are loaded or on the meta device: random initialisation takes most of the time of loading,
+    and on the meta device torch imports its compiler for it (a second).
+    """
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Sequence[type], args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        tensor = args[0] if args else kwargs.get("tensor")
+        if getattr(func, "__name__", "") in _INIT_FUNCTIONS and isinstance(tensor, nn.Parameter):
+            return tensor
+        return func(*args, **kwargs)
 
 
 @INIT.register("xavier")

@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from polyhead.nn.device import host_copy, move_tensor, true_indices
-from polyhead.nn.lm_head import Head
+from polyhead.nn.device import at_least_fp32, host_copy, move_tensor, product_dtype, true_indices
+from polyhead.nn.embedding import Head
 from polyhead.nn.override import overridable
-from polyhead.nn.precision import at_least_fp32, product_dtype
 from polyhead.nn.tensor_split import VocabularyShard
 
 IGNORE_INDEX = -100  # label of positions without loss

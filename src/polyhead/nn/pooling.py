@@ -18,8 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from polyhead.config.config_sections import ProjectionConfig
 from polyhead.config.model import ModelSpec
-from polyhead.config.projection import ProjectionConfig
 from polyhead.core.errors import UserError
 from polyhead.core.registry import NORM, POOLING
 

@@ -11,7 +11,7 @@ from torch import nn
 from polyhead.config.model import LayerOverride, ModelSpec
 from polyhead.core.errors import UserError
 from polyhead.core.registry import ATTENTION, POOLING
-from polyhead.nn.skip_init import SkipInit
+from polyhead.nn.init import SkipInit
 from polyhead.nn.stack import build_common_position, build_layer, build_layer_position
 
 Spec = TypeVar("Spec", bound=ModelSpec)

@@ -27,7 +27,7 @@ from polyhead.kernels.pack_model import (
 )
 from polyhead.models.build import model_class
 from polyhead.nn.device import resolve_device
-from polyhead.nn.skip_init import SkipInit
+from polyhead.nn.init import SkipInit
 from polyhead.nn.state import materialize
 from polyhead.run.run import Run
 from polyhead.run.run_directory import (

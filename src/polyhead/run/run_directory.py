@@ -30,8 +30,8 @@ from polyhead.generation.prompt_template import PromptTemplate
 from polyhead.hf.checkpoint_files import WEIGHTS_FILE
 from polyhead.models import Model
 from polyhead.models.build import model_class
+from polyhead.nn.init import SkipInit
 from polyhead.nn.lora import merge_lora_tensors
-from polyhead.nn.skip_init import SkipInit
 from polyhead.nn.state import named_state
 from polyhead.nn.validate_model import check_model
 from polyhead.run.recipe import load_saved_recipe, validate_recipe

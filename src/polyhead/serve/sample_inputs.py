@@ -16,8 +16,8 @@ from polyhead.data.readers.conversations import ConversationReport, open_convers
 from polyhead.data.readers.labeled import LabeledReport, open_labeled
 from polyhead.data.readers.parallel_corpus import CorpusReport, open_corpus
 from polyhead.data.readers.plain_text import open_text, read_text_lines
-from polyhead.tokenizers.graphemes import is_unspaced_char
-from polyhead.tokenizers.language_codes import normalize_language
+from polyhead.tokenizers.languages import normalize_language
+from polyhead.tokenizers.scripts import is_unspaced_char
 from polyhead.tokenizers.tokenizer import Tokenizer
 
 TextSample = tuple[str, ...]  # one text, or a pair of texts

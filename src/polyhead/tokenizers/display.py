@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from polyhead.core.errors import check_int
 from polyhead.tokenizers.token_bytes import escape_bytes
 from polyhead.tokenizers.tokenizer import Tokenizer
 from polyhead.tokenizers.word_boundaries import decode_token_bytes
+
+_CONTROL_CHARS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tab and newline
+
+
+def escape_controls(text: str) -> str:
+    """The text with control characters escaped, such as ``\\x1b``, so that a terminal prints them."""
+    return _CONTROL_CHARS.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+
 
 REPLACEMENT_CHAR = "\ufffd"  # decoded from bytes of incomplete characters
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from itertools import groupby
+from typing import TypeVar
 
 import regex
 
-from polyhead.tokenizers.graphemes import split_graphemes
+from polyhead.core.i18n import tr
+from polyhead.tokenizers.tokenizer import Tokenizer
 
 _LETTERS = regex.compile(r"[^\W\d_]+")  # with their combining marks
 _MIN_WORDS = 5  # minimum number of words (characters in scripts without spaces) to detect a script
@@ -93,3 +95,98 @@ def _count_words(texts: Iterable[str]) -> Counter[str]:
         for script, word in split_script_words(text)
         if script in _CHARACTER_SCRIPTS or not word[0].isupper()
     )
+
+
+# character classes of the scripts in ``scripts.UNSPACED_SCRIPTS``, and the long vowel mark of kana
+UNSPACED_CLASSES = (
+    r"\p{Han}\p{Hiragana}\p{Katakana}\u30fc\uff70\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}\p{Tibetan}\p{Tai_Le}"
+    r"\p{New_Tai_Lue}\p{Tai_Tham}\p{Tai_Viet}\p{Yi}\p{Javanese}\p{Balinese}"
+)
+_UNSPACED_CHARACTER = regex.compile(f"[{UNSPACED_CLASSES}]")
+_CLUSTER = regex.compile(r"\X\p{M}*")  # Burmese has marks outside of clusters
+_WORD = regex.compile(rf"(?V1)(?=[{UNSPACED_CLASSES}])\X\p{{M}}*|[\w--[{UNSPACED_CLASSES}]]+|[^\w\s]\p{{M}}*")
+_CONTINUES_CLUSTER = regex.compile(
+    r"[\p{GCB=Extend}\p{GCB=SpacingMark}\p{GCB=ZWJ}\p{GCB=Regional_Indicator}]"
+)
+_BREAK = regex.compile("\u200b+")  # zero width space: a line may break there, mostly between words
+_FORMAT = regex.compile(r"\p{Cf}+")
+
+
+def split_graphemes(text: str) -> list[str]:
+    """The characters of a text as a reader counts them: each with its combining marks."""
+    return _CLUSTER.findall(text)
+
+
+def split_words(text: str) -> list[str]:
+    """The words and punctuation marks of a text; in scripts without spaces, its grapheme clusters."""
+    return _WORD.findall(text)
+
+
+def fold_text(text: str) -> str:
+    """A text for comparison: equal for NFC and NFD, for upper and lower case, and with format characters."""
+    plain = _FORMAT.sub("", _BREAK.sub(" ", text))
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFD", plain).casefold())
+
+
+def is_unspaced_char(character: str) -> bool:
+    """Whether a character is of a script without spaces between words."""
+    return character >= "\u0e00" and _UNSPACED_CHARACTER.match(character) is not None
+
+
+def continues_grapheme(character: str) -> bool:
+    """Whether a character may belong to the grapheme cluster of the one before it."""
+    return not character.isascii() and _CONTINUES_CLUSTER.match(character) is not None
+
+
+T = TypeVar("T", bound=str | tuple[str, ...])
+
+
+def is_decomposed(text: str) -> bool:
+    """Whether a text has characters that NFC composes."""
+    if text.isascii() or unicodedata.is_normalized("NFC", text):
+        return False
+    return len(unicodedata.normalize("NFC", text)) < len(text)
+
+
+def warn_decomposed(items: Iterable[T], tokenizer: Tokenizer, warn: Callable[[str], None]) -> Iterator[T]:
+    """Yield texts, or tuples of them, and warn of the first one that the tokenizer encodes as decomposed.
+
+    Items are numbered from 1, as lines are.
+    """
+    is_silent = tokenizer.composes_characters
+    for number, item in enumerate(items, 1):
+        if not is_silent and any(map(is_decomposed, (item,) if isinstance(item, str) else item)):
+            is_silent = True
+            warn(
+                tr(
+                    "line {number:,} has decomposed characters (NFD), which are other tokens than composed "
+                    "ones; if the model was trained on composed text, convert it: uconv -x nfc",
+                    number=number,
+                )
+            )
+        yield item
+
+
+class DecomposedCounter:
+    """Counts the texts with decomposed characters among those that pass through it."""
+
+    def __init__(self) -> None:
+        self.decomposed = self.total = 0
+
+    def count(self, texts: Iterable[str]) -> Iterator[str]:
+        """Yield the texts, and count them."""
+        for text in texts:
+            self.total += 1
+            self.decomposed += is_decomposed(text)
+            yield text
+
+    def describe(self) -> str:
+        """Describe the count and the remedy in the current language; "" if no text is decomposed."""
+        if not self.decomposed:
+            return ""
+        return tr(
+            "{count:,} of {total:,} training texts have decomposed characters (NFD), which are other tokens "
+            "than composed ones: set tokenizer.kind.normalize to nfc, or convert the files: uconv -x nfc",
+            count=self.decomposed,
+            total=self.total,
+        )

@@ -25,17 +25,15 @@ from polyhead.tokenizers.files import (
 from polyhead.tokenizers.input_validation import has_lone_surrogate, validate_ids, validate_texts
 from polyhead.tokenizers.seq2seq_template import Seq2SeqTemplate
 from polyhead.tokenizers.special_tokens import (
+    _BLANK_GUARD,
     ROLE_ALIASES,
     SPECIAL_TOKENS_MAP,
     TARGET_LANGUAGE_TOKEN,
     AddedToken,
-    sentinel_token,
-)
-from polyhead.tokenizers.special_tokens_template import (
-    _BLANK_GUARD,
     SpecialTokensTemplate,
     from_post_processor,
     prepends_first_only,
+    sentinel_token,
     set_lstrip,
     set_post_processor,
 )

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyhead.core.array_types import Bools
-from polyhead.tokenizers.graphemes import continues_grapheme, is_unspaced_char, split_graphemes
+from polyhead.tokenizers.scripts import continues_grapheme, is_unspaced_char, split_graphemes
 from polyhead.tokenizers.special_tokens import BYTE_TOKEN
 from polyhead.tokenizers.token_bytes import token_to_bytes
 from polyhead.tokenizers.tokenizer import Tokenizer

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from polyhead.core.errors import UserError
 from polyhead.core.i18n import format_english
-from polyhead.evaluate.baselines import Baselines
-from polyhead.evaluate.training_counts import TrainingCounts, read_counts, write_counts
+from polyhead.evaluate.baselines import Baselines, TrainingCounts, read_counts, write_counts
 from polyhead.evaluate.verdict import add_baseline_facts, describe_verdict, scores_from_facts
 from polyhead.run.run import Run
 from polyhead.train.distill import without_teacher

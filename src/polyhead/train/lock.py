@@ -11,9 +11,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
-from polyhead.core.atomic_io import read_regular_file, remove, replace_file
+from polyhead.core.atomic_io import (
+    is_process_alive,
+    process_start_time,
+    read_regular_file,
+    remove,
+    replace_file,
+)
 from polyhead.core.errors import UserError
-from polyhead.core.process_liveness import is_process_alive, process_start_time
 
 LOCK_FILE = "run.lock"
 

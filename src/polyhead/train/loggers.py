@@ -5,16 +5,20 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
+from polyhead.config.recipe import Recipe
 from polyhead.core.atomic_io import replace_file
 from polyhead.core.errors import UserError
 from polyhead.core.extras import install_command
 from polyhead.core.i18n import tr
-from polyhead.viz.eta_model import format_seconds
+from polyhead.core.json_io import decode_json
+from polyhead.viz.eta_model import StepTime, compare_times, format_seconds, interpolate_seconds
+from polyhead.viz.run_page import flatten_tree
 from polyhead.viz.run_record import COUNTERS, read_metrics
 
 MetricsRow = Mapping[str, float]
@@ -218,3 +222,173 @@ def format_measures(row: MetricsRow) -> str:
 
 def _format_time_left(row: MetricsRow) -> str:
     return tr("{time} left", time=format_seconds((row["steps"] - row["step"]) * row["ms_per_step"] / 1e3))
+
+
+class EtaReporter:
+    """Adds the training time in seconds, without evaluations, to train rows; forwards to ``reporter``.
+
+    On resume the count continues: ``previous_rows`` are the metrics of the ``n_done`` steps before.
+    """
+
+    def __init__(
+        self,
+        reporter: Reporter,
+        previous_rows: Iterable[Mapping[str, Any]] = (),
+        n_done: int = 0,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.reporter, self.clock = reporter, clock
+        rows = list(previous_rows)
+        self.step_times = [
+            StepTime(row["step"], row["seconds"])
+            for row in rows
+            if row["split"] == "train" and "seconds" in row
+        ]
+        self.eval_seconds = sum(row.get("seconds", 0.0) for row in rows if row["split"] == "valid")
+        self.train_seconds = interpolate_seconds(self.step_times, n_done)
+        self.last_time, self.has_started = clock(), False
+
+    def info(self, line: str) -> None:
+        self.reporter.info(line)
+        if not self.has_started:  # the last message before step 1 starts the clock
+            self.last_time = self.clock()
+
+    def log_train(self, row: MetricsRow) -> None:
+        now = self.clock()
+        self.train_seconds, self.last_time, self.has_started = (
+            self.train_seconds + now - self.last_time,
+            now,
+            True,
+        )
+        self.step_times.append(StepTime(int(row["step"]), self.train_seconds))
+        self.reporter.log_train({**row, "seconds": self.train_seconds})
+
+    def log_valid(self, row: MetricsRow) -> None:
+        self.last_time += row["seconds"]
+        self.eval_seconds += row["seconds"]
+        self.reporter.log_valid(row)
+
+    def close(self) -> None:
+        self.reporter.close()
+
+    def compare_forecast(self, step: int) -> str:
+        """Forecast and actual time of the first ``step`` steps, in one line; '' without a forecast."""
+        comparison = compare_times(self.step_times, step, self.train_seconds)
+        if comparison is None:
+            return ""
+        forecast, excess = comparison
+        return tr(
+            "planned {planned} at step {step}, took {took} ({more:+.0%}); evaluations {evaluated} more",
+            planned=format_seconds(forecast.seconds),
+            step=forecast.step,
+            took=format_seconds(self.train_seconds),
+            more=excess,
+            evaluated=format_seconds(self.eval_seconds),
+        )
+
+
+PROJECT = "polyhead"
+MOST_PARAMETERS, LONGEST_PARAMETER = 100, 500  # parameters per request, and characters of one, of MLflow
+
+
+def open_tracker(recipe: Recipe, is_resumed: bool, info: Callable[[str], None]) -> Tracker:
+    """Open the tracker ``train.log``. ImportError if its library is missing, UserError if it cannot start."""
+    kinds: dict[str, Callable[[Recipe, str | None], Backend]] = {"wandb": WandB, "mlflow": MLflow}
+    kind = kinds[str(recipe.train.log)]
+    id_file = recipe.out / "tracker.json"
+    ids = decode_json(id_file.read_bytes(), id_file) if is_resumed and id_file.is_file() else {}
+    try:
+        backend = kind(recipe, ids.get(recipe.train.log))
+    except ImportError:
+        raise
+    except Exception as error:  # of the library, such as no network or no account
+        raise UserError(f"train.log={recipe.train.log} does not start: {error}") from error
+    recipe.out.mkdir(parents=True, exist_ok=True)
+    replace_file(id_file, json.dumps(ids | {str(recipe.train.log): backend.id}).encode())
+    return Tracker(backend, info)
+
+
+class Backend(Protocol):
+    """A remote run that logs values by name and step."""
+
+    id: str
+
+    def log(self, values: Mapping[str, float], step: int) -> None: ...
+    def end(self) -> None: ...
+
+
+class Tracker:
+    """Logs metrics by split and name (``train/loss``); a failed request is reported once and ignored."""
+
+    def __init__(self, backend: Backend, warn: Callable[[str], None]) -> None:
+        self.backend, self.warn = backend, warn
+
+    def log_train(self, row: MetricsRow) -> None:
+        self._send_row("train", row)
+
+    def log_valid(self, row: MetricsRow) -> None:
+        self._send_row("valid", row)
+
+    def info(self, line: str) -> None:
+        pass
+
+    def close(self) -> None:
+        self._try_or_warn(self.backend.end)
+
+    def _send_row(self, split: str, row: MetricsRow) -> None:
+        values = {f"{split}/{name}": value for name, value in row.items() if name not in ("step", "steps")}
+        self._try_or_warn(lambda: self.backend.log(values, int(row["step"])))
+
+    def _try_or_warn(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception as error:  # a failing service must not end training
+            self.warn(f"warning: {type(self.backend).__name__} rejected the metrics: {error}")
+            self.warn = lambda line: None
+
+
+class WandB:
+    """Weights & Biases. ``step`` is a metric, as a resumed run repeats the steps after its checkpoint."""
+
+    def __init__(self, recipe: Recipe, id: str | None) -> None:
+        import wandb
+
+        self.run: Any = wandb.init(
+            project=PROJECT,
+            name=recipe.out.resolve().name,
+            id=id,
+            resume="allow",
+            dir=str(recipe.out),
+            config=recipe.model_dump(mode="json"),
+        )
+        self.run.define_metric("*", step_metric="step")
+        self.id = str(self.run.id)
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        self.run.log({**values, "step": step})
+
+    def end(self) -> None:
+        self.run.finish()
+
+
+class MLflow:
+    """MLflow: the recipe as parameters, the metrics as metrics."""
+
+    def __init__(self, recipe: Recipe, id: str | None) -> None:
+        import mlflow
+
+        self.library: Any = mlflow
+        mlflow.set_experiment(PROJECT)
+        self.id = str(mlflow.start_run(run_id=id, run_name=recipe.out.resolve().name).info.run_id)
+        if id is None:
+            parameters = [
+                (k, v[:LONGEST_PARAMETER]) for k, v in flatten_tree(recipe.model_dump(mode="json")).items()
+            ]
+            for start in range(0, len(parameters), MOST_PARAMETERS):
+                mlflow.log_params(dict(parameters[start : start + MOST_PARAMETERS]))
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        self.library.log_metrics(dict(values), step=step)
+
+    def end(self) -> None:
+        self.library.end_run()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from polyhead.evaluate.token_accuracy import loss_to_perplexity
+from polyhead.evaluate.perplexity import loss_to_perplexity
 
 EpochBatches = Callable[[int], Sequence[Any]]
 """The batches of an epoch, in order: a pure function of the epoch number."""

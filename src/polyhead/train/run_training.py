@@ -29,7 +29,7 @@ from polyhead.nn.lora import merge_lora
 from polyhead.run.run import Run
 from polyhead.run.run_directory import read_run_config
 from polyhead.run.run_manifest import write_run_manifest
-from polyhead.tokenizers.decomposed_text import DecomposedCounter
+from polyhead.tokenizers.scripts import DecomposedCounter
 from polyhead.tokenizers.tokenizer import Tokenizer
 from polyhead.tokenizers.train_tokenizer import train_tokenizer
 from polyhead.train.baselines import add_baselines, save_training_counts
@@ -43,11 +43,17 @@ from polyhead.train.distributed.rank_sync import (
     check_ranks_agree,
     share_checkpoint,
 )
-from polyhead.train.eta import EtaReporter
-from polyhead.train.experiment_trackers import open_tracker
 from polyhead.train.init_from import check_parts, inherit_settings, load_init_from, load_init_weights
 from polyhead.train.lock import RunLock
-from polyhead.train.loggers import JsonlLogger, Reporter, Reporters, TensorBoardLogger, make_terminal_reporter
+from polyhead.train.loggers import (
+    EtaReporter,
+    JsonlLogger,
+    Reporter,
+    Reporters,
+    TensorBoardLogger,
+    make_terminal_reporter,
+    open_tracker,
+)
 from polyhead.train.loop import OnEvaluation, Outcome, TrainStatus, measure_metric, total_steps, train_model
 from polyhead.train.precision import compile_model, use_tf32
 from polyhead.train.report import RunReport

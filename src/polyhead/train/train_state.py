@@ -23,12 +23,11 @@ from polyhead.train.distributed.local_tensor import get_local, is_split, split_l
 from polyhead.train.distributed.process_group import SINGLE_PROCESS, ProcessGroup
 from polyhead.train.distributed.rank_sync import share_tensors
 from polyhead.train.ema import Ema, copy_into
-from polyhead.train.optim import list_parameters, set_rates
+from polyhead.train.optim import SplitAdafactor, list_parameters, set_rates
 from polyhead.train.precision import LossScale, resolve_precision
 from polyhead.train.progress import Progress
 from polyhead.train.schedule import Schedule
 from polyhead.train.signals import interrupt_on_signal
-from polyhead.train.split_adafactor import SplitAdafactor
 from polyhead.train.trainable_parameters import prepare_trainable, scale_rates, select_factors
 
 

@@ -17,10 +17,9 @@ from polyhead.introspect.projection import nearest_neighbours, pca, tsne
 from polyhead.models import Model
 from polyhead.nn.embedding import Embedding
 from polyhead.viz.html_page import PageSection, json_script, read_asset, render_html
-from polyhead.viz.matrix_plot import Matrix, matrix_figure, to_rows
 from polyhead.viz.plot import Curve, format_number, line_figure
+from polyhead.viz.plots import Matrix, matrix_figure, scatter_svg, to_rows
 from polyhead.viz.position_plots import position_matrices
-from polyhead.viz.scatter import scatter_svg
 from polyhead.viz.training_report import LARGE_SIZES
 
 PALETTE = (0, 1, 4)  # colour classes of the page: teal, orange, violet

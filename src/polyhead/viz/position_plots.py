@@ -12,7 +12,7 @@ from polyhead.core.i18n import tr
 from polyhead.evaluate.embed import cosine_similarity
 from polyhead.nn.kv import KV
 from polyhead.nn.position.base import Position
-from polyhead.viz.matrix_plot import Matrix
+from polyhead.viz.plots import Matrix
 
 _MAX_HEADS = 8  # maximum number of heads with an image each
 

@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from polyhead.config import yaml_io
-from polyhead.core.atomic_io import file_exists, read_regular_file
+from polyhead.core.atomic_io import file_exists, is_process_alive, read_regular_file
 from polyhead.core.errors import UserError
 from polyhead.core.json_io import decode_json
 from polyhead.core.output_paths import did_you_mean_path
-from polyhead.core.process_liveness import is_process_alive
 from polyhead.viz.samples import Samples
 
 METRICS, REPORT, PAGE = "metrics.jsonl", "report.json", "report.html"

@@ -13,8 +13,7 @@ from polyhead.viz.attention_page import attention_section
 from polyhead.viz.html_page import PageSection, render_html, save_page
 from polyhead.viz.plot import Curve, downsample, format_number, line_figure
 from polyhead.viz.run_record import read_nll
-from polyhead.viz.samples import Samples
-from polyhead.viz.samples_section import examples_table
+from polyhead.viz.samples import Samples, examples_table
 
 TILE_CHARS = 18  # facts longer than this are in the table of details, not in tiles
 LARGE_SIZES = (860, 320), (380, 260)  # pixels of a chart for wide and for narrow screens

@@ -6,7 +6,7 @@ from tests.cli.classify_helpers import classifier as classifier
 
 import polyhead
 from polyhead.config.recipe import Recipe
-from polyhead.evaluate.class_metrics import class_measures
+from polyhead.evaluate.classify import class_measures
 
 LABELS = ["n", "y", "z", "n", "y", "n"]
 

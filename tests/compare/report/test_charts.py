@@ -11,8 +11,8 @@ from polyhead.compare.report.charts import (
     trim_start,
 )
 from polyhead.compare.tasks.base import get_compared_task
-from polyhead.viz.pareto_plot import ParetoPoint, find_frontier, pareto_svg
 from polyhead.viz.plot import Curve
+from polyhead.viz.plots import ParetoPoint, find_frontier, pareto_svg
 
 
 def test_curve_is_mean_of_seeds():

@@ -8,15 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.data.batching.batching_helpers import MASK, is_likely
 
-from polyhead.data.batching.denoising import (
+from polyhead.data.batching.masking import (
     corrupt_spans,
     even_spans,
     infill_spans,
     permute_sentences,
     poisson_spans,
+    row_rng,
     span_counts,
 )
-from polyhead.data.batching.masking import row_rng
 
 FIRST = 1000  # sentinels are 1000, 1001, ...
 SENTINELS = np.arange(FIRST, FIRST + 400)

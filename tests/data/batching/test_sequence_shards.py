@@ -2,8 +2,7 @@ import pytest
 import torch
 
 from polyhead.data.batching.collate import PairBatch, split_pair_tokens
-from polyhead.data.batching.sequence_shards import SequenceShard, join_shards
-from polyhead.data.batching.token_windows import TokenWindows, split_windows
+from polyhead.data.batching.token_windows import SequenceShard, TokenWindows, join_shards, split_windows
 
 
 def make_shards(n):

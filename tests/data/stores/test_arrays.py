@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from polyhead.data.stores.arrays import FlatWriter, open_flat_file
+from polyhead.data.stores.build_cache import FlatWriter, open_flat_file
 
 
 @pytest.mark.parametrize("n", [[], [0], [2, 0, 1], [100_000] * 3], ids=str)

@@ -3,7 +3,7 @@ import torch
 from tests.explain.levers.levers_helpers import make_lever_input
 
 from polyhead.core.errors import UserError
-from polyhead.explain.levers.sampling_settings import SAMPLING_LEVER
+from polyhead.explain.levers.decoding import SAMPLING_LEVER
 from polyhead.explain.levers.table import compute_case
 
 

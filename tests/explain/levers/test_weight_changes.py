@@ -12,8 +12,8 @@ from tests.explain.levers.levers_helpers import (
 from torch import nn
 
 from polyhead.core.errors import UserError
+from polyhead.explain.levers.changes import HEAD_LEVER, KV_HEADS_LEVER, LAYER_LEVER, list_heads
 from polyhead.explain.levers.table import compute_case
-from polyhead.explain.levers.weight_changes import HEAD_LEVER, KV_HEADS_LEVER, LAYER_LEVER, list_heads
 
 DESIGNS = [
     ("decoder", {"position": "rope", "norm_first": True, "n_kv_heads": 2}),

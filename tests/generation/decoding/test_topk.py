@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from polyhead.generation.decoding.topk import _CHUNK_LOGITS, topk_log_probs
+from polyhead.generation.decoding.sampling import _CHUNK_LOGITS, topk_log_probs
 
 
 def assert_topk(logits, expected, k, **options):

@@ -42,11 +42,11 @@ def test_workers_equal_one_engine_bitwise(kind, beam_size, two_threads, monkeypa
 
 
 def test_closing_results_or_an_error_ends_threads(two_threads, monkeypatch):
-    workers = start_workers(40, max_num_seqs=1)
+    workers = start_workers(1000, max_num_seqs=1)
     results = workers.run()
     next(results)
     results.close()
-    assert sum(request.finish_status is not None for _, request in workers.requests[0]) < 20
+    assert sum(request.finish_status is not None for _, request in workers.requests[0]) < 500
     workers = start_workers(4)
     monkeypatch.setattr(workers.engines[1], "step", lambda: 1 / 0)
     with pytest.raises(ZeroDivisionError):

@@ -3,7 +3,7 @@ from collections import defaultdict
 
 import pytest
 
-from polyhead.generation.shortlist.ibm_model1 import train_ibm_model1
+from polyhead.generation.shortlist.shortlist import train_ibm_model1
 
 
 def train_plain(pairs, rounds):

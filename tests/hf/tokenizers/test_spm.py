@@ -20,9 +20,8 @@ from polyhead.config.recipe import Recipe
 from polyhead.core.errors import UserError
 from polyhead.hf.checkpoint_files import CheckpointFiles
 from polyhead.hf.tokenizers.spm import build_tokenizer, read_spm_model
-from polyhead.lab.eval_rows import make_pair_rows
+from polyhead.lab.models import ModelUnderTest, make_pair_rows
 from polyhead.lab.paging import count_row_tokens
-from polyhead.lab.test_model import ModelUnderTest
 from polyhead.run.run import Run
 from polyhead.run.run_ensemble import ensemble_runs
 from polyhead.serve.api_errors import ApiError

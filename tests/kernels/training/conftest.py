@@ -1,6 +1,7 @@
 import pytest
 
-from polyhead.kernels.training import feed_forward_forms, linear_forms
+from polyhead.kernels.training import feed_forward as feed_forward_forms
+from polyhead.kernels.training import linear_forms
 
 
 @pytest.fixture(params=["passes", "blocks"])

@@ -2,7 +2,7 @@ import pytest
 import torch
 from tests.kernels.build_extension_helpers import needs_kernels
 
-from polyhead.kernels.training import epilogues
+from polyhead.kernels.training import elementwise as epilogues
 from polyhead.kernels.training.elementwise import Activation, Drop
 
 pytestmark = needs_kernels

@@ -7,9 +7,9 @@ from tests.kernels.build_extension_helpers import needs_kernels
 from torch import nn
 
 from polyhead.kernels.training import loss as loss_module
+from polyhead.kernels.training.conditions import WeightCopies
 from polyhead.kernels.training.loss import fuse_cross_entropy
-from polyhead.kernels.training.weights import WeightCopies
-from polyhead.nn.lm_head import Head
+from polyhead.nn.embedding import Head
 from polyhead.nn.loss import IGNORE_INDEX, cross_entropy
 
 pytestmark = needs_kernels

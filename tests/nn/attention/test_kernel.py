@@ -4,7 +4,7 @@ import pytest
 import torch
 from tests.nn.linear_helpers import D, assert_close, decode_in_steps, draw, make_attention
 
-from polyhead.cache.static import StaticCache
+from polyhead.cache.contiguous import StaticCache
 from polyhead.core.errors import UserError
 from polyhead.nn.attention.kernel import KernelAttention
 from polyhead.nn.cache import CacheShape

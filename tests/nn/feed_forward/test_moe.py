@@ -7,8 +7,7 @@ from torch import nn
 from polyhead import Choice, ModelConfig, build
 from polyhead.core.registry import FEED_FORWARD
 from polyhead.kernels.pack_model import linear_factory, pack_model
-from polyhead.nn.feed_forward.grouped_experts import can_group
-from polyhead.nn.feed_forward.moe import BALANCE_GRAD_SCALE, Router
+from polyhead.nn.feed_forward.moe import BALANCE_GRAD_SCALE, Router, can_group
 from polyhead.nn.lora import LoraLinear
 
 

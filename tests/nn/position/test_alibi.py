@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from polyhead.nn.position.alibi import get_alibi_slopes
+from polyhead.nn.position.relative import get_alibi_slopes
 
 
 @pytest.mark.acceptance("A8")

@@ -5,7 +5,7 @@ import torch
 
 from polyhead.config.model import AttentionShape
 from polyhead.core.errors import UserError
-from polyhead.nn.position.learned import LearnedPosition
+from polyhead.nn.position.absolute import LearnedPosition
 
 
 def test_learned_positions_and_offsets_are_rows():

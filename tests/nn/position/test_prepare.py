@@ -8,7 +8,10 @@ from polyhead.cache.factory import make_cache
 from polyhead.config.model import AttentionShape, ModelConfig
 from polyhead.core.registry import POSITION
 from polyhead.nn.kv import KV
-from polyhead.nn.position import alibi, disentangled, rope, shaw, t5
+from polyhead.nn.position import disentangled, rope
+from polyhead.nn.position import relative as alibi
+from polyhead.nn.position import relative as shaw
+from polyhead.nn.position import relative as t5
 
 PARTS = {"alibi": alibi.Alibi, "t5": t5.T5Bias, "shaw": shaw.Shaw}
 PARTS["disentangled"] = disentangled.DisentangledPosition

@@ -7,9 +7,7 @@ from tests.nn.position.relative_distance_helpers import POSITIONS, iter_position
 
 from polyhead.config.model import AttentionShape
 from polyhead.nn.attention.softmax import Attention
-from polyhead.nn.position.alibi import Alibi
-from polyhead.nn.position.shaw import Shaw
-from polyhead.nn.position.t5 import T5Bias
+from polyhead.nn.position.relative import Alibi, Shaw, T5Bias
 
 SCHEMES = [
     ("alibi", {}),

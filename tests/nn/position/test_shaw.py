@@ -8,7 +8,7 @@ from tests.nn.position.relative_distance_helpers import POSITIONS, iter_position
 from polyhead.config.model import AttentionShape
 from polyhead.nn.attention.softmax import Attention
 from polyhead.nn.kv import KV
-from polyhead.nn.position.shaw import Shaw
+from polyhead.nn.position.relative import Shaw
 
 
 @pytest.mark.acceptance("A8")

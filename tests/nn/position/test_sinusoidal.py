@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from polyhead.config.model import AttentionShape
-from polyhead.nn.position.sinusoidal import SinusoidalPosition
+from polyhead.nn.position.absolute import SinusoidalPosition
 
 
 def make_scheme(width, max_len=4, **options):

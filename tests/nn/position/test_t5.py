@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from polyhead.nn.position.t5 import t5_bucket_index
+from polyhead.nn.position.relative import t5_bucket_index
 
 
 @pytest.mark.acceptance("A8")

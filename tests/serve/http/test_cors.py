@@ -1,4 +1,4 @@
-"""Tests of serve/http/cors.py: pages of allowed origins may use the service; others get no CORS headers."""
+"""Tests of serve/http/app.py: pages of allowed origins may use the service; others get no CORS headers."""
 
 import time
 

@@ -13,7 +13,7 @@ import pytest
 from tests.viz.html_pages import Page
 
 from polyhead.cli import main
-from polyhead.core.process_liveness import process_start_time
+from polyhead.core.atomic_io import process_start_time
 from polyhead.serve.http.run_pages import RunPages, find_runs, get_runs_version
 
 ROW = {"step": 1, "split": "train", "loss": 1.0, "steps": 6}

@@ -12,15 +12,15 @@ from tests.serve.conftest import get_error
 from tests.serve.tool_call_helpers import CALL_TEXT, FLAT_TOOLS, TOOLS
 
 from polyhead.core.errors import did_you_mean
-from polyhead.serve.openai import unknown_fields
-from polyhead.serve.openai.schemas import ChatBody
-from polyhead.serve.openai.unknown_fields import (
+from polyhead.serve.openai import request_validation as unknown_fields
+from polyhead.serve.openai.request_validation import (
     ITEM_FIELDS,
     ITEM_PART_FIELDS,
     MESSAGE_FIELDS,
     PART_FIELDS,
     find_unknown_fields,
 )
+from polyhead.serve.openai.schemas import ChatBody
 
 CHAT, PATH = "/v1/chat/completions", "/v1/responses"
 QUESTION = {"role": "user", "content": "zwei hunde"}
@@ -65,7 +65,7 @@ def test_few_of_many_unknown_keys_are_reported(fields_client, monkeypatch):
     answer = fields_client.ask(CHAT, {"messages": [message], "temperatur": 1, "userr": 2, "max_tokens": 1})
     warnings = answer.headers["x-warnings"].split("; field")
     assert len(warnings) == 4 and "'temperatur'" in warnings[0] and "'contnet1' of message 0" in warnings[3]
-    assert names == ["contnet0", "contnet1"]
+    assert names == ["temperatur", "userr", "contnet0", "contnet1"]
     assert find_unknown_fields(ChatBody, {"messages": [user(a=1)] * 9}, False, 0) == []
 
 

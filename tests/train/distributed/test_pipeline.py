@@ -27,9 +27,8 @@ from polyhead.train.distributed.pipeline import (
 from polyhead.train.distributed.pipeline_stages import CutModel, split_layers
 from polyhead.train.distributed.process_group import ProcessGroup
 from polyhead.train.loss_module import LossModule
-from polyhead.train.tasks.causal_lm_common import causal_lm_loss
+from polyhead.train.tasks.common import causal_lm_loss, seq2seq_loss
 from polyhead.train.tasks.masked import MaskedBatch, masked_lm_features
-from polyhead.train.tasks.seq2seq_common import seq2seq_loss
 
 STEPS, MICRO_BATCHES = 2, 4
 VOCAB_SIZE = 23

@@ -16,14 +16,12 @@ from polyhead.cost.communication import ParallelLayout, estimate_traffic
 from polyhead.cost.parameter_count import count_model_parameters
 from polyhead.cost.workload import BatchShape
 from polyhead.data.batching.collate import PairBatch, split_pair_tokens
-from polyhead.data.batching.sequence_shards import SequenceShard
-from polyhead.data.batching.token_windows import TokenWindows, split_windows
+from polyhead.data.batching.token_windows import SequenceShard, TokenWindows, split_windows
 from polyhead.nn.loss import Loss
 from polyhead.train.distributed.process_group import ProcessGroup
 from polyhead.train.loop import train_step
 from polyhead.train.strategies.parallelize import parallelize
-from polyhead.train.tasks.causal_lm_common import causal_lm_loss
-from polyhead.train.tasks.seq2seq_common import seq2seq_loss
+from polyhead.train.tasks.common import causal_lm_loss, seq2seq_loss
 from polyhead.train.train_state import TrainState
 from polyhead.train.update import record_step
 

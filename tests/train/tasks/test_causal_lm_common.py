@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from polyhead.data.batching.token_windows import TokenWindows
-from polyhead.train.tasks.causal_lm_common import causal_lm_features
+from polyhead.train.tasks.common import causal_lm_features
 
 
 @pytest.mark.parametrize(

@@ -22,9 +22,8 @@ from polyhead.core.errors import UserError
 from polyhead.core.i18n import tr
 from polyhead.data.readers.labeled import LabeledExample, describe_single_class, open_labeled, read_labeled
 from polyhead.data.readers.tabular import inherit_format
-from polyhead.evaluate.baselines import Baselines, class_baselines
+from polyhead.evaluate.baselines import Baselines, class_baselines, read_counts
 from polyhead.evaluate.classify import measure_classes
-from polyhead.evaluate.training_counts import read_counts
 from polyhead.run.run import Run
 from polyhead.tokenizers.unknown_tokens import count_unknown
 from polyhead.train.tasks.classification import open_split_labeled

@@ -22,7 +22,7 @@ from polyhead.data.readers.plain_text import TextFiles
 from polyhead.evaluate.baselines import Baselines, unigram_baselines
 from polyhead.evaluate.perplexity import Perplexity
 from polyhead.run.run import Run
-from polyhead.train.tasks.text_common import count_predicted_in_text, open_split_text, open_text_like
+from polyhead.train.tasks.common import count_predicted_in_text, open_split_text, open_text_like
 
 
 def evaluate_language_model(

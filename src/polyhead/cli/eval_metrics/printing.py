@@ -14,9 +14,8 @@ from polyhead.core.i18n import tr
 from polyhead.core.output_paths import write_lines
 from polyhead.data.readers.labeled import LabeledReport
 from polyhead.data.readers.parallel_corpus import CorpusReport
-from polyhead.data.stores.arrays import IdArray
-from polyhead.evaluate.baselines import Baseline, Baselines
-from polyhead.evaluate.training_counts import read_counts
+from polyhead.data.stores.build_cache import IdArray
+from polyhead.evaluate.baselines import Baseline, Baselines, read_counts
 from polyhead.evaluate.verdict import describe_verdict
 from polyhead.run.run import Run
 from polyhead.tokenizers.unknown_tokens import UnknownTokens

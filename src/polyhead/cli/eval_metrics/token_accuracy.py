@@ -17,8 +17,7 @@ from polyhead.cli.eval_metrics.printing import (
 from polyhead.core.errors import NotFiniteError
 from polyhead.core.i18n import tr
 from polyhead.core.registry import TASK
-from polyhead.evaluate.baselines import Baselines
-from polyhead.evaluate.training_counts import read_counts
+from polyhead.evaluate.baselines import Baselines, read_counts
 from polyhead.run.run import Run
 from polyhead.train.loggers import Reporters
 from polyhead.train.tasks.base import HasBaselines, HasValidationStore

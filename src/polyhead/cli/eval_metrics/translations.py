@@ -20,8 +20,7 @@ from polyhead.cli.eval_metrics.printing import (
     print_verdict,
     write_output_lines,
 )
-from polyhead.cli.line_inputs import read_terminology
-from polyhead.cli.line_io import LineCounter, to_one_line
+from polyhead.cli.line_io import LineCounter, read_terminology, to_one_line
 from polyhead.cli.options import drop_none
 from polyhead.cli.swapped_sides import SwapCheck
 from polyhead.core.errors import UserError
@@ -35,9 +34,14 @@ from polyhead.data.readers.parallel_corpus import (
     read_pairs,
 )
 from polyhead.data.readers.tabular import infer_format, inherit_format
-from polyhead.data.stores.arrays import IdArray
-from polyhead.evaluate.baselines import Baseline, count_tokens, translation_baselines, unigram_baselines
-from polyhead.evaluate.training_counts import read_counts
+from polyhead.data.stores.build_cache import IdArray
+from polyhead.evaluate.baselines import (
+    Baseline,
+    count_tokens,
+    read_counts,
+    translation_baselines,
+    unigram_baselines,
+)
 from polyhead.run.run import Run
 from polyhead.tokenizers.languages import default_languages, with_languages
 from polyhead.tokenizers.unknown_tokens import count_unknown

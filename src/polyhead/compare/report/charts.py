@@ -11,8 +11,8 @@ from polyhead.compare.io import ResultRow
 from polyhead.compare.tasks.base import QualityMeasure
 from polyhead.core.i18n import tr
 from polyhead.viz.html_page import PageSection
-from polyhead.viz.pareto_plot import ParetoChart, ParetoPoint, pareto_svg
 from polyhead.viz.plot import Curve, format_short, line_figure
+from polyhead.viz.plots import ParetoChart, ParetoPoint, pareto_svg
 
 _SIZES = (940, 400), (380, 300)  # for wide and for narrow screens
 AXES = {"steps": "steps", "time": "minutes of training", "FLOPs": "training FLOPs, 10^12"}

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from polyhead.compare.baseline_check import baseline_rows, is_unlearned
 from polyhead.compare.io import ResultRow
 from polyhead.compare.plan import ComparisonPlan
 from polyhead.compare.report import text_table
+from polyhead.compare.results import baseline_rows, is_unlearned
 from polyhead.compare.tasks.base import QualityMeasure
 from polyhead.core.i18n import tr
 from polyhead.viz.html_page import PageSection, scroll_region

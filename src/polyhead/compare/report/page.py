@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from polyhead.compare.baseline_check import describe_unlearned, is_unlearned
 from polyhead.compare.io import ResultRow
 from polyhead.compare.plan import ComparisonPlan
 from polyhead.compare.report.charts import render_curves, render_pareto
 from polyhead.compare.report.html_tables import render_cost_table, render_quality_table
 from polyhead.compare.report.text_table import describe_row
-from polyhead.compare.results import comparable_measures
+from polyhead.compare.results import comparable_measures, describe_unlearned, is_unlearned
 from polyhead.compare.tasks.base import QualityMeasure
 from polyhead.core.i18n import tr
 from polyhead.viz.html_page import PageSection, read_asset, render_html, save_page

@@ -11,10 +11,9 @@ from typing import Any, NamedTuple
 
 from rich.cells import cell_len
 
-from polyhead.compare.baseline_check import baseline_rows, describe_unlearned, is_unlearned
 from polyhead.compare.io import ResultRow
 from polyhead.compare.plan import ComparisonPlan
-from polyhead.compare.results import comparable_measures
+from polyhead.compare.results import baseline_rows, comparable_measures, describe_unlearned, is_unlearned
 from polyhead.compare.tasks.base import QualityMeasure
 from polyhead.core.atomic_io import replace_file
 from polyhead.core.i18n import tr, translate_message

@@ -23,7 +23,7 @@ from polyhead.config.recipe import Recipe
 from polyhead.core.array_types import Floats
 from polyhead.data.readers.labeled import collect_labels
 from polyhead.data.stores.labeled_store import LabeledStore
-from polyhead.evaluate.class_metrics import class_measures
+from polyhead.evaluate.classify import class_measures
 from polyhead.models import Classifier
 from polyhead.nn.device import to_model_device
 from polyhead.run.run import Run

@@ -32,9 +32,8 @@ from polyhead.models import CausalLM
 from polyhead.nn.device import to_model_device
 from polyhead.nn.loss import IGNORE_INDEX
 from polyhead.run.run import Run
-from polyhead.train.tasks.causal_lm_common import causal_lm_features
+from polyhead.train.tasks.common import causal_lm_features, open_token_store
 from polyhead.train.tasks.language import LanguageModelingTask
-from polyhead.train.tasks.text_common import open_token_store
 
 # prompts that are continued in one batch to measure speed, and the maximum tokens of each
 _N_PROMPTS, _MAX_PROMPT_TOKENS = 32, 128

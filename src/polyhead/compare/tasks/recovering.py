@@ -31,18 +31,16 @@ from polyhead.compare.tasks.translation import encode_empty_source, make_seq2seq
 from polyhead.config.recipe import Recipe
 from polyhead.core.array_types import Floats
 from polyhead.data.batching.token_windows import TokenWindows
-from polyhead.data.stores.arrays import IdArray
+from polyhead.data.stores.build_cache import IdArray
 from polyhead.data.stores.conversation_store import ConversationStore
-from polyhead.evaluate.token_accuracy import TokenLoss, token_losses
+from polyhead.evaluate.perplexity import TokenLoss, token_losses
 from polyhead.nn.device import to_model_device
 from polyhead.nn.loss import IGNORE_INDEX
 from polyhead.run.run import Run
 from polyhead.tokenizers.tokenizer import Tokenizer
-from polyhead.train.tasks.causal_lm_common import causal_lm_features
 from polyhead.train.tasks.chat import ChatTask, open_conversation_store
+from polyhead.train.tasks.common import causal_lm_features, open_token_store, seq2seq_features
 from polyhead.train.tasks.masked import MaskedBatch, masked_lm_features
-from polyhead.train.tasks.seq2seq_common import seq2seq_features
-from polyhead.train.tasks.text_common import open_token_store
 
 _TYPICAL_POOL = 64  # batches among which the one of median width is typical
 NumberedBatches = Iterable[tuple[IdArray, Any]]

@@ -29,7 +29,7 @@ from polyhead.nn.device import to_model_device
 from polyhead.nn.kv import EncoderMemory
 from polyhead.nn.loss import IGNORE_INDEX
 from polyhead.run.run import Run
-from polyhead.train.tasks.seq2seq_common import seq2seq_features
+from polyhead.train.tasks.common import seq2seq_features
 from polyhead.train.tasks.translation import TranslationTask, open_split_corpus
 
 MAX_DECODED = 512  # maximum number of sentences for measuring decoding speed

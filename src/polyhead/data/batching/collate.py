@@ -13,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from polyhead.data.batching.sequence_shards import SequenceShard
-from polyhead.data.stores.arrays import IdArray
+from polyhead.data.batching.token_windows import SequenceShard
+from polyhead.data.stores.build_cache import IdArray
 from polyhead.data.stores.pair_store import PairStore
 from polyhead.nn.device import host_copy, move_tensor
 from polyhead.nn.loss import IGNORE_INDEX

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from polyhead.core.errors import UserError
-from polyhead.data.stores.arrays import IdArray
-from polyhead.tokenizers.special_tokens_template import SpecialTokensTemplate
+from polyhead.data.stores.build_cache import IdArray
+from polyhead.tokenizers.special_tokens import SpecialTokensTemplate
 from polyhead.tokenizers.tokenizer import Tokenizer
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from polyhead.core.errors import UserError
 from polyhead.core.i18n import tr
-from polyhead.data.stores.arrays import IdArray
+from polyhead.data.stores.build_cache import IdArray
 
 # Tokens of noise added to the length difference of a row's two sides before sorting. Without it every epoch
 # has the same batches; with 1, on Multi30k, 40 % of the rows share a batch again, at a fill rate of 0.957

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from polyhead.core.array_types import Bools
-from polyhead.data.stores.arrays import IdArray
+from polyhead.data.stores.build_cache import IdArray
 from polyhead.nn.loss import IGNORE_INDEX
 from polyhead.tokenizers.word_boundaries import WordBoundaries
 
@@ -91,3 +93,96 @@ def mask_row(
 
 def _num_masked(n: int, mask_ratio: float) -> int:
     return min(n, max(1, round(mask_ratio * n)))
+
+
+class Spans(NamedTuple):
+    """Starts of the spans of a text, in ascending order, and their lengths.
+
+    An empty span is before the token at its start.
+    """
+
+    starts: IdArray
+    lengths: IdArray
+
+
+def poisson_spans(n: int, mask_ratio: float, mean_span_len: float, rng: np.random.Generator) -> Spans:
+    """Draw spans that cover ceil(mask_ratio * n) of n tokens, with lengths from Poisson(mean_span_len).
+
+    Lewis et al., 2020, sec. 2.2. The last span is cut so that the number is exact, as in the published code.
+    There are never more spans than covered tokens, so no text becomes longer. All arrangements of the spans
+    are equally likely; spans may be adjacent.
+    """
+    covered = min(n, int(np.ceil(mask_ratio * n)))
+    span_ends = np.cumsum(rng.poisson(mean_span_len, covered))
+    count = min(int(np.searchsorted(span_ends, covered)) + 1, covered)
+    ends = np.append(span_ends[: count - 1], covered)[:count]
+    lengths = np.diff(ends, prepend=0)
+    # stars and bars: choose which positions in the sequence of free tokens and spans are spans
+    places = np.sort(rng.permutation(n - covered + count)[:count])
+    return Spans(places - np.arange(count) + ends - lengths, lengths)
+
+
+def infill_spans(ids: IdArray, spans: Spans, mask_id: int) -> IdArray:
+    """Replace every span, including empty ones, by one mask (text infilling; Lewis et al., 2020)."""
+    is_covered = np.zeros(len(ids), dtype=bool)
+    is_covered[_span_positions(spans)] = True
+    before = np.cumsum(~is_covered) - ~is_covered  # free tokens before each position
+    insert_at = np.append(before, int((~is_covered).sum()))[spans.starts]
+    return np.insert(ids[~is_covered], insert_at, mask_id)
+
+
+def permute_sentences(ids: IdArray, is_sentence_end: Bools, rng: np.random.Generator) -> IdArray:
+    """Shuffle the sentences of a text; ``is_sentence_end`` (T,) is True for the last token of each."""
+    sentences = [part for part in np.split(ids, np.flatnonzero(is_sentence_end) + 1) if len(part)]
+    return np.concatenate([sentences[i] for i in rng.permutation(len(sentences))]) if sentences else ids
+
+
+def span_counts(n: int, mask_ratio: float, mean_span_len: float) -> tuple[int, int]:
+    """(number of covered tokens, number of spans) of T5 for a text of n tokens.
+
+    Raffel et al., 2020, sec. 3.3.4. Both depend on n alone. At least one token is covered and, if there are
+    two, at least one is not. Spans are never adjacent, so there are at most as many as uncovered tokens.
+    """
+    if n < 2:
+        return n, n
+    covered = min(max(round(mask_ratio * n), 1), n - 1)
+    return covered, min(max(round(covered / mean_span_len), 1), n - covered)
+
+
+def even_spans(n: int, mask_ratio: float, mean_span_len: float, rng: np.random.Generator) -> Spans:
+    """Draw the spans of T5: covered and free tokens are each cut at random into the same number of parts.
+
+    Free and covered parts alternate, a free one first.
+    """
+    covered, count = span_counts(n, mask_ratio, mean_span_len)
+    lengths, gaps = _random_parts(covered, count, rng), _random_parts(n - covered, count, rng)
+    return Spans(np.cumsum(gaps) + np.cumsum(lengths) - lengths, lengths)
+
+
+def corrupt_spans(ids: IdArray, spans: Spans, sentinels: IdArray) -> tuple[IdArray, IdArray]:
+    """(source, target) of T5: the text with sentinels as spans, and each sentinel with its span.
+
+    Sentinel k replaces span k. One more sentinel closes the target (Raffel et al., 2020, figure 2).
+    """
+    pieces = np.split(ids, np.stack([spans.starts, spans.starts + spans.lengths], 1).flatten())
+    count = len(spans.starts)
+    source, target = [pieces[0]], []
+    for number in range(count):
+        source += [sentinels[number : number + 1], pieces[2 * number + 2]]
+        target += [sentinels[number : number + 1], pieces[2 * number + 1]]
+    return np.concatenate(source), np.concatenate([*target, sentinels[count : count + 1]])
+
+
+def _span_positions(spans: Spans) -> IdArray:
+    """The positions of all tokens in spans."""
+    return np.repeat(spans.starts - np.cumsum(spans.lengths) + spans.lengths, spans.lengths) + np.arange(
+        spans.lengths.sum()
+    )
+
+
+def _random_parts(n: int, count: int, rng: np.random.Generator) -> IdArray:
+    """Draw the lengths of ``count`` parts of n, each at least 1, uniformly over all partitions."""
+    if count >= n:
+        return np.full(count, 1 if n else 0)
+    cuts = np.sort(rng.permutation(n - 1)[: count - 1]) + 1
+    return np.diff(cuts, prepend=0, append=n)

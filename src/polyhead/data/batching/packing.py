@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from polyhead.data.stores.arrays import IdArray
+from polyhead.data.stores.build_cache import IdArray
 from polyhead.data.stores.token_store import TokenStore
 from polyhead.tokenizers.tokenizer import Tokenizer
 

@@ -6,13 +6,43 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from polyhead.core.errors import UserError
-from polyhead.data.batching.sequence_shards import SequenceShard
-from polyhead.data.stores.arrays import IdArray
+from polyhead.data.stores.build_cache import IdArray
 from polyhead.data.stores.token_store import TokenStore
+from polyhead.nn.kv import arange_positions
 from polyhead.nn.loss import IGNORE_INDEX
+
+
+class SequenceShard(NamedTuple):
+    """Which tokens of each row a rank has."""
+
+    rank: int
+    n_ranks: int
+
+    def select(self, x: Tensor, fill: int = 0, dim: int = 1) -> Tensor:
+        """The rank's part of x along ``dim``, after padding with ``fill``: (B, T) -> (B, 2 ⌈T / 2n⌉)."""
+        n_chunks = 2 * self.n_ranks
+        padding = (0, 0) * (x.dim() - 1 - dim) + (0, -x.size(dim) % n_chunks)
+        chunks = F.pad(x, padding, value=fill).chunk(n_chunks, dim)
+        return torch.cat([chunks[self.rank], chunks[n_chunks - 1 - self.rank]], dim)
+
+    def select_positions(self, pos: Tensor | None, tokens: Tensor) -> Tensor:
+        """The positions of the rank's tokens, those of full rows if ``pos`` is None: (B, T) -> (B, T')."""
+        if pos is None:
+            pos = arange_positions(tokens.size(1), tokens.device).expand_as(tokens)
+        return self.select(pos, -1)
+
+
+def join_shards(shards: Tensor, dim: int) -> Tensor:
+    """The parts of all ranks in the order of the row: (n, ..., T', ...) -> (..., n T', ...), n T' at ``dim``.
+
+    The inverse of ``SequenceShard.select``, but for its padding.
+    """
+    first, second = shards.chunk(2, dim + 1)
+    return torch.cat([*first.unbind(), *reversed(second.unbind())], dim)
 
 
 class TokenWindows(NamedTuple):

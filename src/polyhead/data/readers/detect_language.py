@@ -11,7 +11,7 @@ from pathlib import Path
 from polyhead.core.errors import UserError
 from polyhead.data.readers.files import is_text, iter_lines
 from polyhead.data.readers.parallel_corpus import CorpusReport, ParallelFiles
-from polyhead.tokenizers.language_codes import script_of_language
+from polyhead.tokenizers.languages import script_of_language
 from polyhead.tokenizers.scripts import script_of_text, split_script_words
 
 _MAX_SAMPLE = 1000  # pairs or lines that are read

@@ -19,8 +19,7 @@ from polyhead.data.batching.token_windows import TokenWindows
 from polyhead.data.readers.conversations import ConversationReport, Conversations
 from polyhead.data.readers.files import fingerprint
 from polyhead.data.readers.reader_common import check_usable, count_problem
-from polyhead.data.stores.arrays import IdArray, flat_writers, open_flat_file
-from polyhead.data.stores.build_cache import build_once, cache_dir
+from polyhead.data.stores.build_cache import IdArray, build_once, cache_dir, flat_writers, open_flat_file
 from polyhead.nn.loss import IGNORE_INDEX
 from polyhead.tokenizers.tokenizer import Tokenizer
 from polyhead.tokenizers.unknown_tokens import UnknownTokens, count_unknown_ids

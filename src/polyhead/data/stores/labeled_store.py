@@ -17,8 +17,7 @@ from polyhead.data.batching.encoder_inputs import EncoderBatch, collate_encoder_
 from polyhead.data.readers.files import fingerprint
 from polyhead.data.readers.labeled import LabeledFiles, LabeledReport
 from polyhead.data.readers.reader_common import count_problem, iter_chunks
-from polyhead.data.stores.arrays import IdArray, flat_writers, open_flat_file
-from polyhead.data.stores.build_cache import build_once, cache_dir
+from polyhead.data.stores.build_cache import IdArray, build_once, cache_dir, flat_writers, open_flat_file
 from polyhead.tokenizers.tokenizer import Tokenizer
 from polyhead.tokenizers.unknown_tokens import UnknownTokens, count_unknown_ids
 

@@ -11,8 +11,7 @@ import numpy as np
 
 from polyhead.data.readers.files import fingerprint
 from polyhead.data.readers.plain_text import TextFiles, TextReport
-from polyhead.data.stores.arrays import IdArray, flat_writers, open_flat_file
-from polyhead.data.stores.build_cache import build_once, cache_dir
+from polyhead.data.stores.build_cache import IdArray, build_once, cache_dir, flat_writers, open_flat_file
 from polyhead.tokenizers.tokenizer import Tokenizer
 from polyhead.tokenizers.unknown_tokens import UnknownTokens, count_unknown_ids
 

@@ -9,14 +9,13 @@ from typing import Any
 from torch import Tensor
 
 from polyhead.cache.composite import CompositeCache
-from polyhead.cache.dynamic import DynamicCache
+from polyhead.cache.contiguous import DynamicCache, StaticCache
 from polyhead.cache.h2o import H2OCache
 from polyhead.cache.low_rank import LowRankCache
 from polyhead.cache.paged import PagedCache
 from polyhead.cache.quantized import QuantizedCache
 from polyhead.cache.recurrent_state import StateCache
 from polyhead.cache.sliding_window import WindowCache
-from polyhead.cache.static import StaticCache
 from polyhead.cache.subgen import SampledSubGenLayer, SubGenCache
 from polyhead.nn.cache import Cache
 

@@ -7,19 +7,20 @@ from typing import Any
 
 from polyhead.core.errors import UserError, unknown_name_error
 from polyhead.core.i18n import UI_LANGUAGES, translate_message
-from polyhead.explain.levers.attention_changes import (
+from polyhead.explain.levers.cache_policy import CACHE_LEVER
+from polyhead.explain.levers.changes import (
     CAUSAL_MASK_LEVER,
+    HEAD_LEVER,
+    KV_HEADS_LEVER,
+    LAYER_LEVER,
     POSITIONS_LEVER,
     SCALE_LEVER,
     SHUFFLE_LEVER,
 )
-from polyhead.explain.levers.cache_policy import CACHE_LEVER
 from polyhead.explain.levers.comparison import compare_outputs, describe_output
-from polyhead.explain.levers.decoding import FREE_RUNNING_LEVER, PREFILL_LEVER
+from polyhead.explain.levers.decoding import FREE_RUNNING_LEVER, PREFILL_LEVER, SAMPLING_LEVER
 from polyhead.explain.levers.interface import Lever
 from polyhead.explain.levers.lever_input import LeverInput
-from polyhead.explain.levers.sampling_settings import SAMPLING_LEVER
-from polyhead.explain.levers.weight_changes import HEAD_LEVER, KV_HEADS_LEVER, LAYER_LEVER
 from polyhead.explain.trace import locate_function
 
 LEVERS = {

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from polyhead.core.blank_text import is_blank
 from polyhead.core.errors import UserError, format_value
-from polyhead.tokenizers.graphemes import fold_text, is_unspaced_char, split_words
+from polyhead.tokenizers.scripts import fold_text, is_unspaced_char, split_words
 from polyhead.tokenizers.tokenizer import Tokenizer
 from polyhead.tokenizers.word_boundaries import decode_token_bytes
 

@@ -21,7 +21,7 @@ from polyhead.generation.constraints.lexical_constraints import (
     LexicalConstraints,
 )
 from polyhead.generation.decoding.no_repeat_ngram import banned_ngrams
-from polyhead.generation.decoding.topk import topk_log_probs
+from polyhead.generation.decoding.sampling import topk_log_probs
 from polyhead.generation.engine.engine import Engine
 from polyhead.generation.engine.interface import Decoder, GreedyPlan, Hypothesis, TokenOutput, normalize_score
 from polyhead.generation.engine.request import DecodingState

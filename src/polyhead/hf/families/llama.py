@@ -34,7 +34,7 @@ from polyhead.hf.family import (
     map_activation,
 )
 from polyhead.hf.weight_map import linear, weight
-from polyhead.nn.position.rope_scaling import yarn_attention_factor
+from polyhead.nn.position.rope import yarn_attention_factor
 
 HF_ROPE_SCALINGS = ("default", "linear", "yarn", "llama3")
 """Rope scalings of most families."""

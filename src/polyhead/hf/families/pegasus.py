@@ -9,7 +9,7 @@ from polyhead.hf.config_map import constant, require
 from polyhead.hf.families.bart import TABLE, TIED, bart_keys
 from polyhead.hf.families.marian import BUFFERS
 from polyhead.hf.family import FAMILY, ModelFamily
-from polyhead.nn.position.sinusoidal import sinusoids
+from polyhead.nn.position.absolute import sinusoids
 
 KEYS = (
     require("do_blenderbot_90_layernorm", False),

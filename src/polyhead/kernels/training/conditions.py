@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
 from polyhead.kernels.build_extension import load_kernels
 from polyhead.kernels.training.elementwise import Norm
+from polyhead.nn.device import product_dtype
 from polyhead.nn.dropout import Dropout
 from polyhead.nn.norm import LayerNorm, RMSNorm
-from polyhead.nn.precision import product_dtype
 from polyhead.nn.residual import Residual
 
 _HOOKS = (
@@ -67,3 +69,38 @@ def _is_plain(module: nn.Module) -> bool:
 
 def _has_global_hooks() -> bool:
     return any(getattr(torch_module, f"_global{name}") for name in _HOOKS)
+
+
+class WeightCopies:
+    """Weights as the products of a batch read them, made once.
+
+    They serve the forward pass, the recomputation and the backward pass of one batch. They do not outlive it,
+    because sharded training replaces the contents of a weight without a new version.
+    """
+
+    def __init__(self) -> None:
+        self._copies: dict[object, tuple[tuple[Tensor, ...], Tensor]] = {}  # weights are kept: ids are unique
+
+    def get(self, *weights: Tensor) -> Tensor:
+        """Weights (N, K) below one another in the dtype of the products: (sum of N, K), without gradient."""
+        dtype = product_dtype(weights[0])
+        key = (dtype, tuple(map(id, weights)))
+        if key not in self._copies:
+            self._copies[key] = weights, _cat_rows(weights, dtype)
+        return self._copies[key][1]
+
+
+def _cat_rows(weights: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
+    rows = [weight.detach() for weight in weights]
+    if len(rows) == 1:
+        return rows[0].to(dtype)
+    out = torch.empty(sum(map(len, rows)), *rows[0].shape[1:], dtype=dtype)
+    for part, row in zip(out.split([len(row) for row in rows]), rows, strict=True):
+        part.copy_(row)
+    return out
+
+
+def join_biases(maps: Sequence[nn.Linear]) -> Tensor | None:
+    """The biases of maps that are one product, in fp32, without gradient."""
+    biases = [linear.bias.detach() for linear in maps if linear.bias is not None]
+    return torch.cat(biases) if len(biases) > 1 else biases[0] if biases else None

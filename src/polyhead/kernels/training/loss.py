@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from polyhead.kernels.build_extension import DTYPE_SUFFIX, INT64, POINTER, load_kernels
+from polyhead.kernels.training.conditions import WeightCopies
 from polyhead.kernels.training.products import grad_input, linear_output
-from polyhead.kernels.training.weights import WeightCopies
-from polyhead.nn.lm_head import Head
+from polyhead.nn.device import product_dtype
+from polyhead.nn.embedding import Head
 from polyhead.nn.loss import LOGITS_CHUNK, Loss, labeled_rows
-from polyhead.nn.precision import product_dtype
 
 LOGITS_BYTES = 2**26  # of logits stored at a time
 

@@ -11,11 +11,10 @@ from torch import Tensor, nn
 
 from polyhead.kernels.build_extension import load_kernels
 from polyhead.kernels.onednn_matmul import OnednnProducts, mkl_without_avx512
-from polyhead.kernels.training.attention import fuse_attend
-from polyhead.kernels.training.attention_residual import fuse_attention
+from polyhead.kernels.training.attention import fuse_attend, fuse_attention
+from polyhead.kernels.training.conditions import WeightCopies
 from polyhead.kernels.training.feed_forward import fuse_feed_forward, fuse_gated_feed_forward
 from polyhead.kernels.training.loss import fuse_cross_entropy
-from polyhead.kernels.training.weights import WeightCopies
 from polyhead.nn.attention.softmax import Attention
 from polyhead.nn.feed_forward.mlp import FeedForward, GatedFeedForward
 from polyhead.nn.kv import attend

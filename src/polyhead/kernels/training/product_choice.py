@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from polyhead.kernels.build_extension import processor_name
-from polyhead.kernels.user_cache import lock_directory, make_cache_dir, read_private, write_private
+from polyhead.kernels.compile_library import lock_directory, make_cache_dir, read_private, write_private
 
 Product = Callable[..., Any]
 _ROUNDS = 5  # timed calls of each candidate

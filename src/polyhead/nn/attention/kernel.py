@@ -16,6 +16,7 @@ from polyhead.nn.attention.projections import (
     reject_score_bias,
 )
 from polyhead.nn.cache import LayerCache
+from polyhead.nn.device import at_least_fp32, no_autocast
 from polyhead.nn.kv import (
     KV,
     GatherKV,
@@ -27,7 +28,6 @@ from polyhead.nn.kv import (
     unfold_groups,
 )
 from polyhead.nn.position.base import Position
-from polyhead.nn.precision import at_least_fp32, no_autocast
 
 
 @ATTENTION.register("kernel")

@@ -22,10 +22,10 @@ from polyhead.nn.attention.projections import (
     reject_score_bias,
 )
 from polyhead.nn.cache import LayerCache
+from polyhead.nn.device import at_least_fp32, no_autocast
 from polyhead.nn.kv import WeightsHook, fold_groups, merge_heads, split_heads, unfold_groups
 from polyhead.nn.packed_rows import apply_per_document, has_several_documents
 from polyhead.nn.position.base import Position
-from polyhead.nn.precision import at_least_fp32, no_autocast
 
 Ratio = tuple[Tensor, ...]
 """Numerator and denominator in one tensor; in two if rotary positions act on the numerator's features."""

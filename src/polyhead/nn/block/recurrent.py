@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from polyhead.config.model import AttentionShape, ModelSpec
 from polyhead.core.errors import UserError
 from polyhead.core.registry import BLOCK
-from polyhead.nn.block.builders import build_cross_attention, build_residual, reject_self_attention
+from polyhead.nn.block.transformer import build_cross_attention, build_residual, reject_self_attention
 from polyhead.nn.cache import LayerCache
 from polyhead.nn.kv import EncoderMemory
 from polyhead.nn.packed_rows import apply_per_document, apply_unpadded, first_and_last, has_several_documents

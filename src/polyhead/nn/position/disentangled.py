@@ -16,7 +16,7 @@ from polyhead.nn.dropout import Dropout
 from polyhead.nn.kv import KV
 from polyhead.nn.norm import LayerNorm
 from polyhead.nn.position.base import ProjectQK
-from polyhead.nn.position.relative_distance import PairPosition, ScoreShape, compute_distances, look_up
+from polyhead.nn.position.relative import PairPosition, ScoreShape, compute_distances, look_up
 from polyhead.nn.tensor_split import TensorSplit
 
 

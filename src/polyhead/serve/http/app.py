@@ -8,16 +8,37 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple, get_type_hints
 
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from polyhead.serve.api_errors import ApiError, format_traceback, internal_error, not_found_error
 from polyhead.serve.auth import is_loopback, parse_host
-from polyhead.serve.http.cors import CorsApp
 from polyhead.serve.http.http_exchange import HttpExchange
 from polyhead.serve.service import Service
 from polyhead.serve.strict_json import parse_json
+
+EXPOSED_HEADERS = ("x-request-id", "x-warnings", "retry-after")
+
+
+class CorsApp:
+    """The application with the CORS headers of allowed origins; it answers preflight requests itself."""
+
+    def __init__(self, app: ASGIApp, origins: Sequence[str]) -> None:
+        self._app = CORSMiddleware(
+            app, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=["*"],
+            expose_headers=EXPOSED_HEADERS,
+        )  # fmt: skip
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        connection = scope["state"]["connection"]  # an endpoint reports to it, and a preflight reaches none
+        connection.start_request()
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            connection.finish_request()
+
 
 CLIENT_CLOSED_REQUEST = 499  # status counted for a client that has disconnected
 MAX_INLINE_BODY = 2**16  # bytes parsed in the event loop; more in another thread

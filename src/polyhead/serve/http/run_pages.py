@@ -26,9 +26,17 @@ from polyhead.core.errors import UserError
 from polyhead.core.i18n import tr, translate_fact, translate_message
 from polyhead.serve.auth import is_loopback, parse_host
 from polyhead.viz.html_page import PageSection, scroll_region
-from polyhead.viz.run_page import STATE_TITLES, LiveVersion, final_measures, render_document, render_run_page
+from polyhead.viz.run_page import (
+    MAX_RUNS,
+    STATE_TITLES,
+    LiveVersion,
+    final_measures,
+    render_document,
+    render_run_page,
+    render_runs_page,
+    runs_table,
+)
 from polyhead.viz.run_record import METRICS, REPORT, is_training, read_run
-from polyhead.viz.runs_page import MAX_RUNS, render_runs_page, runs_table
 
 HEADERS = {
     "cache-control": "no-store",

@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 
 from polyhead.config.model import ModelSpec
 from polyhead.core.registry import ATTENTION
-from polyhead.data.batching.sequence_shards import SequenceShard, join_shards
+from polyhead.data.batching.token_windows import SequenceShard, join_shards
 from polyhead.nn.block.transformer import Block
 from polyhead.nn.kv import KV, Window, visible
 from polyhead.nn.validate_model import build_sample_layers

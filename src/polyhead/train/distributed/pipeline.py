@@ -27,7 +27,7 @@ from torch.distributed.pipelining import (
 from torch.distributed.tensor import DTensor
 
 from polyhead.config.model import ModelConfig
-from polyhead.nn.precision import at_least_fp32
+from polyhead.nn.device import at_least_fp32
 from polyhead.train.distributed.pipeline_stages import (
     CutModel,
     ReadHidden,

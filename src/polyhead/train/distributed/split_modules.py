@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from polyhead.nn.embedding import Head
 from polyhead.nn.feed_forward.moe import MixtureOfExperts
-from polyhead.nn.lm_head import Head
 from polyhead.nn.tensor_split import VocabularyShard, select_shard
 
 GradientKind = Literal["local", "summed", "shared"]

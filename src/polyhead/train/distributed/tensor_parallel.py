@@ -21,10 +21,9 @@ from polyhead.config.model import ModelConfig
 from polyhead.core.errors import UserError
 from polyhead.models.build import model_class
 from polyhead.nn.dropout import Dropout
-from polyhead.nn.embedding import Embedding
-from polyhead.nn.lm_head import Head
+from polyhead.nn.embedding import Embedding, Head
+from polyhead.nn.init import SkipInit
 from polyhead.nn.lora import LoraLinear
-from polyhead.nn.skip_init import SkipInit
 from polyhead.nn.stack import Stack
 from polyhead.nn.tensor_split import (
     FindsSplitObstacle,

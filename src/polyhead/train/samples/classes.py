@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from polyhead.data.batching.length_bucketing import LengthBucketSampler
-from polyhead.evaluate.class_metrics import confusion_matrix
+from polyhead.evaluate.classify import confusion_matrix
 from polyhead.run.run import Run
 from polyhead.train.samples.base import collect_attention, decode_readable, is_short, take_samples
 from polyhead.train.tasks.classification import ClassificationBatch, ClassificationTask

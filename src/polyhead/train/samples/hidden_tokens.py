@@ -23,7 +23,7 @@ from polyhead.train.samples.base import (
     take_samples,
     token_kinds,
 )
-from polyhead.train.tasks import seq2seq_common
+from polyhead.train.tasks import common as seq2seq_common
 from polyhead.train.tasks.denoising import DenoisingTask
 from polyhead.train.tasks.masked import MaskedLMTask, masked_lm_features
 from polyhead.train.tasks.replaced_token_detection import ReplacedTokenDetectionTask

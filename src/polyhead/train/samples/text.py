@@ -23,7 +23,7 @@ from polyhead.train.samples.base import (
     take_samples,
     token_kinds,
 )
-from polyhead.train.tasks import causal_lm_common
+from polyhead.train.tasks import common as causal_lm_common
 from polyhead.train.tasks.chat import ChatTask, open_split_conversations
 from polyhead.train.tasks.language import LanguageModelingTask
 from polyhead.viz.samples import Breakdown, Samples, break_down, group_by_length, group_by_name

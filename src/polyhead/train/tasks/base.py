@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from polyhead.config.recipe import Recipe
 from polyhead.core.i18n import tr
-from polyhead.evaluate.baselines import Baselines
-from polyhead.evaluate.training_counts import TrainingCounts
+from polyhead.evaluate.baselines import Baselines, TrainingCounts
 from polyhead.run.run import Run
 from polyhead.tokenizers.tokenizer import Tokenizer
 from polyhead.tokenizers.unknown_tokens import UnknownTokens

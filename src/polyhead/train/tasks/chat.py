@@ -12,22 +12,25 @@ from polyhead.core.choice import Choice
 from polyhead.core.i18n import tr
 from polyhead.core.registry import TASK
 from polyhead.data.batching.length_bucketing import LengthBucketSampler, shard_rows
-from polyhead.data.batching.sequence_shards import SequenceShard
-from polyhead.data.batching.token_windows import TokenWindows, make_dummy_windows, split_windows
+from polyhead.data.batching.token_windows import (
+    SequenceShard,
+    TokenWindows,
+    make_dummy_windows,
+    split_windows,
+)
 from polyhead.data.readers.conversations import Conversations, open_conversations, read_conversation_texts
-from polyhead.data.stores.arrays import IdArray
+from polyhead.data.stores.build_cache import IdArray
 from polyhead.data.stores.conversation_store import ConversationStore
-from polyhead.evaluate.baselines import Baselines, count_tokens, unigram_baselines
-from polyhead.evaluate.token_accuracy import TokenLoss
-from polyhead.evaluate.training_counts import TrainingCounts
+from polyhead.evaluate.baselines import Baselines, TrainingCounts, count_tokens, unigram_baselines
+from polyhead.evaluate.perplexity import TokenLoss
 from polyhead.nn.loss import Loss
 from polyhead.run.run import Run
 from polyhead.tokenizers.tokenizer import Tokenizer
 from polyhead.train.distributed.process_group import MapFn
 from polyhead.train.loggers import Reporter
-from polyhead.train.tasks import causal_lm_common
+from polyhead.train.tasks import common as causal_lm_common
 from polyhead.train.tasks.base import TaskLogits, report_split, warn_if_few_used
-from polyhead.train.tasks.text_common import check_rows, collect_test_facts
+from polyhead.train.tasks.common import check_rows, collect_test_facts
 
 
 @TASK.register("chat")

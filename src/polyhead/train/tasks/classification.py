@@ -24,9 +24,8 @@ from polyhead.data.readers.labeled import (
     read_labeled_texts,
 )
 from polyhead.data.stores.labeled_store import LabeledStore
-from polyhead.evaluate.baselines import Baselines, class_baselines
-from polyhead.evaluate.class_metrics import class_measures
-from polyhead.evaluate.training_counts import TrainingCounts
+from polyhead.evaluate.baselines import Baselines, TrainingCounts, class_baselines
+from polyhead.evaluate.classify import class_measures
 from polyhead.models import Classifier
 from polyhead.nn.device import to_model_device
 from polyhead.nn.loss import IGNORE_INDEX, Loss, classification_loss

@@ -14,24 +14,23 @@ from polyhead.config.recipe import Recipe, TrainConfig
 from polyhead.core.errors import UserError
 from polyhead.core.registry import TASK
 from polyhead.data.batching.collate import PairBatch, collate_pairs, make_dummy_pairs, split_pair_tokens
-from polyhead.data.batching.denoising import (
+from polyhead.data.batching.length_bucketing import LengthBucketSampler
+from polyhead.data.batching.masking import (
     corrupt_spans,
     even_spans,
     infill_spans,
     permute_sentences,
     poisson_spans,
+    row_rng,
     span_counts,
 )
-from polyhead.data.batching.length_bucketing import LengthBucketSampler
-from polyhead.data.batching.masking import row_rng
 from polyhead.data.batching.packing import Segments, cut_segments, split_documents
-from polyhead.data.batching.sequence_shards import SequenceShard
+from polyhead.data.batching.token_windows import SequenceShard
 from polyhead.data.readers.plain_text import read_text_lines
-from polyhead.data.stores.arrays import IdArray
+from polyhead.data.stores.build_cache import IdArray
 from polyhead.data.stores.token_store import TokenStore
-from polyhead.evaluate.baselines import Baselines, count_tokens
-from polyhead.evaluate.token_accuracy import TokenLoss, token_losses
-from polyhead.evaluate.training_counts import TrainingCounts
+from polyhead.evaluate.baselines import Baselines, TrainingCounts, count_tokens
+from polyhead.evaluate.perplexity import TokenLoss, token_losses
 from polyhead.models.ensemble import Ensemble
 from polyhead.models.seq2seq import Seq2Seq
 from polyhead.nn.device import to_model_device
@@ -41,9 +40,9 @@ from polyhead.tokenizers.tokenizer import Tokenizer
 from polyhead.tokenizers.word_boundaries import find_word_boundaries
 from polyhead.train.distributed.process_group import MapFn
 from polyhead.train.loggers import Reporter
-from polyhead.train.tasks import seq2seq_common
+from polyhead.train.tasks import common as seq2seq_common
 from polyhead.train.tasks.base import TaskLogits
-from polyhead.train.tasks.text_common import (
+from polyhead.train.tasks.common import (
     check_text,
     collect_accuracy_facts,
     compute_label_baselines,

@@ -11,8 +11,8 @@ from polyhead.config.recipe import Recipe, TrainConfig
 from polyhead.core.errors import UserError
 from polyhead.core.registry import TASK
 from polyhead.data.batching.length_bucketing import shard_rows
-from polyhead.data.batching.sequence_shards import SequenceShard
 from polyhead.data.batching.token_windows import (
+    SequenceShard,
     TokenWindows,
     collate_windows,
     make_dummy_windows,
@@ -20,20 +20,19 @@ from polyhead.data.batching.token_windows import (
     split_windows,
 )
 from polyhead.data.readers.plain_text import read_text_lines
-from polyhead.data.stores.arrays import IdArray
+from polyhead.data.stores.build_cache import IdArray
 from polyhead.data.stores.token_store import TokenStore
-from polyhead.evaluate.baselines import Baselines, unigram_baselines
+from polyhead.evaluate.baselines import Baselines, TrainingCounts, unigram_baselines
 from polyhead.evaluate.perplexity import compute_perplexity
-from polyhead.evaluate.training_counts import TrainingCounts
 from polyhead.models import CausalLM
 from polyhead.nn.loss import Loss
 from polyhead.run.run import Run
 from polyhead.tokenizers.tokenizer import Tokenizer
 from polyhead.train.distributed.process_group import MapFn
 from polyhead.train.loggers import Reporter
-from polyhead.train.tasks import causal_lm_common
+from polyhead.train.tasks import common as causal_lm_common
 from polyhead.train.tasks.base import TaskLogits
-from polyhead.train.tasks.text_common import (
+from polyhead.train.tasks.common import (
     check_rows,
     collect_test_facts,
     count_predicted_tokens,

@@ -23,14 +23,12 @@ from polyhead.data.batching.packing import (
     plan_packed_rows,
     split_documents,
 )
-from polyhead.data.batching.sequence_shards import SequenceShard
-from polyhead.data.batching.token_windows import make_dummy_windows
+from polyhead.data.batching.token_windows import SequenceShard, make_dummy_windows
 from polyhead.data.readers.plain_text import read_text_lines
-from polyhead.data.stores.arrays import IdArray
+from polyhead.data.stores.build_cache import IdArray
 from polyhead.data.stores.token_store import TokenStore
-from polyhead.evaluate.baselines import Baselines, count_tokens
-from polyhead.evaluate.token_accuracy import TokenLoss, token_losses
-from polyhead.evaluate.training_counts import TrainingCounts
+from polyhead.evaluate.baselines import Baselines, TrainingCounts, count_tokens
+from polyhead.evaluate.perplexity import TokenLoss, token_losses
 from polyhead.models import Ensemble, MaskedLM
 from polyhead.nn.device import to_model_device
 from polyhead.nn.loss import IGNORE_INDEX, Loss, cross_entropy, labeled_rows, select_labels
@@ -41,7 +39,7 @@ from polyhead.tokenizers.word_boundaries import find_word_boundaries
 from polyhead.train.distributed.process_group import MapFn
 from polyhead.train.loggers import Reporter
 from polyhead.train.tasks.base import TaskLogits
-from polyhead.train.tasks.text_common import (
+from polyhead.train.tasks.common import (
     check_text,
     collect_accuracy_facts,
     compute_label_baselines,

@@ -16,11 +16,10 @@ from polyhead.core.option_types import NonNegativeFloat
 from polyhead.core.registry import TASK
 from polyhead.data.batching.masking import row_rng
 from polyhead.data.batching.packing import PackedRows
-from polyhead.data.batching.sequence_shards import SequenceShard
+from polyhead.data.batching.token_windows import SequenceShard
 from polyhead.data.stores.token_store import TokenStore
-from polyhead.evaluate.baselines import Baseline, Baselines
-from polyhead.evaluate.token_accuracy import loss_to_perplexity, token_losses
-from polyhead.evaluate.training_counts import TrainingCounts
+from polyhead.evaluate.baselines import Baseline, Baselines, TrainingCounts
+from polyhead.evaluate.perplexity import loss_to_perplexity, token_losses
 from polyhead.models import ReplacedTokenDetector
 from polyhead.nn.device import to_model_device
 from polyhead.nn.loss import IGNORE_INDEX, Loss, cross_entropy, labeled_rows, select_labels
@@ -29,8 +28,8 @@ from polyhead.run.run import Run
 from polyhead.tokenizers.tokenizer import Tokenizer
 from polyhead.train.distributed.process_group import MapFn
 from polyhead.train.loggers import Reporter
+from polyhead.train.tasks.common import collect_test_facts, open_token_store
 from polyhead.train.tasks.masked import EVAL_KEY, MaskedBatch, MaskedLMTask, check_masking, masked_lm_features
-from polyhead.train.tasks.text_common import collect_test_facts, open_token_store
 
 SAMPLING_KEY = 4  # first element of a random key, as those in masked.py
 

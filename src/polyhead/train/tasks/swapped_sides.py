@@ -14,7 +14,7 @@ from polyhead.data.readers.detect_language import (
     sample_pairs,
 )
 from polyhead.data.readers.parallel_corpus import ParallelFiles
-from polyhead.tokenizers.language_codes import script_of_language
+from polyhead.tokenizers.languages import script_of_language
 
 
 class SidePair(NamedTuple):

@@ -22,13 +22,18 @@ from polyhead.data.batching.collate import (
     split_pair_tokens,
 )
 from polyhead.data.batching.length_bucketing import LengthBucketSampler, shard_rows
-from polyhead.data.batching.sequence_shards import SequenceShard
+from polyhead.data.batching.token_windows import SequenceShard
 from polyhead.data.readers.parallel_corpus import ParallelFiles, open_corpus, read_corpus_texts, read_pairs
-from polyhead.data.stores.arrays import IdArray
+from polyhead.data.stores.build_cache import IdArray
 from polyhead.data.stores.pair_store import PairStore
-from polyhead.evaluate.baselines import Baselines, count_tokens, translation_baselines, unigram_baselines
-from polyhead.evaluate.token_accuracy import loss_to_perplexity
-from polyhead.evaluate.training_counts import TrainingCounts
+from polyhead.evaluate.baselines import (
+    Baselines,
+    TrainingCounts,
+    count_tokens,
+    translation_baselines,
+    unigram_baselines,
+)
+from polyhead.evaluate.perplexity import loss_to_perplexity
 from polyhead.evaluate.translation_metrics import (
     bleu,
     chrf,
@@ -43,7 +48,7 @@ from polyhead.tokenizers.token_split import TokenSplitter
 from polyhead.tokenizers.tokenizer import Tokenizer
 from polyhead.train.distributed.process_group import MapFn
 from polyhead.train.loggers import Reporter
-from polyhead.train.tasks import seq2seq_common
+from polyhead.train.tasks import common as seq2seq_common
 from polyhead.train.tasks.base import TaskLogits, report_split, warn_if_few_used
 from polyhead.train.tasks.swapped_sides import check_sides
 

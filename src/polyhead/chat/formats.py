@@ -1,11 +1,131 @@
-"""Chat formats with plain-text markers, which need no special token but EOS."""
+"""Chat format of Gemma."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
-from polyhead.chat.base import BOS, EOS, ChatPiece, Message, assistant_piece, check_messages
+from polyhead.chat.base import (
+    BOS,
+    EOS,
+    ChatPiece,
+    Message,
+    assistant_piece,
+    check_messages,
+    merge_system,
+    special_piece,
+    split_system,
+)
+from polyhead.chat.jinja import CHECK_ALTERNATION, SPLIT_SYSTEM
 from polyhead.core.registry import CHAT
+
+_TURN_START, _TURN_END = "<start_of_turn>", "<end_of_turn>"
+
+
+@CHAT.register("gemma")
+class Gemma:
+    """Each message between ``<start_of_turn>`` and ``<end_of_turn>``; the role of the assistant is "model".
+
+    Equation: <bos>  <start_of_turn>user\\nquestion<end_of_turn>\\n
+              <start_of_turn>model\\nanswer<end_of_turn>\\n
+    Paper: Gemma Team, 2024
+    When: Gemma and models derived from it
+    Options:
+      system: first: the system message comes before the first user message, as in Gemma 3; none: so it does,
+        but the published template refuses it
+    """
+
+    end_tokens = (special_piece(_TURN_END), EOS)
+    trim_content = True
+
+    def __init__(self, *, system: Literal["first", "none"] = "first") -> None:
+        self.system = system
+
+    def render(self, messages: Sequence[Message], add_generation_prompt: bool) -> list[ChatPiece]:
+        """Render the conversation as pieces."""
+        check_messages(messages, add_generation_prompt, "gemma")
+        system, turns = split_system(merge_system(messages))
+        pieces = [BOS]
+        for i, (role, content, *_) in enumerate(turns):
+            is_assistant = role == "assistant"
+            prefix = f"{system}\n\n" if system is not None and i == 0 else ""
+            pieces += [
+                special_piece(_TURN_START),
+                ChatPiece(("model" if is_assistant else role) + "\n" + prefix),
+            ]
+            pieces += [
+                ChatPiece(content.strip(), is_assistant=is_assistant),
+                special_piece(_TURN_END, is_assistant),
+                ChatPiece("\n"),
+            ]
+        return (
+            [*pieces, special_piece(_TURN_START), ChatPiece("model\n")] if add_generation_prompt else pieces
+        )
+
+    @property
+    def template(self) -> str:
+        refuse = (
+            "{{ raise_exception('no place for a message of the system') }}" if self.system == "none" else ""
+        )
+        return (
+            SPLIT_SYSTEM + "{% if system is not none %}" + refuse + "{% endif %}{{ bos_token }}"
+            "{% for message in turns %}"
+            + CHECK_ALTERNATION
+            + "{% set role = message['role'] | replace('assistant', 'model') %}"
+            "{% set before = system + '\\n\\n' if loop.first and system is not none else '' %}"
+            "{{ '<start_of_turn>' + role + '\\n' + before + message['content'] | trim + '<end_of_turn>\\n' "
+            "}}{% endfor %}{% if add_generation_prompt %}{{ '<start_of_turn>model\\n' }}{% endif %}"
+        )
+
+
+_END = "<|end|>"
+
+
+@CHAT.register("phi3")
+class Phi3:
+    """Each message after a special token of its role, up to ``<|end|>``.
+
+    Equation: <|user|>\\nquestion<|end|>\\n<|assistant|>\\nanswer<|end|>\\n
+    Paper: Abdin et al., 2024
+    When: Phi-3, Phi-3.5 and models derived from them
+    Options:
+      bos: whether BOS comes first, as in the first release; else EOS ends the conversation
+    """
+
+    end_tokens = (special_piece(_END), EOS)
+    trim_content = False
+
+    def __init__(self, *, bos: bool = False) -> None:
+        self.bos = bos
+
+    def render(self, messages: Sequence[Message], add_generation_prompt: bool) -> list[ChatPiece]:
+        """Render the conversation as pieces."""
+        check_messages(messages, add_generation_prompt)
+        pieces = [BOS] if self.bos else []
+        for role, content, *_ in messages:
+            is_assistant = role == "assistant"
+            pieces += [
+                special_piece(f"<|{role}|>"),
+                ChatPiece("\n"),
+                ChatPiece(content, is_assistant=is_assistant),
+                special_piece(_END, is_assistant),
+                ChatPiece("\n"),
+            ]
+        if add_generation_prompt:
+            return [*pieces, special_piece("<|assistant|>"), ChatPiece("\n")]
+        return pieces if self.bos else [*pieces, EOS]
+
+    @property
+    def template(self) -> str:
+        return (
+            ("{{ bos_token }}" if self.bos else "")
+            + "{% for message in messages %}{{ '<|' + message['role'] + '|>\\n' + message['content'] + "
+            "'<|end|>\\n' }}{% endfor %}"
+            "{% if add_generation_prompt %}{{ '<|assistant|>\\n' }}"
+            + ("" if self.bos else "{% else %}{{ eos_token }}")
+            + "{% endif %}"
+        )
+
 
 _ASSISTANT_EOS = EOS._replace(is_assistant=True)
 

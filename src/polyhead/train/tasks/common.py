@@ -10,21 +10,33 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
+from polyhead.cache.factory import make_cache
+from polyhead.chat.apply_template import check_vocabulary
 from polyhead.config.data_config import DataConfig
 from polyhead.config.recipe import Recipe, TrainConfig
-from polyhead.core.errors import UserError
+from polyhead.core.errors import UserError, prefix_errors
 from polyhead.core.i18n import tr
+from polyhead.core.registry import CHAT
+from polyhead.cost.decoding import cache_shape
+from polyhead.data.batching.collate import PairBatch
+from polyhead.data.batching.token_windows import TokenWindows
 from polyhead.data.readers.plain_text import TextFiles, open_text
 from polyhead.data.readers.tabular import ColumnKey, inherit_format
-from polyhead.data.stores.arrays import IdArray
+from polyhead.data.stores.build_cache import IdArray
 from polyhead.data.stores.token_store import TokenStore
-from polyhead.evaluate.baselines import Baselines, count_tokens, unigram_baselines
-from polyhead.evaluate.training_counts import TrainingCounts
+from polyhead.evaluate.baselines import Baselines, TrainingCounts, count_tokens, unigram_baselines
+from polyhead.evaluate.perplexity import TokenLoss, token_losses
+from polyhead.generation.settings import eos_ids_for
+from polyhead.grammar.grammar_constraint import constraint_for
+from polyhead.models import CausalLM, Ensemble, Seq2Seq
+from polyhead.nn.device import to_model_device
+from polyhead.nn.loss import Loss, cross_entropy, labeled_rows, select_labels
 from polyhead.run.run import Run
 from polyhead.tokenizers.tokenizer import Tokenizer
 from polyhead.train.distributed.process_group import MapFn
 from polyhead.train.loggers import Reporter
-from polyhead.train.tasks.base import report_split
+from polyhead.train.tasks import common as seq2seq_common
+from polyhead.train.tasks.base import TaskLogits, report_split
 
 
 def open_split_text(recipe: Recipe, split: str) -> TextFiles:
@@ -141,3 +153,90 @@ def open_stores(recipe: Recipe, tokenizer: Tokenizer, report: Reporter) -> dict[
         summary, unknown = tr("{count:,} tokens", count=len(store)), store.count_unknown(tokenizer)
         report_split(report, split, store.report.describe(), summary, unknown=unknown)
     return stores
+
+
+def check_causal_lm_decoding(recipe: Recipe, tokenizer: Tokenizer) -> None:
+    """Check the generation settings before training, so that generation cannot fail afterwards."""
+    with prefix_errors("generation.stop_tokens"):
+        ends = eos_ids_for(recipe.generation, tokenizer)
+    with prefix_errors("generation.grammar"):
+        constraint_for(recipe.generation.grammar, tokenizer, ends)
+    if recipe.generation.chat:
+        with prefix_errors("generation.chat"):
+            check_vocabulary(CHAT.build(recipe.generation.chat), tokenizer)
+    seq2seq_common.check_cache(recipe, tokenizer)
+
+
+def count_causal_lm_labels(batch: TokenWindows) -> int:
+    """Number of labels of a batch."""
+    return int((batch.labels >= 0).sum())
+
+
+def causal_lm_features(model: CausalLM | Ensemble, batch: TokenWindows) -> Tensor:
+    """Features that the LM head reads: (B, T, C)."""
+    # causal attention never reaches padding on the right, so most models need no padding mask
+    needs_pos = batch.has_documents or (batch.pos is not None and model.needs_padding_mask)
+    return model.features(batch.tokens, batch.pos if needs_pos else None)
+
+
+def causal_lm_loss(model: nn.Module, batch: TokenWindows, smoothing: float = 0.0) -> Loss:
+    """Cross-entropy, as a sum over labels."""
+    assert isinstance(model, CausalLM)
+    batch = to_model_device(model, batch)
+    return cross_entropy(causal_lm_features(model, batch), model.head, batch.labels, smoothing)
+
+
+def causal_lm_token_loss(model: nn.Module, batch: TokenWindows) -> TokenLoss:
+    """The token losses without smoothing, of a model or an ensemble."""
+    assert isinstance(model, CausalLM | Ensemble)
+    batch = to_model_device(model, batch)
+    return token_losses(causal_lm_features(model, batch), model.head, batch.labels)
+
+
+def causal_lm_logits(model: nn.Module, batch: TokenWindows) -> TaskLogits:
+    """Logits of every position with a label."""
+    assert isinstance(model, CausalLM)
+    batch = to_model_device(model, batch)
+    hidden = causal_lm_features(model, batch).flatten(0, 1).index_select(0, labeled_rows(batch.labels))
+    return TaskLogits(model.head(hidden), select_labels(batch.labels), hidden)
+
+
+def seq2seq_features(model: Seq2Seq | Ensemble, batch: PairBatch) -> Tensor:
+    """Features that the LM head reads: (B, T, C)."""
+    # causal attention never reaches padding on the right, so most models need no padding mask
+    needs_pos = model.needs_padding_mask or batch.shard_pos is not None
+    target_pos = batch.target_pos if needs_pos else None
+    return model.features(batch.source, batch.target, batch.source_pos, target_pos)
+
+
+def seq2seq_loss(model: nn.Module, batch: PairBatch, smoothing: float) -> Loss:
+    """Label-smoothed cross-entropy, as a sum over labels."""
+    assert isinstance(model, Seq2Seq)
+    batch = to_model_device(model, batch)
+    return cross_entropy(seq2seq_features(model, batch), model.head, batch.labels, smoothing)
+
+
+def seq2seq_logits(model: nn.Module, batch: PairBatch) -> TaskLogits:
+    """Logits of every target token."""
+    assert isinstance(model, Seq2Seq)
+    batch = to_model_device(model, batch)
+    hidden = seq2seq_features(model, batch).flatten(0, 1).index_select(0, labeled_rows(batch.labels))
+    return TaskLogits(model.head(hidden), select_labels(batch.labels), hidden)
+
+
+def check_seq2seq_decoding(recipe: Recipe, tokenizer: Tokenizer) -> None:
+    """Check the generation settings before training, so that generation cannot fail afterwards."""
+    with prefix_errors("generation.bad_words"):
+        for token in recipe.generation.bad_words:
+            tokenizer.token_to_id(token)
+    with prefix_errors("generation.stop_tokens"):
+        eos_ids_for(recipe.generation, tokenizer.target_tokenizer)
+    check_cache(recipe, tokenizer)
+
+
+def check_cache(recipe: Recipe, tokenizer: Tokenizer) -> None:
+    """Raise a UserError if ``generation.cache`` does not fit the model."""
+    if recipe.generation.cache:
+        config = recipe.model.with_vocabulary(tokenizer.vocab_size)
+        with prefix_errors("generation.cache"):
+            make_cache(recipe.generation.cache, cache_shape(config), 1, config.max_len)
