@@ -211,8 +211,9 @@ ENDLESS = """() => {
         options.signal.addEventListener("abort", () => sink.error(options.signal.reason));
         for (;;) {
           const { value, done } = await reader.read();
-          if (done || new TextDecoder().decode(value).includes("[DONE]")) return;
-          sink.enqueue(value);
+          if (done) return;
+          // a fast model sends its whole text and the end at once
+          sink.enqueue(new TextEncoder().encode(new TextDecoder().decode(value).replace("data: [DONE]", "")));
         }
       },
     }), answer);
