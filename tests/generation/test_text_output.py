@@ -49,6 +49,8 @@ def test_texts_have_no_partial_character():
     hypotheses = run.hypotheses(PROMPTS, beam_size=4, n_best=4)
     plain = [run.tokenizer.decode([h.tokens])[0] for row in hypotheses for h in row]
     assert texts == [text.rstrip(MARK) for text in plain] and any(text.endswith(MARK) for text in plain)
+    deltas = list(run.stream(PROMPTS, **options))
+    assert [delta.text for delta in deltas] == texts and all(delta.is_last for delta in deltas)
     assert run.engine().submit(PROMPTS[1], **options).collect_texts() == texts[4:8]
     messages = [{"role": "user", "content": "你好"}]
     for seed in range(12):
