@@ -3,7 +3,7 @@
 const LARGEST_FILE = 32; // MB
 const PREVIEW = 3, SHOWN_FAILURES = 5;
 const countLines = (n) => n === 1 ? t("1 line") : t("{n} lines", { n: grouped(n) });
-const oneLine = (text) => text.replace(/\s*\n\s*/g, " ");
+const oneLine = (text) => text.replace(/\s*[\r\n]\s*/g, " ");
 
 async function readLines(file) {
   if (file.size > LARGEST_FILE * 2 ** 20) throw new Error(t("The file is larger than {n} MB.", { n: LARGEST_FILE }));

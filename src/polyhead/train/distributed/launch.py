@@ -167,7 +167,10 @@ def _wait_for_all(
 def _is_stopped(child: subprocess.Popen[bytes]) -> bool:
     """Whether a process is stopped, as by SIGSTOP."""
     flags = os.WSTOPPED | os.WNOHANG | os.WNOWAIT
-    return os.waitid(os.P_PID, child.pid, flags) is not None
+    try:
+        return os.waitid(os.P_PID, child.pid, flags) is not None
+    except ChildProcessError:  # it has ended since, and somebody else has waited for it
+        return False
 
 
 def _print_line(line: str) -> None:
