@@ -159,6 +159,15 @@ def test_other_tools_process_files(get_service, open_tool, tmp_path, model, tab,
         assert line.startswith(start), line
 
 
+def test_line_breaks_of_a_continuation_are_spaces(open_tool, tmp_path):
+    page, file = open_tool("language model", "Continue"), tmp_path / "texts.txt"
+    choices = [{"text": " one\r\ntwo\rthree\n four"}]
+    page.route("**/v1/completions", lambda route: route.fulfill(json={"choices": choices}))
+    file.write_text("a dog")
+    assert process_file(page, file) == " one two three four\n"
+    page.unroute("**/v1/completions")
+
+
 def test_file_without_text_is_an_error(open_tool, tmp_path):
     page = open_tool("translator")
     contents = {b"\xff\xfe\x00": "not UTF-8 text", b"\n \n": "has no text"}

@@ -1,4 +1,4 @@
-"""Dynamic cache: new keys and values are concatenated to the stored ones."""
+"""Caches with the keys and values of each row in one tensor: dynamic, concatenated; static, with slots."""
 
 from __future__ import annotations
 

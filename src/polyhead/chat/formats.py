@@ -1,4 +1,4 @@
-"""Chat format of Gemma."""
+"""Chat formats of Gemma, Phi-3 and Zephyr."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Write tensors to a safetensors file one at a time, and read them from verified bytes."""
+"""Write tensors to a safetensors file one at a time; read them from verified bytes, or when they are used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``polyhead embed``: embed texts, or their tokens, as vectors."""
+"""``polyhead embed``: embed texts, or their tokens, as vectors, also in a file of numpy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Convert exceptions to messages and exit codes."""
+"""Convert exceptions and mistakes in the command line to messages and exit codes."""
 
 from __future__ import annotations
 

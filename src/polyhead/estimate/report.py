@@ -1,4 +1,4 @@
-"""Format an estimate as text."""
+"""The result of an estimate, and its format as text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Perplexity of a language model on a text."""
+"""Perplexity of a language model on a text, and accuracy of its tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Convert the weights of a model to CTranslate2 specifications."""
+"""Convert the weights of a model to CTranslate2 specifications, and tell what these cannot express."""
 
 from __future__ import annotations
 

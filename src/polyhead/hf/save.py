@@ -1,4 +1,4 @@
-"""Convert a Polyhead model to a checkpoint of a Hugging Face family."""
+"""Convert a Polyhead model to a checkpoint of a Hugging Face family, in one file or in shards."""
 
 from __future__ import annotations
 

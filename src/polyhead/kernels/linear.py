@@ -1,4 +1,4 @@
-"""Linear layers with weights packed in the order in which a kernel reads them."""
+"""Linear layers and heads with weights packed in the order in which a kernel reads them."""
 
 from __future__ import annotations
 

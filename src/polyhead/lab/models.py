@@ -1,4 +1,4 @@
-"""Texts as inputs of a decoder: windows of a language model's text, or pairs of a translator's texts."""
+"""Inputs and models of experiments that use a trained run: texts as rows of a decoder, and small models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Page of an experiment: claims with their verdicts first, then the measurements they are based on."""
+"""Page of an experiment: claims with their verdicts, then the measurements; plots of dots with intervals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Encoder-only Transformers: masked language models, classifiers and sentence encoders."""
+"""Encoder-only Transformers: masked language models, classifiers, encoders of texts, token detectors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Select a device and move batches to it."""
+"""Select a device and move batches to it; the dtype of matrix products."""
 
 from __future__ import annotations
 

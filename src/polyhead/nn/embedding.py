@@ -1,4 +1,4 @@
-"""Token embeddings."""
+"""Token embeddings, and the head that maps features to logits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tokens as readable text."""
+"""Tokens as readable text, without the escapes of a terminal."""
 
 from __future__ import annotations
 

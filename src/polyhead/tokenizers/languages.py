@@ -1,4 +1,4 @@
-"""Language tokens: choose the source and target language of a translator that has several."""
+"""Language tokens: source and target language of a translator that has several, and names of languages."""
 
 from __future__ import annotations
 

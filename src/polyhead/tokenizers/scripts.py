@@ -1,4 +1,4 @@
-"""Detect the script of a text by Unicode names."""
+"""Properties of Unicode text: its script, its graphemes, and characters that are decomposed."""
 
 from __future__ import annotations
 

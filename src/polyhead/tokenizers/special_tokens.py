@@ -1,4 +1,4 @@
-"""Default special tokens by role, role names of published models, and the names of sentinels."""
+"""Special tokens by role, role names of published models, sentinels, and templates around texts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training loggers: a JSON lines file, TensorBoard, text lines and a progress bar at a terminal."""
+"""Training loggers: JSON lines, TensorBoard, experiment trackers, a terminal with the time that is left."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Plot a matrix as an image: one cell per number, one colour above zero and another below.
+"""Plots without a script: matrices as images, fronts of two measures, and scattered points.
 
+Of a matrix each number is a cell, of one colour above zero and another below.
 The two colours are masks over the colours of the style sheet, so the image follows light and dark mode
 without a script; the script shows the value of a cell.
 """

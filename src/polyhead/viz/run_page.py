@@ -1,4 +1,4 @@
-"""The HTML page of one training run, from the files of its directory; neither model nor torch is needed."""
+"""The HTML pages of training runs, one or all, from their directories; neither model nor torch is needed."""
 
 from __future__ import annotations
 

@@ -217,3 +217,9 @@ def test_launcher_inside_launched_process_is_refused(workdir, monkeypatch, capsy
     assert main(["train", write_recipe(), "--processes", "2"]) == 2
     assert "already one of several" in capsys.readouterr().err
     assert LAUNCHED_ENV not in os.environ
+
+
+def test_process_waited_for_elsewhere_is_not_stopped():
+    child = subprocess.Popen(["true"])
+    os.waitpid(child.pid, 0)
+    assert not launch._is_stopped(child)

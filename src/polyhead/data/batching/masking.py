@@ -1,4 +1,4 @@
-"""Mask tokens of a row for masked language modelling. Pure functions of arrays and a random generator."""
+"""Corrupt the tokens of a row for masked and denoising objectives: pure functions of a random generator."""
 
 from __future__ import annotations
 

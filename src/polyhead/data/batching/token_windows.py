@@ -1,4 +1,4 @@
-"""Windows of equal length over a long text, as a pure function of (seed, epoch)."""
+"""Windows of equal length over a long text, as a function of (seed, epoch), and shards of their tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Levers on attention: without its scale, its causal mask, its positions; and words in another order."""
+"""Levers on attention (scale, mask, positions, order of words) and on weights (heads, layers, KV heads)."""
 
 from __future__ import annotations
 

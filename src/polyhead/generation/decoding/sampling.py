@@ -1,4 +1,4 @@
-"""Logit processors, and sampling that does not depend on what else is in the batch."""
+"""Logit processors, the k largest logits, and sampling that does not depend on the rest of the batch."""
 
 from __future__ import annotations
 

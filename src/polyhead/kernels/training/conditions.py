@@ -1,4 +1,4 @@
-"""Conditions under which a fused form computes what the modules would."""
+"""Conditions under which a fused form computes what the modules would, and copies of weights for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One layer of a Transformer."""
+"""Layers of a Transformer: sub-layers in sequence, or attention and feed-forward in parallel."""
 
 from __future__ import annotations
 

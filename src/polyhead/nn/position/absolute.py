@@ -1,4 +1,4 @@
-"""Learned positions."""
+"""Absolute positions, added to the embeddings: learned and sinusoidal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Distances between queries and slots, and table lookups by distance."""
+"""Positions by the distance of query and key: ALiBi, the buckets of T5, and the tables of Shaw et al."""
 
 from __future__ import annotations
 

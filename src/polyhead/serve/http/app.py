@@ -1,4 +1,4 @@
-"""The service as an ASGI application: one response per request, a timeout, and cancellation on disconnect."""
+"""The service as an ASGI application: one response per request, a timeout, cancellation, CORS headers."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from polyhead.train.distributed.process_group import MapFn, ProcessGroup
 from polyhead.train.loss_module import LossModule, LossTask
 from polyhead.train.optim import list_parameters
 from polyhead.train.precision import autocast
-from polyhead.train.train_state import SavedState, TrainState
+from polyhead.train.train_state import TrainState
 from polyhead.train.update import PendingMetrics, StepMetrics, update_weights
 
 SyncContext = Callable[[bool], AbstractContextManager[None]]
@@ -114,22 +114,6 @@ class Strategy(ABC):
         Its weights are those of the checkpoint that is loaded next.
         """
         return self
-
-
-def save_sharded(
-    strategy: Strategy,
-    saved_state: SavedState,
-    root: Path,
-    extra: dict[str, str],
-    prepare: Callable[[], None],
-) -> None:
-    """``Strategy.save`` of a state of which each rank has a part."""
-    from polyhead.train.distributed.split_checkpoint import save_split  # slow to import
-
-    strategy.ranks.on_rank0(prepare)
-    is_sharded = strategy.config.parallel.checkpoint == "sharded"
-    save_split(root, saved_state, extra, strategy.ranks, is_sharded)
-    strategy.training.saved_best_step = strategy.training.progress.best_step
 
 
 def accumulate_gradients(

@@ -5,11 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from polyhead.config.recipe import TrainConfig
 from polyhead.train.distributed.pipeline import PipelineModel, count_micro_batches, cut_micro_batches
@@ -19,16 +17,12 @@ from polyhead.train.distributed.shard_model import get_sharding_mesh, shard_weig
 from polyhead.train.distributed.stage_state import StageState, WholeLayout
 from polyhead.train.gradient_norm import clip_split_gradients
 from polyhead.train.precision import autocast
-from polyhead.train.strategies.base import Strategy, save_sharded
-from polyhead.train.strategies.replicated import Replicated
+from polyhead.train.strategies.partial_model import PartialModel
 from polyhead.train.train_state import TrainState
 
 
-class Pipelined(Strategy):
+class Pipelined(PartialModel):
     """The stages of this rank, cut out of a whole model, and sharded if the mesh has shards."""
-
-    has_full_model = False
-    no_gradients = torch.no_grad  # gathered weights are no inference tensors
 
     def __init__(self, training: TrainState, task: Any, config: TrainConfig, ranks: ProcessGroup) -> None:
         super().__init__(training, task, config, ranks)
@@ -78,10 +72,3 @@ class Pipelined(Strategy):
             for module in self.model.modules:
                 module.reshard()  # type: ignore[operator]  # weights stay gathered for a backward pass
         return self.ranks.map_in_lockstep(lambda _: next(results), items)
-
-    def save(self, root: Path, extra: dict[str, str], prepare: Callable[[], None]) -> None:
-        save_sharded(self, self.training.export_state(), root, extra, prepare)
-
-    def gather(self, model: nn.Module) -> Strategy:
-        self.training.replace_model(model, self.config)
-        return Replicated(self.training, self.task, self.config, self.ranks)

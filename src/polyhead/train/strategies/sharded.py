@@ -4,26 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from polyhead.config.recipe import TrainConfig
 from polyhead.train.distributed.process_group import ProcessGroup
 from polyhead.train.distributed.shard_model import get_sharding_mesh, shard_weights
 from polyhead.train.gradient_norm import clip_split_gradients
-from polyhead.train.strategies.base import Strategy, accumulate_gradients, save_sharded
-from polyhead.train.strategies.replicated import Replicated
+from polyhead.train.strategies.base import accumulate_gradients
+from polyhead.train.strategies.partial_model import PartialModel
 from polyhead.train.train_state import TrainState
 
 
-class Sharded(Strategy):
+class Sharded(PartialModel):
     """Ranks of which each has a part of the weights, with the optimizer state of that part."""
-
-    has_full_model = False
-    no_gradients = torch.no_grad  # gathered weights are no inference tensors
 
     def __init__(self, training: TrainState, task: Any, config: TrainConfig, ranks: ProcessGroup) -> None:
         super().__init__(training, task, config, ranks)
@@ -54,10 +49,3 @@ class Sharded(Strategy):
         if self.is_fully_sharded:
             root.reshard()  # type: ignore[operator]  # its weights stay gathered for a backward pass
         return results
-
-    def save(self, root: Path, extra: dict[str, str], prepare: Callable[[], None]) -> None:
-        save_sharded(self, self.training.export_state(), root, extra, prepare)
-
-    def gather(self, model: nn.Module) -> Strategy:
-        self.training.replace_model(model, self.config)
-        return Replicated(self.training, self.task, self.config, self.ranks)
