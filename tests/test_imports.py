@@ -10,6 +10,8 @@ import pytest
 import yaml
 from tests.source_files import MODULES, ROOT, walk_file
 
+from polyhead.core.extras import EXTRAS, find_extra
+
 # what each package may import, from the lowest up
 MAY_IMPORT = yaml.safe_load(Path(__file__).with_name("package_imports.yaml").read_text())
 # what polyhead/__init__.py imports when it is used
@@ -87,6 +89,42 @@ def test_modules_form_no_circle():
         TopologicalSorter(graph).prepare()
     except CycleError as error:
         pytest.fail(" imports ".join(reversed(error.args[1])))
+
+
+def runs_at_import(node):
+    """The nodes below a node that run when its module is imported; of a try block none, it has a fallback."""
+    for child in ast.iter_child_nodes(node):
+        lazy = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Try)
+        if not lazy and not (isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test)):
+            yield child
+            yield from runs_at_import(child)
+
+
+def import_extras(nodes):
+    """The extras that install what the nodes import."""
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            yield from (find_extra(alias.name.split(".")[0]) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield find_extra((node.module or "").split(".")[0])
+
+
+NEEDS_EXTRA = {
+    "demo": {"polyhead.data.synthetic.synthetic_phrases"},
+    "export": {f"polyhead.export.{name}" for name in ("ct2_specs", "ctranslate2", "gguf", "onnx")},
+    "serve": {name for name in NAMES if package(name) == "serve"},
+}
+"""The modules that cannot be imported without an extra: a verb imports them late."""
+
+
+@pytest.mark.parametrize("extra", EXTRAS)
+def test_modules_are_imported_without_extra(extra):
+    nodes = {module_name(path): list(runs_at_import(ast.parse(path.read_text()))) for path in MODULES}
+    graph = {name: {*imports(inner)} for name, inner in nodes.items()}
+    needing = {name for name, inner in nodes.items() if extra in import_extras(inner)}
+    while more := {name for name, imported in graph.items() if imported & needing} - needing:
+        needing |= more
+    assert needing <= NEEDS_EXTRA.get(extra, set())
 
 
 NOT_IMPORTED = {

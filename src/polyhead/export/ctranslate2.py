@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from polyhead.core.errors import UserError, unknown_name_error
-from polyhead.export.ct2_specs import build_spec, ct2_unsupported, find_pooler, norm_epsilon
+from polyhead.export.ct2_limits import ct2_unsupported
+from polyhead.export.ct2_specs import build_spec, find_pooler, norm_epsilon
 from polyhead.models import CausalLM, Model, Seq2Seq
 from polyhead.tokenizers.tokenizer import Tokenizer
 

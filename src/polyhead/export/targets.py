@@ -11,9 +11,9 @@ from polyhead.config.model import ModelConfig
 from polyhead.config.recipe import Recipe
 from polyhead.core.errors import UserError
 from polyhead.core.i18n import tr, translate_message
-from polyhead.export import ct2_specs as ct2_limits
 from polyhead.export import gguf_archs as gguf_limits
 from polyhead.export import onnx_limits
+from polyhead.export.ct2_limits import ct2_unsupported
 from polyhead.export.gguf_vocabulary import check_pre_tokenizer
 from polyhead.hf.save import config_dict, mismatched_ids, nearest_family, special_token_ids
 from polyhead.tokenizers.tokenizer import Tokenizer
@@ -76,7 +76,7 @@ def _hf_obstacle(config: ModelConfig, tokenizer: Tokenizer | None, origin: str |
 
 
 def _ctranslate2_obstacle(config: ModelConfig, tokenizer: Tokenizer | None, origin: str | None) -> str:
-    return _shorten_obstacle(ct2_limits.ct2_unsupported(config))
+    return _shorten_obstacle(ct2_unsupported(config))
 
 
 def _onnx_obstacle(config: ModelConfig, tokenizer: Tokenizer | None, origin: str | None) -> str:
