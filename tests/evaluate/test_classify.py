@@ -5,7 +5,7 @@ from tests.evaluate.fill_mask_helpers import TEXTS, make_run
 from polyhead.cli import main
 from polyhead.core.errors import UserError
 from polyhead.data.readers.labeled import LabeledExample
-from polyhead.evaluate.classify import check_text_arity, class_measures, measure_classes
+from polyhead.evaluate.classify import check_text_arity, class_measures, classify, measure_classes
 
 LABELS = ("good", "bad", "odd")
 
@@ -40,6 +40,14 @@ def test_measures_equal_those_of_single_texts():
     for prediction, row in zip(predictions, log_p, strict=True):
         assert [*prediction.probabilities.values()] == pytest.approx(row.exp().tolist(), rel=1e-4)
     assert run.classify(texts[:1])[0].label == predictions[0].label == LABELS[int(log_p[0].argmax())]
+
+
+def test_ensemble_counts_most_truncated_texts():
+    runs = [make_run(labels=("relevance",), pooling="mean", max_len=max_len) for max_len in (4, 64)]
+    members = [member for run in runs for member in run.members]
+    counts = [classify([member], TEXTS[:4], runs[0].generation, 256).n_truncated for member in members]
+    assert counts[0] > 0 == counts[1]
+    assert classify(members[::-1], TEXTS[:4], runs[0].generation, 256).n_truncated == counts[0]
 
 
 @pytest.mark.parametrize(

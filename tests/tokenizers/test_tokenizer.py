@@ -5,6 +5,7 @@ import pytest
 import transformers
 from hypothesis import example, given
 from hypothesis import strategies as st
+from tokenizers.processors import TemplateProcessing
 
 import tokenizers
 from polyhead.core.choice import Choice
@@ -50,6 +51,14 @@ def test_special_tokens_empty_lists_and_checksums(get_tokenizer):
             t.encode(texts)
     checksums = {get_tokenizer(kind).sha256 for kind in KINDS} | {BPE.sha256, BYTES.sha256}
     assert len(checksums) == len(KINDS) + 1  # both byte vocabularies are the same
+
+
+def test_prefix_and_suffix_are_of_one_text():
+    inner = tokenizers.Tokenizer.from_str(BPE.tokenizer_json)
+    names = [(name, inner.token_to_id(name)) for name in ("<s>", "</s>")]
+    inner.post_processor = TemplateProcessing(single="$A </s>", pair="<s> $A $B", special_tokens=names)
+    tokenizer = Tokenizer(inner, {"bos_token": "<s>", "eos_token": "</s>"})
+    assert (tokenizer.prefix_ids, tokenizer.suffix_ids) == ([], [tokenizer.eos_id])
 
 
 def file_sha256(directory):

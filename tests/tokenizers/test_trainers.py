@@ -48,6 +48,8 @@ def test_byte_fallback_and_frequent_characters():
     assert tokenizer.encode(["cab"]) == [[tokenizer.unk_id, 5, 6]]
     chars = train_tokenizer(["aaab", "aac"], Choice("char", min_frequency=2), 100)
     assert chars.ids_to_tokens(range(5, chars.vocab_size)) == ["a"]
+    rare = train_tokenizer(["ää ö"] * 9, Choice("wordpiece", alphabet=2), 600)  # ä and the mark of a space
+    assert rare.unk_id in rare.encode(["ö"])[0] and rare.unk_id not in rare.encode(["ä"])[0]
     sizes = [train_tokenizer(["zyx zyx"], Choice("bpe", min_frequency=n), 300).vocab_size for n in (1, 3)]
     assert sizes[1] == 261 < sizes[0]
 
