@@ -52,6 +52,22 @@ def test_saving_a_step_again_replaces_it(tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["latest", "step-5"]
 
 
+def test_failed_replacement_restores_the_checkpoint(tmp_path, monkeypatch):
+    save_checkpoint(tmp_path, 5, make_tensors(1.0), {"a": 1})
+    rename = os.rename
+
+    def refuse_new(source, target):
+        if ".tmp-" in str(source):
+            raise OSError(errno.EIO, "Input/output error")
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", refuse_new)
+    with pytest.raises(SaveError, match="Input/output error"):
+        save_checkpoint(tmp_path, 5, make_tensors(2.0), {"a": 2})
+    assert sorted(os.listdir(tmp_path)) == ["latest", "step-5"]
+    assert read_checkpoint(tmp_path / "step-5").state == {"a": 1}
+
+
 @pytest.mark.parametrize("kind", ["file", "link", "broken link"])
 def test_other_entry_named_like_the_step_is_replaced(tmp_path, kind):
     path, target = tmp_path / "step-5", tmp_path / "other"

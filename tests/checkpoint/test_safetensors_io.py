@@ -61,3 +61,8 @@ INVALID = [
 def test_invalid_file_is_named(data):
     with pytest.raises(UserError, match=r"x\.safetensors"):
         safetensors_io.read_safetensors(data, "x.safetensors")
+
+
+def test_header_longer_than_the_file_is_refused():
+    with pytest.raises(UserError, match=r"^x declares a header of 20 bytes; at most 3 fit$"):
+        safetensors_io.read_safetensors((20).to_bytes(8, "little") + b"abc", "x")

@@ -12,7 +12,7 @@ import pytest
 from tests.config.recipe_helpers import TEXT, error_of, write
 
 from polyhead import Choice
-from polyhead.config.recipe import Recipe, TrainConfig
+from polyhead.config.recipe import Recipe, TrainConfig, is_recipe
 from polyhead.core.errors import UserError
 from polyhead.core.registry import CACHE, POSITION
 from polyhead.run.recipe import load_recipe
@@ -23,6 +23,16 @@ TABLE = Path(__file__).with_name("overrides.txt")
 def read_table():
     entries = TABLE.read_text(encoding="utf-8").strip().split("\n\n")
     return [tuple(entry.split("\n", 1)) for entry in entries]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [("a.yaml", TEXT, True), ("a.txt", TEXT, False), ("a.yaml", "data: 1", False), ("a.yaml", "a: [", False)],
+)
+def test_recipe_is_known_by_its_keys(name, content, expected, tmp_path):
+    assert not is_recipe(tmp_path / name)  # no such file
+    (tmp_path / name).write_text(content, encoding="utf-8")
+    assert is_recipe(tmp_path / name) == expected
 
 
 @pytest.mark.whole

@@ -1,7 +1,7 @@
 import pytest
 from tests.config.recipe_helpers import TEXT, error_of, write
 
-from polyhead.config.yaml_io import parse_part, parse_yaml
+from polyhead.config.yaml_io import dump_yaml, dump_yaml_value, parse_part, parse_yaml
 from polyhead.core.errors import UserError
 from polyhead.run.recipe import load_recipe
 
@@ -83,3 +83,11 @@ def nested_aliases(is_merge):
 def test_aliases_that_expand_too_much_are_refused(text):
     with pytest.raises(UserError, match=r"^its aliases \(\*name\) expand to more than 1,000,000 values$"):
         parse_yaml(text)
+
+
+def test_dump_keeps_order_and_letters():
+    tree = {"name": "Bär", "b": [1, 2], "a": {"z": None, "c": "x" * 120}}
+    assert dump_yaml({"name": "Bär", "b": 1, "a": 2}) == "name: Bär\nb: 1\na: 2\n"
+    text = dump_yaml_value(tree)
+    assert text == "{name: Bär, b: [1, 2], a: {z: null, c: " + "x" * 120 + "}}"
+    assert parse_yaml(text) == tree

@@ -202,6 +202,8 @@ def test_step_time_is_compute_and_exposed_communication():
     assert (time.data, time.pipeline, time.context) == (0, 0, 0)  # hidden
     assert time.bubble == pytest.approx((time.compute + time.tensor) / 4)
     assert time.total == pytest.approx((time.compute + time.tensor) * 5 / 4 + time.optimizer)
+    state = 2 * (memory.weights + memory.optimizer + memory.average) + memory.gradients
+    assert time.optimizer == pytest.approx(state / slow.memory_bandwidth)
     assert time.labels_per_s == pytest.approx(tokens / 4 / time.total)
     assert time.mfu == pytest.approx(3 * forward / 4 / 1e6 / time.total)
     recompute_time = estimate_rank_time(

@@ -42,9 +42,16 @@ def test_measures_equal_those_of_single_texts():
     assert run.classify(texts[:1])[0].label == predictions[0].label == LABELS[int(log_p[0].argmax())]
 
 
-def test_ensemble_counts_most_truncated_texts():
+def test_scores_of_rankers_and_their_truncated_texts():
     runs = [make_run(labels=("relevance",), pooling="mean", max_len=max_len) for max_len in (4, 64)]
     members = [member for run in runs for member in run.members]
+    scores, sigmoids = (
+        [float(p.probabilities["relevance"]) for p in classify(members[:1], TEXTS, config, 256).predictions]
+        for config in (
+            runs[0].generation.model_copy(update={"score_activation": name}) for name in ("none", "sigmoid")
+        )
+    )
+    assert sigmoids == pytest.approx(torch.tensor(scores).sigmoid().tolist(), abs=1e-6)
     counts = [classify([member], TEXTS[:4], runs[0].generation, 256).n_truncated for member in members]
     assert counts[0] > 0 == counts[1]
     assert classify(members[::-1], TEXTS[:4], runs[0].generation, 256).n_truncated == counts[0]

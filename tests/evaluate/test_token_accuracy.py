@@ -1,3 +1,5 @@
+import math
+
 import pytest
 import torch
 
@@ -13,4 +15,9 @@ def test_accuracy_and_perplexity_without_ignored_labels():
     assert result.nll == pytest.approx(-float(log_p[0, 0] + log_p[1, 2] + log_p[3, 0]), rel=1e-5)
     double = TokenLoss.from_parts([result, result])
     assert double.compute_metrics() == result.compute_metrics() | {"loss": pytest.approx(result.nll / 3)}
+    assert TokenLoss(2.0, 1, 1).compute_metrics() == {
+        "loss": 2.0,
+        "ppl": pytest.approx(math.e**2),
+        "accuracy": 1,
+    }
     assert TokenLoss().compute_metrics() == {"loss": 0.0, "ppl": 1.0, "accuracy": 0.0}
