@@ -8,10 +8,22 @@ from tests.kernels.fused_step_helpers import fused_calls as fused_calls
 
 from polyhead.cache.factory import make_cache
 from polyhead.core.choice import Choice
+from polyhead.generation.decoding.beam_search import beam_search
 from polyhead.kernels import fused_step as steps
 from polyhead.kernels.pack_model import linear_factory, pack_model
 
 pytestmark = needs_kernels
+
+
+@pytest.mark.parametrize("lengths", [(4, 0), (0, 4), (1, 6, 3), (2, 0, 0, 9), (5, 5, 1)])
+def test_beams_after_prefixes_of_unequal_lengths(lengths):
+    """Requests leave their prefixes at different steps, so some steps have the only row of one of them."""
+    model, source = build_model("base"), torch.arange(5, 5 + 7 * len(lengths)).view(len(lengths), 7)
+    options = {"bos_id": 1, "eos_id": 2, "beam_size": 3, "max_new_tokens": [14] * len(lengths)}
+    options["prefix"] = [[*range(9, 9 + length)] for length in lengths]
+    expected = beam_search(model, source, None, **options)
+    actual = beam_search(pack_model(model), source, None, **options)
+    assert [[h.tokens for h in best] for best in actual] == [[h.tokens for h in best] for best in expected]
 
 
 @pytest.mark.parametrize("cache", ["static", "paged"])

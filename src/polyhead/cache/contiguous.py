@@ -350,8 +350,9 @@ class StaticLayer(RowLayer):
         if self.history is None:
             pages = PagedView(self.k, self.v, row, lambda x: x.index_select(0, row_ids))
             return SlotMapping(pages, (row * (K * S) + slot).flatten(), pos, mask)
-        # pages of one slot, which starts in its first head
-        table = torch.from_numpy(self.history.origins[row_ids, :slots] * (K * S) + np.arange(slots))
+        # pages of one slot, which starts in its first head; numpy takes a tensor of one row for an integer
+        origins = self.history.origins[row_ids.numpy(), :slots]
+        table = torch.from_numpy(origins * (K * S) + np.arange(slots))
         n_pages = self.k.size(0) * K * S - (K - 1) * S
         k, v = (
             x.as_strided((n_pages, K, 1, x.size(3)), (x.size(3), S * x.size(3), x.size(3), 1))
