@@ -80,6 +80,19 @@ def test_phrases_match_the_tokens_of_sentences(tokenizer):
             assert text.lower() == ("ein" + phrase if phrase == "狗" else f"ein {phrase}".lower())
 
 
+def test_continuations_are_the_tokens_that_lengthen_a_word(tokenizer):
+    ((term,),) = terminology_for(["it"], {"it": "Hund"}, tokenizer) or [[]]
+    context = [*tokenizer.encode(["Ein"])[0], *term[0].tokens]
+    (start,) = tokenizer.decode([context])
+    others = [i for i in range(tokenizer.vocab_size) if i not in tokenizer.special_ids]
+    texts = tokenizer.decode([[*context, i] for i in others])
+    after = {i: text.removeprefix(start)[:1] for i, text in zip(others, texts, strict=True)}
+    clear = {i: char for i, char in after.items() if char not in ("", "\ufffd")}
+    longer = {i for i, char in clear.items() if char.isalnum() and not "一" <= char <= "龥"}
+    assert longer and longer == term[0].continuations & clear.keys()
+    assert terminology_for(["it"], {"it": "狗"}, tokenizer)[0][0][0].continuations == frozenset()
+
+
 @pytest.mark.parametrize(
     ("entries", "message"),
     [

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from math import inf
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from polyhead.generation.constraints.terminology import Term, TermPhrase
@@ -26,6 +27,7 @@ class ConstraintState(NamedTuple):
     unmet_terms: tuple[Term, ...]
     num_missing: int  # minimum number of tokens that are still missing
     next_tokens: tuple[int, ...]  # tokens that continue a term or begin one
+    open_terms: tuple[Term, ...] = ()  # met by the end of the row, unless the next token continues the word
 
 
 class LexicalConstraints:
@@ -33,7 +35,9 @@ class LexicalConstraints:
 
     The most likely beams alone would never contain an unlikely term. So each row is also extended with the
     next token of every term that it lacks, and only rows with equally many matched term tokens compete with
-    each other: dynamic beam allocation (Post and Vilar, 2018, sec. 3). Only a row with all terms may end.
+    each other: dynamic beam allocation (Post and Vilar, 2018, sec. 3). Only a row with all terms may end. A
+    phrase must not go on as a longer word: a token that continues its last word makes the term unmet again,
+    so a row that ends with a phrase is also extended with its best token that does not.
     """
 
     def __init__(self, terms: Sequence[Term], prefix_len: int = 0) -> None:
@@ -51,25 +55,38 @@ class LexicalConstraints:
         self,
         log_probs: Sequence[float],
         logits: Tensor,
-        banned_ids: Sequence[Container[int]],
+        banned_ids: Sequence[Collection[int]],
         shortlist_head: ShortlistHead | None,
     ) -> dict[Extension, float]:
-        """Log-probabilities of the extensions that continue or begin a term and are not banned.
+        """Log-probabilities of the extensions that continue, begin or end a term and are not banned.
 
         ``log_probs`` are those of the rows.
         """
-        steps = [
+        steps = {
             (row, token)
             for row, progress in enumerate(self.states)
             for token in progress.next_tokens
             if token not in banned_ids[row]
-        ]
-        if not steps:
+        }
+        ends = [row for row, progress in enumerate(self.states) if progress.open_terms]
+        if not steps and not ends:
             return {}
-        rows, tokens = map(list, zip(*steps, strict=True))
+        all_log_probs = logits.float().log_softmax(-1)
+        for row in ends:
+            excluded = [*self._list_continuations(self.states[row]), *banned_ids[row]]
+            columns = excluded if shortlist_head is None else shortlist_head.column_ids(excluded)
+            index = torch.tensor(columns, dtype=torch.int64, device=logits.device)
+            best = int(all_log_probs[row].index_fill(0, index, -inf).argmax())
+            token = best if shortlist_head is None else int(shortlist_head.tokens[best])
+            if best not in set(columns):
+                steps.add((row, token))
+        rows, tokens = map(list, zip(*sorted(steps), strict=True)) if steps else ([], [])
         columns = tokens if shortlist_head is None else shortlist_head.column_ids(tokens)
-        token_log_probs = logits.float().log_softmax(-1)[rows, columns].tolist()
-        return {step: log_probs[step[0]] + value for step, value in zip(steps, token_log_probs, strict=True)}
+        values = all_log_probs[rows, columns].tolist()
+        return {
+            (row, token): log_probs[row] + value
+            for row, token, value in zip(rows, tokens, values, strict=True)
+        }
 
     def select_extensions(
         self,
@@ -114,14 +131,18 @@ class LexicalConstraints:
 
     def _advance_state(self, state: ConstraintState, row: Sequence[int], token: int) -> ConstraintState:
         """The state of a row after one more token."""
-        text = (*row, token)
+        text, unmet_terms = (*row, token), state.unmet_terms
+        if state.open_terms and token in self._list_continuations(state):
+            unmet_terms += state.open_terms
         if self._has_matchers or token in self.tokens or len(text) <= self.prefix_len:
-            return _update_state(state.unmet_terms, text, self.prefix_len)
-        if state.unmet_terms not in self._unrelated_states:
-            self._unrelated_states[state.unmet_terms] = _update_state(
-                state.unmet_terms, text, self.prefix_len
-            )
-        return self._unrelated_states[state.unmet_terms]
+            return _update_state(unmet_terms, text, self.prefix_len)
+        if unmet_terms not in self._unrelated_states:
+            self._unrelated_states[unmet_terms] = _update_state(unmet_terms, text, self.prefix_len)
+        return self._unrelated_states[unmet_terms]
+
+    def _list_continuations(self, state: ConstraintState) -> frozenset[int]:
+        """The tokens that continue the word at the end of a row."""
+        return frozenset[int]().union(*{phrase.continuations for term in state.open_terms for phrase in term})
 
     def commit(self, extensions: Iterable[Extension]) -> None:
         """Set the rows to the selected extensions: the row that each extends, and its new token."""
@@ -133,9 +154,16 @@ def _update_state(unmet_terms: tuple[Term, ...], row: Sequence[int], prefix_len:
     partial_matches = [
         (term, [(phrase, _matched_len(phrase, row, prefix_len)) for phrase in term]) for term in unmet_terms
     ]
-    partial_matches = [
-        (term, ways) for term, ways in partial_matches if not any(_is_complete(*way, row) for way in ways)
+    met_terms = [
+        (term, [phrase for phrase, size in ways if _is_complete(phrase, size, row)])
+        for term, ways in partial_matches
     ]
+    partial_matches = [
+        way for way, (_, complete) in zip(partial_matches, met_terms, strict=True) if not complete
+    ]
+    open_terms = tuple(
+        term for term, complete in met_terms if complete and all(phrase.continuations for phrase in complete)
+    )
     reachable = [
         [(phrase, num_matched) for phrase, num_matched in ways if num_matched >= 0]
         for _, ways in partial_matches
@@ -147,7 +175,8 @@ def _update_state(unmet_terms: tuple[Term, ...], row: Sequence[int], prefix_len:
     ]
     missing = sum(_min_len(term) for term, _ in partial_matches) - max([0, *saved])
     follows = dict.fromkeys(phrase.tokens[num_matched] for ways in reachable for phrase, num_matched in ways)
-    return ConstraintState(tuple(term for term, _ in partial_matches), missing, tuple(follows))
+    unmet = tuple(term for term, _ in partial_matches)
+    return ConstraintState(unmet, missing, tuple(follows), open_terms)
 
 
 def _is_complete(phrase: TermPhrase, matched_len: int, row: Sequence[int]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import unicodedata
 from collections.abc import Mapping, Sequence
 from itertools import chain
@@ -11,7 +12,7 @@ from polyhead.core.blank_text import is_blank
 from polyhead.core.errors import UserError, format_value
 from polyhead.tokenizers.scripts import fold_text, is_unspaced_char, split_words
 from polyhead.tokenizers.tokenizer import Tokenizer
-from polyhead.tokenizers.word_boundaries import decode_token_bytes
+from polyhead.tokenizers.word_boundaries import decode_token_bytes, spell_vocabulary
 
 _CONTEXT_WORD, _BLANK = "x", " "  # a word that precedes another one
 
@@ -22,6 +23,7 @@ class TermPhrase(NamedTuple):
     tokens: tuple[int, ...]
     is_initial: bool = False  # whether it spells the phrase only at the beginning of a text
     matcher: TermMatcher | None = None  # finds the phrase in other tokens
+    continuations: frozenset[int] = frozenset()  # tokens that would make its last word a longer one
 
 
 class TermMatcher(NamedTuple):
@@ -138,18 +140,40 @@ def _encode_phrases(
     inner_rows = tokenizer.encode(
         [_CONTEXT_WORD + ("" if is_unspaced_char(text[0]) else _BLANK) + text for text in texts]
     )
-    phrase_lists = []
+    continuations, phrase_lists = _find_continuations(tokenizer), []
     for text, initial_ids, context_row in zip(texts, initial_rows, inner_rows, strict=True):
         # if the vocabulary merges the context with the text, the initial tokens may occur anywhere
         inner_ids = (
             context_row[len(context_ids) :] if context_row[: len(context_ids)] == context_ids else initial_ids
         )
-        initial_phrases = (
-            [] if initial_ids == inner_ids else [TermPhrase(tuple(initial_ids), is_initial=True)]
-        )
         matcher = TermMatcher(text.encode(), token_bytes) if any(map(is_unspaced_char, text)) else None
-        phrase_lists.append([TermPhrase(tuple(inner_ids), matcher=matcher), *initial_phrases])
+        longer = continuations if _is_in_word(text[-1]) else frozenset()
+        phrases = [TermPhrase(tuple(inner_ids), False, matcher, longer)]
+        if initial_ids != inner_ids:
+            phrases.append(TermPhrase(tuple(initial_ids), True, None, longer))
+        phrase_lists.append(phrases)
     return phrase_lists
+
+
+def _find_continuations(tokenizer: Tokenizer) -> frozenset[int]:
+    """The tokens that continue the word before them; none if the vocabulary marks the ends of words.
+
+    Of a token that begins inside a character of two bytes, from U+00C0 on, a letter is assumed.
+    """
+    if json.loads(tokenizer.tokenizer_json)["model"].get("end_of_word_suffix"):
+        return frozenset()
+    texts, _ = spell_vocabulary(tokenizer)
+    special, token_bytes = set(tokenizer.special_ids), decode_token_bytes(tokenizer)
+    return frozenset(
+        i
+        for i, text in enumerate(texts)
+        if text and i not in special and (_is_in_word(text[0]) or 0xC3 <= token_bytes[i][0] <= 0xDF)
+    )
+
+
+def _is_in_word(char: str) -> bool:
+    """Whether a character is a letter, a mark or a digit of a script with spaces between words."""
+    return unicodedata.category(char)[0] in "LMN" and not is_unspaced_char(char)
 
 
 def _select_encodable(
