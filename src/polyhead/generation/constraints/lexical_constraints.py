@@ -36,8 +36,8 @@ class LexicalConstraints:
     The most likely beams alone would never contain an unlikely term. So each row is also extended with the
     next token of every term that it lacks, and only rows with equally many matched term tokens compete with
     each other: dynamic beam allocation (Post and Vilar, 2018, sec. 3). Only a row with all terms may end. A
-    phrase must not go on as a longer word: a token that continues its last word makes the term unmet again,
-    so a row that ends with a phrase is also extended with its best token that does not.
+    token that continues the last word of a phrase makes its term unmet again, so a row that ends with a
+    phrase is also extended with its best token that does not continue the word.
     """
 
     def __init__(self, terms: Sequence[Term], prefix_len: int = 0) -> None:
