@@ -30,6 +30,11 @@ class FileEntry(BaseModel):
     size: NonNegativeInt = Field(description="bytes")
     sha256: str
 
+    @classmethod
+    def of(cls, content: bytes) -> FileEntry:
+        """The entry of a file with this content."""
+        return cls(size=len(content), sha256=hashlib.sha256(content).hexdigest())
+
 
 class Manifest(BaseModel):
     """The list of files, and the step of their weights; ``extra`` is data of the caller, such as the
@@ -61,7 +66,7 @@ def read_manifest(path: Path) -> Manifest:
         present = set(_list_files(path))
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from error
-    manifest = parse_manifest(path)
+    manifest = parse_manifest(read_regular_file(path / MANIFEST_FILE, max_bytes=MAX_MANIFEST_BYTES), path)
     expected = {*manifest.files, MANIFEST_FILE}
     if expected != present:
         missing, foreign = sorted(expected - present), sorted(present - expected)
@@ -76,9 +81,8 @@ def _list_files(path: Path) -> Iterator[str]:
         yield from [f"{entry.name}/{name}" for name in inner_names] or [entry.name]
 
 
-def parse_manifest(path: Path) -> Manifest:
-    """Read the manifest of a directory and verify it with its own SHA-256."""
-    raw = read_regular_file(path / MANIFEST_FILE, max_bytes=MAX_MANIFEST_BYTES)
+def parse_manifest(raw: bytes, path: Path) -> Manifest:
+    """Parse the manifest of a directory and verify it with its own SHA-256."""
     body = parse_object(raw, path / MANIFEST_FILE)
     version = body.get("format")
     if isinstance(version, int) and version > FORMAT_VERSION:
@@ -98,17 +102,18 @@ def parse_manifest(path: Path) -> Manifest:
 def read_file(path: Path, entry: FileEntry) -> bytes:
     """Read one file and verify its size and SHA-256."""
     data = read_regular_file(path, size=entry.size)
-    _check_sha256(path, hashlib.sha256(data).hexdigest(), entry)
+    check_sha256(path, hashlib.sha256(data).hexdigest(), entry)
     return data
 
 
 def verify_file(path: Path, entry: FileEntry) -> None:
     """Verify the size and SHA-256 of one file, read piece by piece."""
     with open_regular_file(path, size=entry.size) as file:
-        _check_sha256(path, hashlib.file_digest(file, "sha256").hexdigest(), entry)
+        check_sha256(path, hashlib.file_digest(file, "sha256").hexdigest(), entry)
 
 
-def _check_sha256(path: Path, sha256: str, entry: FileEntry) -> None:
+def check_sha256(path: Path, sha256: str, entry: FileEntry) -> None:
+    """Raise a UserError if the digest of a file is not that of its entry."""
     if sha256 != entry.sha256:
         raise UserError(
             f"{path} is damaged: its SHA-256 is {sha256[:16]}..., {entry.sha256[:16]}... was expected"

@@ -248,10 +248,12 @@ def read_recipe(path: str | Path, overrides: list[str] | None = None, *, from_ru
     tree = read_recipe_tree(path, overrides or [])
     for keys, value in yaml_io.parse_overrides(overrides or [], Recipe):
         yaml_io.assign(tree, keys, value, Recipe)
-    return parse_recipe(
-        {"out": str(Path("runs") / path.stem)} | {k: v for k, v in tree.items() if v is not None},
-        from_run=from_run,
-    )
+    return parse_recipe(with_default_out(tree, path), from_run=from_run)
+
+
+def with_default_out(tree: yaml_io.YamlTree, path: Path) -> yaml_io.YamlTree:
+    """The keys of a recipe file with a value; by default, ``out`` is named like the file."""
+    return {"out": str(Path("runs") / path.stem)} | {k: v for k, v in tree.items() if v is not None}
 
 
 def parse_recipe(tree: dict[str, Any], *, from_run: bool = False) -> Recipe:

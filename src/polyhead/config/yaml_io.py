@@ -190,7 +190,11 @@ def read_yaml(path: Path) -> YamlTree:
         raise UserError(f"{path}: a directory, not a recipe{_file_hint(path / 'recipe.yaml')}")
     if not path.is_file():
         raise UserError(f"{path}: no such file{did_you_mean_path(path, '*.y*ml', [Path('recipes')])}")
-    raw = path.read_bytes()
+    return decode_yaml(path.read_bytes(), path)
+
+
+def decode_yaml(raw: bytes, path: Path) -> YamlTree:
+    """Parse the content of a YAML file; ``path`` names it in errors."""
     if len(raw) > _MAX_BYTES:
         raise UserError(f"{path}: {len(raw):,} bytes are too large for a recipe")
     try:

@@ -12,7 +12,7 @@ from polyhead.hf.checkpoint_files import CheckpointFiles
 from polyhead.hf.family import ModelFamily, TokenizerFactory
 from polyhead.hf.published_checkpoint import PublishedCheckpoint
 from polyhead.hf.tokenizers.legacy_tokenizers import read_special_tokens
-from polyhead.tokenizers.files import FILE, TARGET, parse_tokenizer
+from polyhead.tokenizers.files import FILE, TARGET, parse_tokenizer, read_tokenizer_files
 from polyhead.tokenizers.special_tokens import DECODER_ROLES
 from polyhead.tokenizers.tokenizer import Tokenizer
 
@@ -111,8 +111,9 @@ def _find_factory(files: CheckpointFiles, family: ModelFamily) -> TokenizerFacto
 
 def _parse_factory(files: CheckpointFiles) -> TokenizerFactory:
     """Parse tokenizer.json, and target_tokenizer.json if there is one."""
-    target = parse_tokenizer(files.directory / TARGET) if files.find(TARGET) else None
-    inner, content = parse_tokenizer(files.directory / FILE)
+    has_target, contents = files.find(TARGET), read_tokenizer_files(files.directory)
+    target = parse_tokenizer(contents, files.directory / TARGET) if has_target else None
+    inner, content = parse_tokenizer(contents, files.directory / FILE)
 
     def build(roles: Mapping[str, str]) -> Tokenizer:
         return Tokenizer(inner, roles, content, Tokenizer(target[0], roles, target[1]) if target else None)

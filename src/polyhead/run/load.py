@@ -8,7 +8,6 @@ from pathlib import Path
 
 import torch
 
-from polyhead.checkpoint.manifest import Manifest
 from polyhead.core.errors import UserError, format_value, unknown_name_error
 from polyhead.core.output_paths import did_you_mean_path
 from polyhead.core.strict_kwargs import strict_kwargs
@@ -30,17 +29,9 @@ from polyhead.nn.device import resolve_device
 from polyhead.nn.init import SkipInit
 from polyhead.nn.state import materialize
 from polyhead.run.run import Run
-from polyhead.run.run_directory import (
-    MODEL_TYPE,
-    check_model_size,
-    load_run_weights,
-    read_generation_config,
-    read_run_config,
-    read_run_recipe,
-)
+from polyhead.run.run_directory import MODEL_TYPE, RunFiles, check_model_size, load_run_weights
 from polyhead.run.run_ensemble import ensemble_runs
-from polyhead.run.run_manifest import check_weights_file, recorded_selection, warn_changed_files
-from polyhead.tokenizers.tokenizer import Tokenizer
+from polyhead.run.run_manifest import read_run_manifest
 
 # dtypes of the weights that are not quantized
 LOAD_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16} | dict.fromkeys(
@@ -88,9 +79,10 @@ def load(
     if not directory.is_dir():
         raise UserError(not_a_run_message(directory))
     files = CheckpointFiles(directory)
-    run = (
-        _load_published(files) if is_published(files) else open_run(directory, warn_changed_files(directory))
-    )
+    if is_published(files):
+        run = _load_published(files)
+    else:
+        run = open_run(RunFiles.open(directory, read_run_manifest(directory)))
     run.directory = directory
     # packing copies these weights from the file: a large model may not fit into memory twice
     if dtype in QUANTIZED_LINEARS:
@@ -149,18 +141,14 @@ def _load_published(files: CheckpointFiles) -> Run:
     return run
 
 
-def open_run(directory: Path, manifest: Manifest | None) -> Run:
-    """Open a run directory with memory-mapped weights, whose bytes are verified with the ``manifest``."""
-    check_weights_file(directory, manifest)
-    config = read_run_config(directory)
-    tokenizer = Tokenizer.load(directory)
-    check_model_size(directory, config.model)
+def open_run(files: RunFiles) -> Run:
+    """Build the model of a run, with memory-mapped weights."""
+    check_model_size(files)
+    config = files.config.model
     with SkipInit():
-        model = model_class(config.model)(config.model)
-    recipe = read_run_recipe(directory, config)
-    lora = recipe.train.lora if recipe else None
-    load_run_weights(model, directory, tokenizer, lora, recorded_selection(manifest))
-    run = Run(model, tokenizer, read_generation_config(directory), recipe)
-    run.family, run.saved_prompt_template = config.family, config.prompt_template
-    run.get_shortlist = cache(partial(Shortlist.load, directory, config.model.vocab_size))
+        model = model_class(config)(config)
+    load_run_weights(model, files)
+    run = Run(model, files.tokenizer, files.generation, files.recipe)
+    run.family, run.saved_prompt_template = files.config.family, files.config.prompt_template
+    run.get_shortlist = cache(partial(Shortlist.load, files.directory, config.vocab_size))
     return run

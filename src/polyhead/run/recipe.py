@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from polyhead.config.recipe import Recipe, parse_recipe, read_recipe
+from polyhead.config.recipe import Recipe, parse_recipe, read_recipe, with_default_out
+from polyhead.config.yaml_io import decode_yaml
 from polyhead.core.errors import UserError, prefix_errors
 
 
@@ -17,10 +18,10 @@ def load_recipe(path: str | Path, overrides: list[str] | None = None, *, from_ru
     return check_recipe(read_recipe(path, overrides, from_run=from_run))
 
 
-def load_saved_recipe(path: Path) -> Recipe:
-    """Read the recipe.yaml of an existing run; an error is one line that names the file."""
+def parse_saved_recipe(content: bytes, path: Path) -> Recipe:
+    """Parse the recipe.yaml of an existing run; an error is one line that names the file."""
     try:
-        return load_recipe(path, from_run=True)
+        return validate_recipe(with_default_out(decode_yaml(content, path), path), from_run=True)
     except UserError as error:
         message = "; ".join(str(error).splitlines())
         raise UserError(message if str(path) in message else f"{path}: {message}") from None

@@ -167,32 +167,16 @@ class Run:
         **changes: Any,
     ) -> Iterator[TextDelta]:
         """As ``generate``, streamed: never half a character, never the beginning of a stop string."""
-        model, max_len, stop = (
-            self._require_kind("decoder", stream=(prompts,)),
-            self.config.max_len,
-            normalize_stop_strings(stop),
-        )
-        if "beam_size" not in changes:
-            config = sampling_config(self.generation, changes, n, "sampled text")
-            prompt_ids, proposer, seed = (
-                self._encode_prompts(prompts),
-                self._proposer(config.speculative),
-                seed or 0,
-            )
-            options: dict[str, Any] = {
-                "max_len": max_len,
-                "n": n,
-                "seed": seed,
-                "stop": stop,
-                "proposer": proposer,
-            }
-            return generate_texts(model, self.tokenizer, config, prompt_ids, **options)
-        changes |= {} if seed is None else {"seed": seed}
-        config, prompt_ids = (
-            beam_config(self.generation, changes, n, "beam search"),
-            self._encode_prompts(prompts),
-        )
-        return beam_search_texts(model, self.tokenizer, config, prompt_ids, max_len=max_len, stop=stop)
+        model = self._require_kind("decoder", stream=(prompts,))
+        options: dict[str, Any] = {"max_len": self.config.max_len, "stop": normalize_stop_strings(stop)}
+        if "beam_size" in changes:
+            changes |= {} if seed is None else {"seed": seed}
+            config = beam_config(self.generation, changes, n, "beam search")
+            return beam_search_texts(model, self.tokenizer, config, self._encode_prompts(prompts), **options)
+        config = sampling_config(self.generation, changes, n, "sampled text")
+        prompt_ids = self._encode_prompts(prompts)
+        options |= {"n": n, "seed": seed or 0, "proposer": self._proposer(config.speculative)}
+        return generate_texts(model, self.tokenizer, config, prompt_ids, **options)
 
     def engine(self, **options: Any) -> TextEngine:
         """Create an engine for requests at any time: ``run.engine(cache="paged").submit("Once", n=4)``.
@@ -270,10 +254,8 @@ class Run:
         ``translate``. With ``shortlist`` only tokens that the source suggests are output.
         """
         self._require_kind("encoder-decoder", "decoder", hypotheses=(texts,))
-        max_len, shortlist_tokens = (
-            self.config.max_len,
-            load_shortlist(self.get_shortlist, shortlist, len(self.members) > 1),
-        )
+        max_len = self.config.max_len
+        shortlist_tokens = load_shortlist(self.get_shortlist, shortlist, len(self.members) > 1)
         if self.config.kind == "decoder" and changes.get("prefix") is None:
             changes.pop("prefix", None)
             config = with_overrides(self.generation, changes, "beam search")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from pydantic import BaseModel, ValidationError
@@ -14,10 +14,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from polyhead.chat.detect_template import build_template
-from polyhead.checkpoint.manifest import FileEntry
+from polyhead.checkpoint.manifest import FileEntry, Manifest
 from polyhead.checkpoint.safetensors_io import check_tensors, write_safetensors
-from polyhead.checkpoint.weight_selection import WeightSelection, load_selected
-from polyhead.config.config_sections import LoraConfig
+from polyhead.checkpoint.weight_selection import load_selected
 from polyhead.config.generation_config import GenerationConfig
 from polyhead.config.model import ModelConfig, ModelSpec
 from polyhead.config.recipe import Recipe
@@ -34,8 +33,16 @@ from polyhead.nn.init import SkipInit
 from polyhead.nn.lora import merge_lora_tensors
 from polyhead.nn.state import named_state
 from polyhead.nn.validate_model import check_model
-from polyhead.run.recipe import load_saved_recipe, validate_recipe
-from polyhead.run.run_manifest import RECIPE_FILE
+from polyhead.run.recipe import parse_saved_recipe, validate_recipe
+from polyhead.run.run_manifest import (
+    CONFIG_FILE,
+    GENERATION_FILE,
+    RECIPE_FILE,
+    check_weights_file,
+    recorded_selection,
+    warn_changed_files,
+)
+from polyhead.tokenizers.files import read_tokenizer_files
 from polyhead.tokenizers.tokenizer import Tokenizer
 
 MODEL_TYPE = "polyhead"
@@ -51,6 +58,8 @@ _MAX_SHOWN = 8  # runs named in a message about a directory of runs
 _MIN_LAYER_BYTES = 500
 _TOKENIZER_DIGEST_KEY = "tokenizer_sha256"
 
+Settings = TypeVar("Settings", bound=BaseModel)
+
 log = logging.getLogger(__name__)
 
 
@@ -63,48 +72,100 @@ class RunConfig(NamedTuple):
     recipe: dict[str, Any] | None  # the recipe without its model, for the case that recipe.yaml is lost
 
 
+class RunFiles(NamedTuple):
+    """What the files of a run hold; each is read once, except the weights, which are memory-mapped."""
+
+    directory: Path
+    weights: Path | None  # None if only checkpoints have them
+    manifest: Manifest | None
+    config: RunConfig
+    generation: GenerationConfig
+    tokenizer: Tokenizer
+    recipe: Recipe | None  # None in a run that was not trained here
+
+    @classmethod
+    def open(cls, directory: Path, manifest: Manifest | None) -> RunFiles:
+        """Open a run; the first file that is damaged is a UserError.
+
+        With its ``manifest``, the weights are verified, and a warning names text files that differ from it.
+        """
+        contents = _read_files(directory, (CONFIG_FILE, GENERATION_FILE, RECIPE_FILE))
+        contents |= read_tokenizer_files(directory)
+        weights = directory / WEIGHTS_FILE if file_exists(directory / WEIGHTS_FILE) else None
+        if manifest:
+            entries = {name: FileEntry.of(content) for name, content in contents.items()}
+            warn_changed_files(directory, manifest, entries)
+            if weights:
+                check_weights_file(weights, manifest)
+        objects = _parse_objects(contents, directory)
+        config = _parse_run_config(objects, directory)
+        path = directory / GENERATION_FILE
+        generation = _parse_settings(objects.get(GENERATION_FILE, {}), GenerationConfig, path)
+        tokenizer = Tokenizer.parse(contents, directory)
+        if RECIPE_FILE in contents:
+            recipe: Recipe | None = parse_saved_recipe(contents[RECIPE_FILE], directory / RECIPE_FILE)
+        else:
+            recipe = _restore_recipe(config, directory)
+        return cls(directory, weights, manifest, config, generation, tokenizer, recipe)
+
+
+def _read_files(directory: Path, names: Iterable[str]) -> dict[str, bytes]:
+    """The contents of the text files that exist, by name."""
+    paths = [directory / name for name in names if file_exists(directory / name)]
+    return {
+        path.name: read_regular_file(path, max_bytes=_MAX_JSON_BYTES)
+        if path.suffix == ".json"
+        else path.read_bytes()
+        for path in paths
+    }
+
+
 def read_run_config(directory: Path) -> RunConfig:
     """Read config.json; another kind of model, an unknown key or a model that cannot be built is a
     UserError.
     """
-    path = directory / "config.json"
-    fields = _read_json(path)
+    return _parse_run_config(_parse_objects(_read_files(directory, [CONFIG_FILE]), directory), directory)
+
+
+def _parse_run_config(objects: Mapping[str, dict[str, Any]], directory: Path) -> RunConfig:
+    path, fields = directory / CONFIG_FILE, objects.get(CONFIG_FILE)
+    if fields is None:
+        raise UserError(_missing_config_message(directory))
     kind = fields.get("model_type")
     if kind != MODEL_TYPE:
         problem = "has no model_type" if kind is None else f"model_type is {kind!r}"
         raise UserError(f"{path}: {problem}; a run has {MODEL_TYPE!r}, a checkpoint the name of its family")
-    try:
-        config = ModelConfig.model_validate(_drop_foreign_keys(fields, ModelConfig, path))
-    except ValidationError as error:
-        raise from_validation_error(error, ModelConfig, str(path)) from None
+    config = _parse_settings(fields, ModelConfig, path)
+    family, recipe = fields.get(_FAMILY_KEY), fields.get(_RECIPE_KEY)
     with prefix_errors(str(path)):
         check_model(config)
-    family, recipe = fields.get(_FAMILY_KEY), fields.get(_RECIPE_KEY)
-    if recipe is not None and not isinstance(recipe, dict):
-        raise UserError(f"{path}: {_RECIPE_KEY} must be an object")
-    template = _parse_prompt_template(fields.get(_PROMPT_TEMPLATE_KEY), config.vocab_size, path)
+        if recipe is not None and not isinstance(recipe, dict):
+            raise UserError(f"{_RECIPE_KEY} must be an object")
+        template = _parse_prompt_template(fields.get(_PROMPT_TEMPLATE_KEY), config.vocab_size)
     return RunConfig(config, family if isinstance(family, str) else None, template, recipe)
 
 
-def read_generation_config(directory: Path) -> GenerationConfig:
-    """Read generation_config.json; the defaults if it does not exist."""
-    path = directory / "generation_config.json"
-    if not file_exists(path):
-        return GenerationConfig()
-    try:
-        return GenerationConfig.model_validate(_drop_foreign_keys(_read_json(path), GenerationConfig, path))
-    except ValidationError as error:
-        raise from_validation_error(error, GenerationConfig, str(path)) from None
+def _parse_objects(contents: Mapping[str, bytes], directory: Path) -> dict[str, dict[str, Any]]:
+    """The JSON objects in config.json and generation_config.json."""
+    paths = [directory / name for name in (CONFIG_FILE, GENERATION_FILE) if name in contents]
+    objects = {path.name: decode_json(contents[path.name], path) for path in paths}
+    for name, value in objects.items():
+        if not isinstance(value, dict):
+            raise UserError(f"{directory / name} must be a JSON object")
+    return objects
 
 
-def _drop_foreign_keys(fields: dict[str, Any], model: type[BaseModel], path: Path) -> dict[str, Any]:
-    """Drop the keys of other tools; any other unknown key is a UserError."""
+def _parse_settings(fields: dict[str, Any], model: type[Settings], path: Path) -> Settings:
+    """Validate the settings in a file; keys of other tools are ignored, other unknown ones a UserError."""
     for name in fields.keys() - model.model_fields.keys() - _HF_KEYS - _RUN_KEYS:
         raise UserError(f"{path}: {name!r} is unknown{did_you_mean(name, model.model_fields)}")
-    return {name: value for name, value in fields.items() if name in model.model_fields}
+    try:
+        return model.model_validate({name: fields[name] for name in model.model_fields if name in fields})
+    except ValidationError as error:
+        raise from_validation_error(error, model, str(path)) from None
 
 
-def _parse_prompt_template(value: Any, vocab_size: int, path: Path) -> PromptTemplate | None:
+def _parse_prompt_template(value: Any, vocab_size: int) -> PromptTemplate | None:
     """Parse the special tokens around a prompt."""
     match value:
         case None:
@@ -114,39 +175,34 @@ def _parse_prompt_template(value: Any, vocab_size: int, path: Path) -> PromptTem
         ):
             return PromptTemplate(prefix, suffix, always)
     raise UserError(
-        f"{path}: {_PROMPT_TEMPLATE_KEY} must have prefix_ids and suffix_ids, tokens of the vocabulary, and "
+        f"{_PROMPT_TEMPLATE_KEY} must have prefix_ids and suffix_ids, tokens of the vocabulary, and "
         "always_add_prefix, true or false"
     )
 
 
-def read_run_recipe(directory: Path, config: RunConfig) -> Recipe | None:
-    """Read recipe.yaml; if it is lost, its copy in config.json; None in a run that was not trained here."""
-    path = directory / RECIPE_FILE
-    if file_exists(path):
-        return load_saved_recipe(path)
+def _restore_recipe(config: RunConfig, directory: Path) -> Recipe | None:
+    """The copy of a lost recipe in config.json."""
     if config.recipe is None:
         return None
     model = config.model.model_dump(mode="json", include={*ModelSpec.model_fields})
-    with prefix_errors(f"{directory / 'config.json'}: {_RECIPE_KEY}"):
+    with prefix_errors(f"{directory / CONFIG_FILE}: {_RECIPE_KEY}"):
         return validate_recipe(config.recipe | {"model": model, "out": str(directory)}, from_run=True)
 
 
-def _read_weights(
-    directory: Path, selection: WeightSelection | None
-) -> tuple[Mapping[str, Tensor], str | None]:
+def _read_weights(files: RunFiles) -> tuple[Mapping[str, Tensor], str | None]:
     """Weights and tokenizer digest of a run; without model.safetensors, those that its checkpoints select.
 
     The digest is that of the tokenizer that the weights were trained with.
     """
-    path = directory / WEIGHTS_FILE
-    if file_exists(path):
+    directory = files.directory
+    if files.weights:
         try:
-            with safe_open(path, "pt") as file:
+            with safe_open(files.weights, "pt") as file:
                 names, metadata = file.keys(), file.metadata() or {}
                 return {name: file.get_tensor(name) for name in names}, metadata.get(_TOKENIZER_DIGEST_KEY)
         except (SafetensorError, OSError) as error:
-            raise UserError(f"{path} is damaged or truncated: {error}") from None
-    loaded = load_selected(directory / "checkpoints", selection)
+            raise UserError(f"{files.weights} is damaged or truncated: {error}") from None
+    loaded = load_selected(directory / "checkpoints", recorded_selection(files.manifest))
     if loaded is None:
         raise UserError(
             f"{directory} has neither {WEIGHTS_FILE} nor a checkpoint: nothing was trained here yet"
@@ -158,13 +214,14 @@ def _read_weights(
     return tensors, extra.get(_TOKENIZER_DIGEST_KEY)
 
 
-def check_model_size(directory: Path, config: ModelConfig) -> None:
+def check_model_size(files: RunFiles) -> None:
     """Raise a UserError if the model of config.json cannot fit into its weight files, before it is built.
 
     A parameter has at least one byte, and the names of the tensors of a layer have ``_MIN_LAYER_BYTES``.
     """
-    files = [directory / "model.safetensors", *directory.glob("checkpoints/**/*.safetensors")]
-    n_bytes = sum(path.stat().st_size for path in files if path.is_file())
+    directory, config = files.directory, files.config.model
+    paths = [directory / WEIGHTS_FILE, *directory.glob("checkpoints/**/*.safetensors")]
+    n_bytes = sum(path.stat().st_size for path in paths if path.is_file())
     n_layers = (
         1 if config.share_layers else max(config.n_layers, config.decoder_layers, config.generator_layers)
     )
@@ -174,30 +231,24 @@ def check_model_size(directory: Path, config: ModelConfig) -> None:
     n_params = sum(tensor.numel() for tensor in named_state(model).values())
     if 0 < n_bytes < n_params + (n_layers - 1) * _MIN_LAYER_BYTES:
         raise UserError(
-            f"{directory / 'config.json'} describes a model with {n_params:,} parameters or more (vocab_size "
+            f"{directory / CONFIG_FILE} describes a model with {n_params:,} parameters or more (vocab_size "
             f"{config.vocab_size:,}, n_layers {n_layers:,}), for weights of {n_bytes:,} bytes"
         )
 
 
-def load_run_weights(
-    model: Model,
-    directory: Path,
-    tokenizer: Tokenizer,
-    lora: LoraConfig | None = None,
-    selection: WeightSelection | None = None,
-) -> None:
+def load_run_weights(model: Model, files: RunFiles) -> None:
     """Load the weights of a run into its model; a UserError lists all names and shapes that do not fit.
 
-    Tensors stay memory-mapped. ``selection`` is used if model.safetensors is missing. A run that is not
-    finished may still have separate LoRA weights: they are merged.
+    Tensors stay memory-mapped. A run that is not finished may still have separate LoRA weights: they are
+    merged.
     """
-    tensors, digest = _read_weights(directory, selection)
-    if lora:
+    tensors, digest = _read_weights(files)
+    if files.recipe and (lora := files.recipe.train.lora):
         tensors = merge_lora_tensors(tensors, lora.alpha / lora.r)
-    if digest not in (None, tokenizer.sha256):
-        raise UserError(f"{directory / 'tokenizer.json'} does not match the tokenizer of the model")
+    if digest not in (None, files.tokenizer.sha256):
+        raise UserError(f"{files.directory / 'tokenizer.json'} does not match the tokenizer of the model")
     state = named_state(model)
-    check_tensors(tensors, state, f"what was trained in {directory}")
+    check_tensors(tensors, state, f"what was trained in {files.directory}")
     for name, tensor in state.items():
         tensor.data = tensors[name]
 
@@ -227,8 +278,8 @@ def write_config_files(
     fields |= model.config.model_dump(mode="json")
     # the directory may be moved, and the model is here already
     fields |= {_RECIPE_KEY: recipe.model_dump(mode="json", exclude={"model", "out"})} if recipe else {}
-    write_json_atomic(directory / "config.json", fields)
-    write_json_atomic(directory / "generation_config.json", ids | generation.model_dump(mode="json"))
+    write_json_atomic(directory / CONFIG_FILE, fields)
+    write_json_atomic(directory / GENERATION_FILE, ids | generation.model_dump(mode="json"))
     tokenizer.save(directory, chat_template=build_template(generation.chat) if generation.chat else "")
 
 
@@ -240,27 +291,19 @@ def write_weights(directory: Path, model: Model, tokenizer: Tokenizer) -> FileEn
     return FileEntry(size=out.size, sha256=out.sha256)
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    if not file_exists(path):
-        inner = sorted(config.parent.name for config in path.parent.glob(f"*/{path.name}"))
+def _missing_config_message(directory: Path) -> str:
+    """Why a directory is no run, and what to give in its place."""
+    inner = sorted(config.parent.name for config in directory.glob(f"*/{CONFIG_FILE}"))
+    run, recipe = directory.parent.parent, directory / RECIPE_FILE
+    hint = "polyhead train creates runs"
+    if inner:
         more = ", ..." if len(inner) > _MAX_SHOWN else ""
-        hint = f"; subdirectories that have one: {', '.join(inner[:_MAX_SHOWN])}{more}" if inner else ""
-        hint = hint or _run_hint(path.parent)
-        raise UserError(f"{path.parent} is not a run directory: it has no {path.name}{hint}")
-    value = decode_json(read_regular_file(path, max_bytes=_MAX_JSON_BYTES), path)
-    if not isinstance(value, dict):
-        raise UserError(f"{path} must be a JSON object")
-    return value
-
-
-def _run_hint(directory: Path) -> str:
-    """What to give in place of a directory that is no run: the run of a checkpoint, or a run to train."""
-    run = directory.parent.parent
-    if directory.parent.name == "checkpoints" and run.is_dir():
-        return f"; it is a checkpoint of the run {str(run)!r}"
-    if (directory / "recipe.yaml").is_file():
-        return f"; its training has not started: polyhead train {directory / 'recipe.yaml'}"
-    return "; polyhead train creates runs"
+        hint = f"subdirectories that have one: {', '.join(inner[:_MAX_SHOWN])}{more}"
+    elif directory.parent.name == "checkpoints" and run.is_dir():
+        hint = f"it is a checkpoint of the run {str(run)!r}"
+    elif recipe.is_file():
+        hint = f"its training has not started: polyhead train {recipe}"
+    return f"{directory} is not a run directory: it has no {CONFIG_FILE}; {hint}"
 
 
 def write_json_atomic(path: Path, value: dict[str, Any]) -> None:

@@ -8,30 +8,28 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Literal
 
-from polyhead.checkpoint.manifest import MANIFEST_FILE, FileEntry, Manifest, hash_file, parse_manifest
+from polyhead.checkpoint.manifest import (
+    MANIFEST_FILE,
+    MAX_MANIFEST_BYTES,
+    FileEntry,
+    Manifest,
+    check_sha256,
+    hash_file,
+    parse_manifest,
+)
 from polyhead.checkpoint.weight_selection import WeightSelection
-from polyhead.core.atomic_io import file_exists, remove, replace_file
+from polyhead.core.atomic_io import file_exists, read_regular_file, remove, replace_file
 from polyhead.core.errors import UserError
 from polyhead.core.i18n import tr
 from polyhead.hf.checkpoint_files import WEIGHTS_FILE
-from polyhead.tokenizers.files import FILE as TOKENIZER_FILE
-from polyhead.tokenizers.files import TARGET as TARGET_TOKENIZER_FILE
+from polyhead.tokenizers.files import TOKENIZER_FILES
 
-RECIPE_FILE = "recipe.yaml"
-TEXT_FILES = (
-    "config.json",
-    "generation_config.json",
-    RECIPE_FILE,
-    TOKENIZER_FILE,
-    TARGET_TOKENIZER_FILE,
-    "tokenizer_config.json",
-)
+CONFIG_FILE, GENERATION_FILE, RECIPE_FILE = "config.json", "generation_config.json", "recipe.yaml"
+TEXT_FILES = (CONFIG_FILE, GENERATION_FILE, RECIPE_FILE, *TOKENIZER_FILES)
 _SELECTION_KEY = "weights"  # the checkpoints that the weights are from, in the manifest's ``extra``
-
-FileStatus = Literal["ok", "changed", "missing"]
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +42,7 @@ def write_run_manifest(
     ``weights`` is the entry of model.safetensors, ``selection`` the checkpoints that the weights are from.
     Without ``weights``, the entry of an existing manifest remains.
     """
-    files = {name: hash_file(directory / name) for name in TEXT_FILES if file_exists(directory / name)}
+    files = hash_text_files(directory)
     step, extra = (selection.steps[-1], {_SELECTION_KEY: selection._asdict()}) if selection else (0, {})
     if weights is not None:
         files[WEIGHTS_FILE] = weights
@@ -64,14 +62,15 @@ def remove_run_manifest(directory: Path) -> None:
 
 def read_run_manifest(directory: Path) -> Manifest | None:
     """The manifest of a run, None if it has none; a UserError if it is damaged."""
-    if not file_exists(directory / MANIFEST_FILE):
+    path = directory / MANIFEST_FILE
+    if not file_exists(path):
         return None
     try:
-        manifest = parse_manifest(directory)
+        manifest = parse_manifest(read_regular_file(path, max_bytes=MAX_MANIFEST_BYTES), directory)
     except UserError as error:
         raise UserError(f"{error}; remove it to use the run without its digests") from None
     if unknown := sorted(manifest.files.keys() - {WEIGHTS_FILE, *TEXT_FILES}):
-        raise UserError(f"{directory / MANIFEST_FILE} lists {unknown[0]!r}, which is no file of a run")
+        raise UserError(f"{path} lists {unknown[0]!r}, which is no file of a run")
     return manifest
 
 
@@ -83,38 +82,26 @@ def recorded_selection(manifest: Manifest | None) -> WeightSelection | None:
     return None
 
 
-def check_weights_file(directory: Path, manifest: Manifest | None) -> None:
+def check_weights_file(path: Path, manifest: Manifest) -> None:
     """Raise a UserError if model.safetensors is not the file that was written; reads all of it."""
-    path, entry = directory / WEIGHTS_FILE, manifest.files.get(WEIGHTS_FILE) if manifest else None
-    if entry and file_exists(path):
+    if entry := manifest.files.get(WEIGHTS_FILE):
         if (size := path.stat().st_size) != entry.size:
             raise UserError(f"{path} is damaged or truncated: it has {size} bytes; expected {entry.size}")
-        if (sha256 := hash_file(path).sha256) != entry.sha256:
-            raise UserError(
-                f"{path} is damaged: its SHA-256 is {sha256[:16]}..., {entry.sha256[:16]}... was expected"
-            )
+        check_sha256(path, hash_file(path).sha256, entry)
 
 
-def check_text_file(directory: Path, manifest: Manifest, name: str) -> FileStatus:
-    """Compare a text file of a run with its manifest; what cannot be read is a UserError."""
-    entry = manifest.files.get(name)
-    if not file_exists(path := directory / name):
-        return "missing" if entry else "ok"
-    return "ok" if hash_file(path) == entry else "changed"
+def hash_text_files(directory: Path, names: Iterable[str] = TEXT_FILES) -> dict[str, FileEntry]:
+    """The entries of the text files that exist; what cannot be read is a UserError."""
+    return {name: hash_file(directory / name) for name in names if file_exists(directory / name)}
 
 
-def warn_changed_files(directory: Path) -> Manifest | None:
-    """Report text files that differ from the manifest in one warning; returns the manifest, if any."""
-    if (manifest := read_run_manifest(directory)) is None:
-        return None
-    statuses = {name: check_text_file(directory, manifest, name) for name in TEXT_FILES}
-    changed, missing = (
-        ", ".join(name for name, status in statuses.items() if status == kind)
-        for kind in ("changed", "missing")
-    )
+def warn_changed_files(directory: Path, manifest: Manifest, files: Mapping[str, FileEntry]) -> None:
+    """Report the text files of a run that differ from its manifest, in one warning."""
+    expected = {name: manifest.files.get(name) for name in TEXT_FILES}
+    missing = ", ".join(name for name, entry in expected.items() if entry and name not in files)
+    changed = ", ".join(name for name, entry in files.items() if entry != expected[name])
     notes = [tr("changed: {names}", names=changed)] if changed else []
     notes += [tr("missing: {names}", names=missing)] if missing else []
     if notes:
         changes = "; ".join(notes)
         log.warning(tr("{run} differs from what training wrote: {changes}", run=directory, changes=changes))
-    return manifest

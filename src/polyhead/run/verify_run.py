@@ -14,12 +14,8 @@ from polyhead.core.atomic_io import file_exists
 from polyhead.core.errors import UserError
 from polyhead.hf.checkpoint_files import WEIGHTS_FILE, CheckpointFiles
 from polyhead.run.load import is_published, not_a_run_message, open_run
-from polyhead.run.run_manifest import (
-    TEXT_FILES,
-    check_text_file,
-    check_weights_file,
-    read_run_manifest,
-)
+from polyhead.run.run_directory import RunFiles
+from polyhead.run.run_manifest import TEXT_FILES, check_weights_file, hash_text_files, read_run_manifest
 
 
 class VerifiedFile(NamedTuple):
@@ -51,7 +47,7 @@ def verify_run(directory: Path) -> Iterator[VerifiedFile]:
         yield file
     if is_valid:
         try:
-            open_run(directory, None)
+            open_run(RunFiles.open(directory, None))
         except UserError as error:
             yield VerifiedFile(str(directory), "damaged", str(error))
 
@@ -66,9 +62,9 @@ def _verify_files(directory: Path) -> Iterator[VerifiedFile]:
     if manifest:
         for name in TEXT_FILES:
             if name in manifest.files or os.path.lexists(directory / name):
-                yield _verify(name, partial(check_text_file, directory, manifest, name))
+                yield _verify(name, partial(_compare_text_file, directory, manifest, name))
         if WEIGHTS_FILE in manifest.files:
-            yield _verify(WEIGHTS_FILE, partial(_check_weights, directory, manifest))
+            yield _verify(WEIGHTS_FILE, partial(_check_weights, directory / WEIGHTS_FILE, manifest))
     checkpoints = directory / "checkpoints"
     try:
         steps = list_steps(checkpoints)
@@ -88,10 +84,15 @@ def _verify(name: str, check: Callable[[], str]) -> VerifiedFile:
         return VerifiedFile(name, "damaged", str(error))
 
 
-def _check_weights(directory: Path, manifest: Manifest) -> str:
-    if not file_exists(directory / WEIGHTS_FILE):
+def _compare_text_file(directory: Path, manifest: Manifest, name: str) -> str:
+    entry, expected = hash_text_files(directory, [name]).get(name), manifest.files.get(name)
+    return "ok" if entry == expected else "changed" if entry else "missing"
+
+
+def _check_weights(path: Path, manifest: Manifest) -> str:
+    if not file_exists(path):
         return "missing"
-    check_weights_file(directory, manifest)
+    check_weights_file(path, manifest)
     return "ok"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,34 +16,41 @@ from polyhead.tokenizers.file_limits import check_tokenizer_rules
 from polyhead.tokenizers.special_tokens import DECODER_ROLES, ROLE_ALIASES, SPECIAL_TOKENS_MAP
 from tokenizers import models
 
-FILE, TARGET = "tokenizer.json", "target_tokenizer.json"
+FILE, TARGET, CONFIG = TOKENIZER_FILES = "tokenizer.json", "target_tokenizer.json", "tokenizer_config.json"
 _MAX_FILE_SIZE = 64 * 1024 * 1024  # bytes; larger files are refused, not parsed
 _ROUNDTRIPS = 2  # writing and reading this often made all of a million numbers stable
 
 
-def read_text_file(path: Path) -> str:
-    """The text of a file; UserError if it is missing, too large or not UTF-8."""
-    if not file_exists(path):
+def read_tokenizer_files(directory: Path) -> dict[str, bytes]:
+    """The contents of the files of a tokenizer that exist, by name; UserError if one is too large."""
+    paths = [directory / name for name in TOKENIZER_FILES if file_exists(directory / name)]
+    for path in paths:
+        if (size := path.stat().st_size) > _MAX_FILE_SIZE:
+            raise UserError(f"{path} has {size:,} bytes; the maximum for {path.name} is {_MAX_FILE_SIZE:,}")
+    try:
+        return {path.name: path.read_bytes() for path in paths}
+    except OSError as error:
+        raise UserError(f"{error.filename} cannot be read: {error.strerror}") from None
+
+
+def decode_text(contents: Mapping[str, bytes], path: Path) -> str:
+    """The text of one of the files of a tokenizer; UserError if it is missing or not UTF-8."""
+    if path.name not in contents:
         names = (
             ", ".join(sorted(p.name for p in path.parent.iterdir())[:8])
             if path.parent.is_dir()
             else "no such directory"
         )
         raise UserError(f"no {path.name} in {path.parent} (there: {names or 'nothing'})")
-    size = path.stat().st_size
-    if size > _MAX_FILE_SIZE:
-        raise UserError(f"{path} has {size:,} bytes; the maximum for {path.name} is {_MAX_FILE_SIZE:,}")
     try:
-        return path.read_text(encoding="utf-8")
+        return io.TextIOWrapper(io.BytesIO(contents[path.name]), encoding="utf-8").read()
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not UTF-8 text (byte {error.start})") from None
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}") from None
 
 
-def parse_tokenizer(path: Path) -> tuple[tokenizers.Tokenizer, str]:
+def parse_tokenizer(contents: Mapping[str, bytes], path: Path) -> tuple[tokenizers.Tokenizer, str]:
     """The tokenizer of a file, and the file's text; UserError if it is missing, damaged or hostile."""
-    content = read_text_file(path)
+    content = decode_text(contents, path)
     rules = decode_json(content, path, is_strict=True)
     if not isinstance(rules, dict):
         raise UserError(f"{path} cannot be read as a tokenizer: it is not a JSON object")
@@ -63,9 +71,9 @@ def wrap_library_errors(action: str) -> Iterator[None]:
         raise UserError(f"{action}: {' '.join(str(error).split())[:200]}") from None
 
 
-def read_roles(path: Path) -> dict[str, str]:
+def read_roles(contents: Mapping[str, bytes], path: Path) -> dict[str, str]:
     """Special tokens by role, from a tokenizer_config.json."""
-    config = decode_json(read_text_file(path), path)
+    config = decode_json(decode_text(contents, path), path)
     if not isinstance(config, dict):
         raise UserError(f"{path} must be a JSON object, got {type(config).__name__}")
     return parse_roles(config)

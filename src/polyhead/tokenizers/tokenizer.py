@@ -11,13 +11,15 @@ from functools import cached_property
 from pathlib import Path
 
 import tokenizers
-from polyhead.core.atomic_io import file_exists, replace_file
+from polyhead.core.atomic_io import replace_file
 from polyhead.core.errors import UserError
 from polyhead.tokenizers.files import (
+    CONFIG,
     FILE,
     TARGET,
     parse_tokenizer,
     read_roles,
+    read_tokenizer_files,
     roundtrip,
     serialize_tokenizer,
     wrap_library_errors,
@@ -363,14 +365,20 @@ class Tokenizer:
 
         ``roles`` default to those in its tokenizer_config.json.
         """
-        directory = Path(directory)
+        return cls.parse(read_tokenizer_files(Path(directory)), Path(directory), roles)
 
-        def load_one(name: str, target_tokenizer: Tokenizer | None = None) -> Tokenizer:
-            inner, content = parse_tokenizer(directory / name)
-            file_roles = read_roles(directory / "tokenizer_config.json") if roles is None else roles
+    @classmethod
+    def parse(
+        cls, contents: Mapping[str, bytes], directory: Path, roles: Mapping[str, str] | None = None
+    ) -> Tokenizer:
+        """As ``load``, from the contents of the directory's files by name."""
+
+        def parse_one(name: str, target_tokenizer: Tokenizer | None = None) -> Tokenizer:
+            inner, content = parse_tokenizer(contents, directory / name)
+            file_roles = read_roles(contents, directory / CONFIG) if roles is None else roles
             return cls(inner, file_roles, content, target_tokenizer)
 
-        return load_one(FILE, load_one(TARGET) if file_exists(directory / TARGET) else None)
+        return parse_one(FILE, parse_one(TARGET) if TARGET in contents else None)
 
     def _role_id(self, role: str, token: str) -> int:
         token_id = self._inner.token_to_id(token)

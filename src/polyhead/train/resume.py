@@ -12,8 +12,8 @@ from polyhead.config.recipe import Recipe, TrainConfig
 from polyhead.core.atomic_io import file_exists
 from polyhead.core.errors import UserError
 from polyhead.core.registry import SCHEDULE
-from polyhead.run.recipe import load_saved_recipe
-from polyhead.run.run_manifest import RECIPE_FILE, warn_changed_files
+from polyhead.run.recipe import parse_saved_recipe
+from polyhead.run.run_manifest import RECIPE_FILE, hash_text_files, read_run_manifest, warn_changed_files
 
 # keys that may change on resume: they do not affect the weights of a step (steps and epochs: see check_rates)
 _CHANGEABLE_TRAIN_KEYS = (
@@ -83,8 +83,9 @@ def check_directory(recipe: Recipe, resume: bool) -> Recipe | None:
         )
     if has_run and not checkpoint.list_steps(recipe.out / "checkpoints"):
         raise UserError(f"--resume: {recipe.out} has a finished model, but no checkpoint to continue from")
-    warn_changed_files(recipe.out)
-    old_recipe = load_saved_recipe(recipe_file)
+    if manifest := read_run_manifest(recipe.out):
+        warn_changed_files(recipe.out, manifest, hash_text_files(recipe.out))
+    old_recipe = parse_saved_recipe(recipe_file.read_bytes(), recipe_file)
     changed_keys = [
         key
         for section in ("tokenizer", "model", "train")

@@ -18,6 +18,7 @@ from polyhead.config.recipe import Recipe
 from polyhead.core.errors import UserError
 from polyhead.data.readers.files import fingerprint
 from polyhead.nn.state import named_state
+from polyhead.tokenizers.files import read_tokenizer_files
 from polyhead.tokenizers.tokenizer import Tokenizer
 from polyhead.train.distributed.process_group import ProcessGroup
 
@@ -111,15 +112,10 @@ def broadcast_tokenizer(ranks: ProcessGroup, make_tokenizer: Callable[[], Tokeni
         tokenizers.append(make_tokenizer())
         with TemporaryDirectory() as directory:
             tokenizers[0].save(directory)
-            return {path.name: path.read_text(encoding="utf-8") for path in Path(directory).iterdir()}
+            return {name: text.decode() for name, text in read_tokenizer_files(Path(directory)).items()}
 
-    content = ranks.on_rank0(read_files)
-    if tokenizers:
-        return tokenizers[0]
-    with TemporaryDirectory() as directory:
-        for name, text in content.items():
-            (Path(directory) / name).write_text(text, encoding="utf-8")
-        return Tokenizer.load(directory)
+    contents = {name: text.encode() for name, text in ranks.on_rank0(read_files).items()}
+    return tokenizers[0] if tokenizers else Tokenizer.parse(contents, Path())
 
 
 def check_ranks_agree(
