@@ -80,7 +80,9 @@ def load(
         raise UserError(not_a_run_message(directory))
     files = CheckpointFiles(directory)
     if is_published(files):
-        run = _load_published(files)
+        model, tokenizer, generation, family = load_checkpoint(files)
+        run = Run(model, tokenizer, generation)
+        run.family = family
     else:
         run = open_run(RunFiles.open(directory, read_run_manifest(directory)))
     run.directory = directory
@@ -107,15 +109,14 @@ def is_published(files: CheckpointFiles) -> bool:
 def not_a_run_message(path: Path) -> str:
     """The error message for a path that is no directory, with what to type in its place."""
     if path.suffix in (".yaml", ".yml") and path.is_file():
-        run_path = Path("runs") / path.stem
-        hint = (
-            f"did you mean {str(run_path)!r}?"
-            if run_path.is_dir()
-            else f"train it first: polyhead train {path}"
-        )
+        run_path, hint = Path("runs") / path.stem, f"train it first: polyhead train {path}"
+        if run_path.is_dir():
+            hint = f"did you mean {str(run_path)!r}?"
         return f"{path} is a recipe; expected a run directory: {hint}"
     if path.is_file():
-        hint = _run_hint(path) or ", which must come before the text files"
+        hint = ", which must come before the text files"
+        if (path.parent / "config.json").is_file():
+            hint = f"; did you mean {str(path.parent)!r}?"
         return f"{path} is a file; expected a run directory{hint}"
     if any(map(str.isspace, str(path))):
         return f"no run directory {str(path)!r}; the run must come first, then the text"
@@ -127,18 +128,6 @@ def not_a_run_message(path: Path) -> str:
     near = did_you_mean_path(path, "*/", [Path("runs")])
     hub = "; a run on the Hugging Face hub is named owner/name" if path.parent == Path() and not near else ""
     return f"no run directory {str(path)!r}{near or hub}"
-
-
-def _run_hint(path: Path) -> str:
-    """A hint to the run that contains a file."""
-    return f"; did you mean {str(path.parent)!r}?" if (path.parent / "config.json").is_file() else ""
-
-
-def _load_published(files: CheckpointFiles) -> Run:
-    model, tokenizer, generation, family = load_checkpoint(files)
-    run = Run(model, tokenizer, generation)
-    run.family = family
-    return run
 
 
 def open_run(files: RunFiles) -> Run:

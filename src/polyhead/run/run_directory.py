@@ -222,9 +222,8 @@ def check_model_size(files: RunFiles) -> None:
     directory, config = files.directory, files.config.model
     paths = [directory / WEIGHTS_FILE, *directory.glob("checkpoints/**/*.safetensors")]
     n_bytes = sum(path.stat().st_size for path in paths if path.is_file())
-    n_layers = (
-        1 if config.share_layers else max(config.n_layers, config.decoder_layers, config.generator_layers)
-    )
+    layer_counts = config.n_layers, config.decoder_layers, config.generator_layers
+    n_layers = 1 if config.share_layers else max(layer_counts)
     one_layer = {"n_layers": 1, "n_decoder_layers": 1, "generator_layers": min(1, config.generator_layers)}
     with torch.device("meta"), SkipInit():
         model = model_class(config)(config.model_copy(update=one_layer))

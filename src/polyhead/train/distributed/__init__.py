@@ -1,1 +1,1 @@
-"""Data-parallel training in several processes."""
+"""Training in several processes: data, tensor, pipeline and context parallelism."""

@@ -93,12 +93,9 @@ class Heartbeat:
 
     def find_dead_ranks(self, ranks: Iterable[int]) -> list[int]:
         """The ranks whose heartbeat does not change. Waits for three heartbeat intervals."""
-        ranks = [rank for rank in ranks if rank != self.rank]
-        old_counts = [self._read_count(rank) for rank in ranks]
+        counts = {rank: self._read_count(rank) for rank in ranks if rank != self.rank}
         time.sleep(3 * HEARTBEAT_INTERVAL)
-        return [
-            rank for rank, count in zip(ranks, old_counts, strict=True) if self._read_count(rank) == count
-        ]
+        return [rank for rank, count in counts.items() if self._read_count(rank) == count]
 
     def interrupt(self) -> None:
         """Send SIGTERM to every other process, at each beat until it calls ``interrupt`` as well."""

@@ -64,7 +64,7 @@ def _read_weight(module: nn.Module, *, name: str, weight_split: WeightSplit) -> 
     local: Tensor = weight.to_local()
     if weight_split.gradient == "summed":
         return _sum_gradient(local, weight.device_mesh.get_group())
-    return _share(local, weight.device_mesh.size()) if weight_split.gradient == "shared" else local
+    return _divide(local, weight.device_mesh.size()) if weight_split.gradient == "shared" else local
 
 
 def _read_flat_weights(module: nn.RNNBase) -> list[Tensor]:
@@ -122,7 +122,7 @@ class SplitExperts(SplitPart):
     def route(self, tokens: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
         """As the mixture itself. All ranks compute the same scores, so each has a share of the gradient."""
         routed: Any = super()
-        expert_ids, weights = routed.route(_divide_gradient(tokens, self.tensor_mesh.size()), *args)
+        expert_ids, weights = routed.route(_divide(tokens, grad_divisor=self.tensor_mesh.size()), *args)
         return expert_ids, self.sum_gradient(weights)
 
 
@@ -197,13 +197,8 @@ def _sum_outputs(x: Tensor, group: Any) -> Tensor:
     return out
 
 
-def _share(x: Tensor, size: int) -> Tensor:
-    out: Tensor = _Share.apply(x, size)
-    return out
-
-
-def _divide_gradient(x: Tensor, size: int) -> Tensor:
-    out: Tensor = _DivideGradient.apply(x, size)
+def _divide(x: Tensor, divisor: int = 1, grad_divisor: int = 1) -> Tensor:
+    out: Tensor = _Divide.apply(x, divisor, grad_divisor)
     return out
 
 
@@ -232,26 +227,17 @@ class _SumOutputs(torch.autograd.Function):
         return grad, None
 
 
-class _Share(torch.autograd.Function):
-    """x / n, which n ranks add up to x; all have the same gradient, that of x."""
+class _Divide(torch.autograd.Function):
+    """x / divisor, whose gradient is that of x / grad_divisor.
+
+    Of n ranks each adds 1/n of a bias, or has 1/n of the gradient of what all compute alike.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, size: int) -> Tensor:
-        return x / size
+    def forward(ctx: Any, x: Tensor, divisor: int, grad_divisor: int) -> Tensor:
+        ctx.grad_divisor = grad_divisor
+        return x / divisor
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return grad, None
-
-
-class _DivideGradient(torch.autograd.Function):
-    """The identity with 1/n of the gradient, for what n ranks compute alike and sum."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, size: int) -> Tensor:
-        ctx.size = size
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return grad / ctx.size, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return grad / ctx.grad_divisor, None, None
