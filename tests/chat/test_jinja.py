@@ -152,7 +152,8 @@ def test_calls_are_parsed_by_their_marks(name, mark):
     assert not content
     assert [(call.name, json.loads(call.arguments)) for call in calls] == [("add_up", ARGUMENTS)]
     n = 2 if syntax.parallel_tool_calls else 1
-    call = syntax.call_start + syntax.format_call(ToolCall("read_clock", "{}")) + syntax.call_end
+    body = json.dumps({"name": "read_clock", syntax.arguments_key: {}})
+    call = syntax.call_start + body + syntax.call_end
     text = syntax.list_start + syntax.separator.join([call] * n) + syntax.list_end
     _, calls = syntax.make_parser(tools).feed(text, True)
     assert [call.name for call in calls] == ["read_clock"] * n

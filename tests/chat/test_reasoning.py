@@ -7,7 +7,7 @@ from transformers.utils.chat_template_utils import _compile_jinja_template
 
 from polyhead.chat.apply_template import render_chat
 from polyhead.chat.base import Message
-from polyhead.chat.chatml import ChatML
+from polyhead.chat.formats import ChatML
 from polyhead.chat.jinja import JinjaChat
 from polyhead.chat.reasoning import ReasoningParser, ReasoningSyntax, insert_reasoning
 from polyhead.chat.tools import ToolChoice

@@ -64,24 +64,7 @@ class ChatFormat(Protocol):
         ...
 
 
-BOS, EOS = ChatPiece("bos_token", "role"), ChatPiece("eos_token", "role")
-
-
-def special_piece(name: str, is_assistant: bool = False) -> ChatPiece:
-    """A special token that the vocabulary must have."""
-    return ChatPiece(name, "token", is_assistant)
-
-
-def assistant_piece(content: str) -> ChatPiece:
-    """Text of the assistant."""
-    return ChatPiece(content, "text", True)
-
-
-def split_system(messages: Sequence[Message]) -> tuple[str | None, Sequence[Message]]:
-    """The content of the system message at the beginning, or None, and all other messages."""
-    if messages and messages[0].role == "system":
-        return messages[0].content, messages[1:]
-    return None, messages
+EOS = ChatPiece("eos_token", "role")
 
 
 def merge_system(messages: Sequence[Message]) -> Sequence[Message]:

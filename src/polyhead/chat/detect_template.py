@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import cache
+from itertools import product
 from pathlib import Path
 
 from polyhead.chat.apply_template import render_chat
 from polyhead.chat.base import ChatFormat, ChatPiece, Message, ToolCall
+from polyhead.chat.formats import STYLES
 from polyhead.chat.jinja import JinjaChat
 from polyhead.chat.sandbox.client import TemplateError
 from polyhead.chat.sandbox.limits import MAX_TEMPLATE_CHARS
@@ -19,12 +23,7 @@ from polyhead.core.errors import UserError
 from polyhead.core.registry import CHAT
 
 _OWN_TEMPLATE = re.compile(r"\{# polyhead: (.*?) #\}")
-# the end of a string, then the role of a message
-_ROLE_PATTERN = r"['\"]\s*\+\s*(?:\(\s*)?(?:message|role)"
-# default system message, as a string or as text of the template
-_DEFAULT_SYSTEM = re.compile(
-    r"(?:(['\"])|(?<!['\"]))<\|im_start\|>system(?:\\n|\n)((?:(?!\1)[^{}<])+)<\|im_end\|>"
-)
+_BOS = "\0bos_token\0"  # as _join_pieces writes it
 # default dates of Llama 3.1
 _LLAMA3_DATES = "Cutting Knowledge Date: December 2023\nToday Date: 26 Jul 2024\n\n"
 
@@ -98,9 +97,19 @@ def detect_format(template: str) -> Choice:
     if (own_choice := _read_comment(template)) and build_template(own_choice) == template:
         return own_choice
     part = JinjaChat(template=template)
-    for detector in _DETECTORS:
-        if (detected := detector(template)) and _writes_same(CHAT.build(CHAT.check(detected)), part):
-            return CHAT.check(detected)
+
+    @cache
+    def write(messages: tuple[Message, ...], tools: bool = False) -> str | None:
+        """What the template writes for a conversation; None if it refuses it."""
+        with suppress(TemplateError):
+            return _join_pieces(part.render_exactly(messages, *_render_options(messages, tools)))
+        return None
+
+    question, refuses_system = write((_QUESTION,)) or "", write((_SYSTEM, _QUESTION)) is None
+    candidates = [own_choice] if own_choice else []
+    for choice in map(CHAT.check, candidates + _list_candidates(template, question, refuses_system)):
+        if _writes_same(CHAT.build(choice), write):
+            return choice
     return CHAT.check(Choice("jinja", template=template))
 
 
@@ -120,121 +129,55 @@ def _read_comment(template: str) -> Choice | None:
     comment = _OWN_TEMPLATE.match(template)
     try:
         choice = Choice.from_config(json.loads(comment[1])) if comment else None
-        # a file must not name code to import
-        return CHAT.check(choice) if choice and choice.name in CHAT.names() else None
+        # a file must not name code to import, nor another template
+        return CHAT.check(choice) if choice and choice.name in {*CHAT.names()} - {"jinja"} else None
     except (UserError, ValueError, RecursionError):
         return None
 
 
-def _writes_same(format: ChatFormat, part: JinjaChat) -> bool:
+def _list_candidates(template: str, question: str, refuses_system: bool) -> list[Choice]:
+    """The known formats, with the options that a template may have by what it writes for a question."""
+    bos = question.startswith(_BOS)
+    default = re.match(r"<\|im_start\|>system\n(.*?)<\|im_end\|>", question.removeprefix(_BOS), re.DOTALL)
+    # a default system message that is computed, such as from the date, is none of the format
+    system = default[1] if default and all(line in template for line in default[1].split("\n")) else ""
+    places = ("none",) if refuses_system else ("first", "last")
+    return [
+        *(Choice("llama3", header=header) for header in ("", _LLAMA3_DATES)),
+        *(Choice("chatml", system=system, bos=bos, thinks=thinks) for thinks in (False, True)),
+        Choice("gemma", system=places[0]),
+        Choice("llama2"),
+        *(Choice("mistral", style=style, system=place) for style in STYLES for place in places),
+        Choice("phi3", bos=bos),
+        Choice("zephyr"),
+        Choice("tulu", bos=bos),
+    ]
+
+
+def _render_options(messages: Sequence[Message], tools: bool) -> tuple[bool, ToolChoice]:
+    return messages[-1].role != "assistant", _TOOLS if tools else ToolChoice()
+
+
+def _writes_same(format: ChatFormat, write: Callable[[tuple[Message, ...], bool], str | None]) -> bool:
     """Whether a known format writes what a template writes for every conversation that the template takes."""
-    for messages in _CONVERSATIONS:
-        continues = messages[-1].role != "assistant"
-        for tools in (ToolChoice(), _TOOLS):
-            try:
-                expected = part.render_exactly(messages, continues, tools)
-            except TemplateError:
+    for messages, tools in product(_CONVERSATIONS, (False, True)):
+        expected = write(messages, tools)
+        if expected is None:
+            continue
+        try:
+            text = _join_pieces(render_chat(format, messages, *_render_options(messages, tools)))
+        except UserError:
+            # a format without tools refuses those that a template would silently drop
+            calls = [call.name for message in messages for call in message.tool_calls]
+            names = [*calls, *(_TOOLS.tool_names if tools else [])]
+            if names and not any(name in expected for name in names):
                 continue
-            try:
-                pieces = render_chat(format, messages, continues, tools)
-            except UserError:
-                # a format without tools refuses those that a template would silently drop
-                if _drops_tools(expected, messages, tools):
-                    continue
-                return False
-            if list(_merge_text(pieces)) != list(_merge_text(expected)):
-                return False
+            return False
+        if text != expected:
+            return False
     return True
 
 
-def _drops_tools(pieces: Sequence[ChatPiece], messages: Sequence[Message], tools: ToolChoice) -> bool:
-    """Whether a template wrote none of the tools and calls of a conversation that has some."""
-    text = "".join(piece.text for piece in pieces)
-    names = [*tools.tool_names, *(call.name for message in messages for call in message.tool_calls)]
-    return bool(names) and not any(name in text for name in names)
-
-
-def _merge_text(pieces: Sequence[ChatPiece]) -> Iterator[tuple[str, bool]]:
-    """The text of pieces between the tokens of roles, and those: each with whether it is a role."""
-    text = ""
-    for piece in pieces:
-        if piece.kind != "role":
-            text += piece.text
-            continue
-        if text:
-            yield text, False
-        yield piece.text, True
-        text = ""
-    if text:
-        yield text, False
-
-
-def _detect_llama3(template: str) -> Choice | None:
-    if not re.search(r"<\|start_header_id\|>" + _ROLE_PATTERN, template) or "<|eot_id|>" not in template:
-        return None
-    return Choice("llama3", header=_LLAMA3_DATES if "Cutting Knowledge Date" in template else "")
-
-
-def _detect_chatml(template: str) -> Choice | None:
-    if not re.search(r"<\|im_start\|>" + _ROLE_PATTERN, template) or "<|im_end|>" not in template:
-        return None
-    system = _DEFAULT_SYSTEM.search(template)
-    return Choice(
-        "chatml",
-        system=system[2].replace("\\n", "\n") if system else "",
-        bos="bos_token" in template,
-        thinks="</think>" in template,
-    )
-
-
-def _detect_gemma(template: str) -> Choice | None:
-    if not re.search(r"<start_of_turn>" + _ROLE_PATTERN, template) or "<end_of_turn>" not in template:
-        return None
-    return Choice("gemma", system="first" if "first_user_prefix" in template else "none")
-
-
-def _detect_llama2(template: str) -> Choice | None:
-    return Choice("llama2") if "[INST] " in template and "<<SYS>>" in template else None
-
-
-def _detect_mistral(template: str) -> Choice | None:
-    if "[/INST]" not in template or "eos_token" not in template or "[SYSTEM_PROMPT]" in template:
-        return None
-    if re.search(r"['\"] \[INST\] ['\"]", template):
-        style = "v1"
-    elif re.search(r"['\"]\[INST\] ['\"]", template):
-        style = "first" if re.search(r"['\"] \[/INST\]['\"]", template) else "v3"
-    elif re.search(r"['\"]\[INST\]['\"]", template):
-        style = "tekken"
-    else:
-        return None
-    if "system" not in template:
-        return Choice("mistral", style=style, system="none")
-    return Choice("mistral", style=style, system="first" if "loop.first" in template else "last")
-
-
-def _detect_phi3(template: str) -> Choice | None:
-    lines = re.search(r"<\|user\|>(?:['\"]\s*\+\s*['\"])?(?:\\n|\n)", template)
-    marks = lines and "<|end|>" in template and "<|assistant|>" in template
-    return Choice("phi3", bos="bos_token" in template) if marks else None
-
-
-def _detect_zephyr(template: str) -> Choice | None:
-    lines = re.search(
-        r"<\|user\|>(?:\\n|\n)['\"]\s*\+\s*message\[['\"]content['\"]\]\s*\+\s*eos_token", template
-    )
-    return Choice("zephyr") if lines and "<|assistant|>" in template else None
-
-
-def _detect_tulu(template: str) -> Choice | None:
-    lines = re.search(
-        r"<\|user\|>(?:\\n|\n)['\"]\s*\+\s*message\[['\"]content['\"]\]\s*\+\s*['\"](?:\\n|\n)['\"]", template
-    )
-    marks = lines and "<|assistant|>" in template and "eos_token" in template
-    return Choice("tulu", bos="bos_token" in template) if marks else None
-
-
-_DETECTORS: tuple[Callable[[str], Choice | None], ...] = (
-    _detect_llama3, _detect_chatml, _detect_gemma, _detect_llama2, _detect_mistral, _detect_phi3,
-    _detect_zephyr, _detect_tulu,
-)  # fmt: skip
+def _join_pieces(pieces: Sequence[ChatPiece]) -> str:
+    """The text of pieces, in which the tokens of roles differ from text."""
+    return "".join(f"\0{piece.text}\0" if piece.kind == "role" else piece.text for piece in pieces)

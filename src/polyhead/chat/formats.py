@@ -1,29 +1,72 @@
-"""Chat formats of Gemma, Phi-3 and Zephyr."""
+"""The chat formats of this package by name; their templates are in ``templates/``."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
-from polyhead.chat.base import (
-    BOS,
-    EOS,
-    ChatPiece,
-    Message,
-    assistant_piece,
-    check_messages,
-    merge_system,
-    special_piece,
-    split_system,
-)
-from polyhead.chat.jinja import CHECK_ALTERNATION, SPLIT_SYSTEM
+from polyhead.chat.base import EOS, ChatPiece, Message
+from polyhead.chat.reasoning import ReasoningSyntax
+from polyhead.chat.template_format import TemplateFormat
+from polyhead.chat.tool_calls import ToolCallSyntax
+from polyhead.chat.tools import ToolChoice
+from polyhead.core.errors import UserError, format_value
 from polyhead.core.registry import CHAT
 
-_TURN_START, _TURN_END = "<start_of_turn>", "<end_of_turn>"
+_ROLE_MARKS = ("<|system|>", "<|user|>", "<|assistant|>")
+
+
+@CHAT.register("plain")
+class PlainChat(TemplateFormat):
+    """Each message as a document that starts with the name of its role: the default for models trained here.
+
+    Every vocabulary has EOS, which separates documents, and no text can spell it.
+
+    Equation: </s>User: question</s>Assistant: answer</s>
+    When: a language model trained here is fine-tuned on conversations; the default format
+    """
+
+    name = "plain"
+    trim_content = True
+
+
+@CHAT.register("chatml")
+class ChatML(TemplateFormat):
+    """Each message between ``<|im_start|>`` and ``<|im_end|>``: Qwen, SmolLM and many others.
+
+    With ``thinks``, answers before the last user message are rendered without the reasoning before
+    ``</think>``, and answers after it with their reasoning, an empty one if they have none. Tool definitions
+    come after the system message, calls between ``<tool_call>`` and ``</tool_call>``, and tool results in a
+    user turn, as in Qwen 2.5 and 3.
+
+    Equation: <|im_start|>role\\ncontent<|im_end|>\\n ...  <|im_start|>assistant\\n
+    Paper: OpenAI, 2023; Bai et al., 2023
+    When: the vocabulary has these tokens
+    Options:
+      system: default system message, for conversations without one
+      bos: whether BOS comes first
+      thinks: whether the model writes reasoning before its answer, as Qwen 3
+    """
+
+    name = "chatml"
+    tokens = ("<|im_start|>", "<|im_end|>")
+    marks = ("<tools>", "</tools>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
+    end_tokens = (ChatPiece("<|im_end|>", "token"), EOS)
+    tool_syntax = ToolCallSyntax("<tool_call>\n", "\n</tool_call>", "\n")
+
+    def __init__(self, *, system: str = "", bos: bool = False, thinks: bool = False) -> None:
+        self.variables = {"system": system, "bos": bos, "thinks": thinks}
+        self.reasoning = ReasoningSyntax() if thinks else None
+
+    def render_without_reasoning(self, messages: Sequence[Message], tools: ToolChoice) -> list[ChatPiece]:
+        """Render the prompt for an answer, after empty reasoning if the model reasons."""
+        empty_reasoning = self.reasoning.empty_pieces() if self.reasoning else []
+        return [*self.render(messages, True, tools), *empty_reasoning]
 
 
 @CHAT.register("gemma")
-class Gemma:
+class Gemma(TemplateFormat):
     """Each message between ``<start_of_turn>`` and ``<end_of_turn>``; the role of the assistant is "model".
 
     Equation: <bos>  <start_of_turn>user\\nquestion<end_of_turn>\\n
@@ -35,54 +78,141 @@ class Gemma:
         but the published template refuses it
     """
 
-    end_tokens = (special_piece(_TURN_END), EOS)
+    name = "gemma"
+    tokens = ("<start_of_turn>", "<end_of_turn>")
+    must_alternate = merges_system = True
+    end_tokens = (ChatPiece("<end_of_turn>", "token"), EOS)
     trim_content = True
 
     def __init__(self, *, system: Literal["first", "none"] = "first") -> None:
-        self.system = system
+        self.variables = {"system": system}
 
-    def render(self, messages: Sequence[Message], add_generation_prompt: bool) -> list[ChatPiece]:
-        """Render the conversation as pieces."""
-        check_messages(messages, add_generation_prompt, "gemma")
-        system, turns = split_system(merge_system(messages))
-        pieces = [BOS]
-        for i, (role, content, *_) in enumerate(turns):
-            is_assistant = role == "assistant"
-            prefix = f"{system}\n\n" if system is not None and i == 0 else ""
-            pieces += [
-                special_piece(_TURN_START),
-                ChatPiece(("model" if is_assistant else role) + "\n" + prefix),
-            ]
-            pieces += [
-                ChatPiece(content.strip(), is_assistant=is_assistant),
-                special_piece(_TURN_END, is_assistant),
-                ChatPiece("\n"),
-            ]
-        return (
-            [*pieces, special_piece(_TURN_START), ChatPiece("model\n")] if add_generation_prompt else pieces
+
+@CHAT.register("llama2")
+class Llama2(TemplateFormat):
+    """User messages between ``[INST]`` and ``[/INST]`` (plain text), the system message in the first one.
+
+    Equation: <s>[INST] <<SYS>>\\nsystem\\n<</SYS>>\\n\\nquestion [/INST] answer </s>
+    Paper: Touvron et al., 2023
+    When: Llama 2 and models derived from it
+    """
+
+    name = "llama2"
+    must_alternate = merges_system = True
+    trim_content = True
+
+
+@CHAT.register("llama3")
+class Llama3(TemplateFormat):
+    """Each message under a header with its role, up to ``<|eot_id|>``.
+
+    Tool definitions come before the first user message, as in Llama 3.1; an answer is either one tool call or
+    text.
+
+    Equation: <|begin_of_text|>  <|start_header_id|>role<|end_header_id|>\\n\\ncontent<|eot_id|> ...
+    Paper: Grattafiori et al., 2024
+    When: Llama 3, 3.1, 3.2 and models derived from them
+    Options:
+      header: text at the start of the system message, which is then always written; Llama 3.1 expects dates
+        there
+    """
+
+    name = "llama3"
+    tokens = ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
+    # the second ends some calls
+    end_tokens = (ChatPiece("<|eot_id|>", "token"), ChatPiece("<|eom_id|>", "mark"), EOS)
+    trim_content = True
+    tool_syntax = ToolCallSyntax(arguments_key="parameters", parallel_tool_calls=False)
+
+    def __init__(self, *, header: str = "") -> None:
+        self.variables = {"header": header}
+
+    def check_support(self, messages: Sequence[Message], tools: ToolChoice) -> None:
+        if tools.all_tools and next(m.role for m in messages if m.role != "system") != "user":
+            raise UserError(
+                "this chat format writes tools into the first message, which must have the role 'user'"
+            )
+        max_calls = max(len(message.tool_calls) for message in messages)
+        if max_calls > 1:
+            raise UserError(f"this chat format supports one call per message; a message has {max_calls}")
+
+
+class MistralStyle(NamedTuple):
+    """Whitespace around questions and answers."""
+
+    inst_prefix: str
+    question_prefix: str  # between [INST] and the question
+    question_suffix: str  # between the question and [/INST]
+    answer_prefix: str  # before an answer
+    tools_prefix: str | None = None  # after a tool marker; None: no tools in this style
+    trims: bool = False  # whether answers are trimmed
+
+
+STYLES = {
+    "first": MistralStyle("", " ", " ", ""),
+    "v1": MistralStyle(" ", " ", " ", " "),
+    "v3": MistralStyle("", " ", "", " ", " ", trims=True),
+    "tekken": MistralStyle("", "", "", "", ""),
+}
+
+
+@CHAT.register("mistral")
+class Mistral(TemplateFormat):
+    """User messages between ``[INST]`` and ``[/INST]``; the system message precedes the first or last one.
+
+    The markers are special tokens if the vocabulary has them (since v3), else plain text. Since v3 tool
+    definitions come before the last user message; an answer is either tool calls or text, and every call has
+    an id of nine letters or digits.
+
+    Equation: <s>[INST] question[/INST] answer</s>
+    Paper: Jiang et al., 2023
+    When: Mistral's instruct models and models derived from them
+    Options:
+      style: first: Mistral 0.1, Mixtral; v1: Mistral 0.2 and the templates of 2024; v3: Mistral 0.3; tekken:
+        Nemo
+      system: the user message that the system message precedes: first or last; none: the first, but the
+        published template refuses a system message
+    """
+
+    name = "mistral"
+    marks = (
+        "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]",
+        "[TOOL_CALLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]",
+    )  # fmt: skip
+    must_alternate = merges_system = True
+    trim_content = True
+    tool_syntax = ToolCallSyntax(list_start="[TOOL_CALLS][", separator=", ", list_end="]")
+
+    def __init__(
+        self,
+        *,
+        style: Literal["first", "v1", "v3", "tekken"] = "v3",
+        system: Literal["first", "last", "none"] = "last",
+    ) -> None:
+        self.style = style
+        self.variables = {**STYLES[style]._asdict(), "system": system}
+        self.tool_syntax = self.tool_syntax._replace(
+            list_start=f"[TOOL_CALLS]{STYLES[style].tools_prefix or ''}["
         )
 
-    @property
-    def template(self) -> str:
-        refuse = (
-            "{{ raise_exception('no place for a message of the system') }}" if self.system == "none" else ""
-        )
-        return (
-            SPLIT_SYSTEM + "{% if system is not none %}" + refuse + "{% endif %}{{ bos_token }}"
-            "{% for message in turns %}"
-            + CHECK_ALTERNATION
-            + "{% set role = message['role'] | replace('assistant', 'model') %}"
-            "{% set before = system + '\\n\\n' if loop.first and system is not none else '' %}"
-            "{{ '<start_of_turn>' + role + '\\n' + before + message['content'] | trim + '<end_of_turn>\\n' "
-            "}}{% endfor %}{% if add_generation_prompt %}{{ '<start_of_turn>model\\n' }}{% endif %}"
-        )
-
-
-_END = "<|end|>"
+    def check_support(self, messages: Sequence[Message], tools: ToolChoice) -> None:
+        has_tools = bool(tools.all_tools) or any(message.tool_calls for message in messages)
+        if has_tools and STYLES[self.style].tools_prefix is None:
+            raise UserError(
+                f"the format 'mistral' does not support tools in the style {self.style!r}; v3 and tekken do"
+            )
+        for message in messages:
+            result_ids = [message.tool_call_id] if message.role == "tool" else []
+            for call_id in (*(call.id for call in message.tool_calls), *result_ids):
+                if not re.fullmatch("[A-Za-z0-9]{9}", call_id):
+                    raise UserError(
+                        f"the id {format_value(call_id)} of a call must be nine letters or digits in the "
+                        "format 'mistral'"
+                    )
 
 
 @CHAT.register("phi3")
-class Phi3:
+class Phi3(TemplateFormat):
     """Each message after a special token of its role, up to ``<|end|>``.
 
     Equation: <|user|>\\nquestion<|end|>\\n<|assistant|>\\nanswer<|end|>\\n
@@ -92,87 +222,16 @@ class Phi3:
       bos: whether BOS comes first, as in the first release; else EOS ends the conversation
     """
 
-    end_tokens = (special_piece(_END), EOS)
-    trim_content = False
+    name = "phi3"
+    tokens = (*_ROLE_MARKS, "<|end|>")
+    end_tokens = (ChatPiece("<|end|>", "token"), EOS)
 
     def __init__(self, *, bos: bool = False) -> None:
-        self.bos = bos
-
-    def render(self, messages: Sequence[Message], add_generation_prompt: bool) -> list[ChatPiece]:
-        """Render the conversation as pieces."""
-        check_messages(messages, add_generation_prompt)
-        pieces = [BOS] if self.bos else []
-        for role, content, *_ in messages:
-            is_assistant = role == "assistant"
-            pieces += [
-                special_piece(f"<|{role}|>"),
-                ChatPiece("\n"),
-                ChatPiece(content, is_assistant=is_assistant),
-                special_piece(_END, is_assistant),
-                ChatPiece("\n"),
-            ]
-        if add_generation_prompt:
-            return [*pieces, special_piece("<|assistant|>"), ChatPiece("\n")]
-        return pieces if self.bos else [*pieces, EOS]
-
-    @property
-    def template(self) -> str:
-        return (
-            ("{{ bos_token }}" if self.bos else "")
-            + "{% for message in messages %}{{ '<|' + message['role'] + '|>\\n' + message['content'] + "
-            "'<|end|>\\n' }}{% endfor %}"
-            "{% if add_generation_prompt %}{{ '<|assistant|>\\n' }}"
-            + ("" if self.bos else "{% else %}{{ eos_token }}")
-            + "{% endif %}"
-        )
-
-
-_ASSISTANT_EOS = EOS._replace(is_assistant=True)
-
-
-@CHAT.register("zephyr")
-class Zephyr:
-    """Each message under a line with its role, up to EOS: Zephyr, TinyLlama and others.
-
-    The role markers are special tokens if the vocabulary has them, else plain text.
-
-    Equation: <|user|>\\nquestion</s>\\n<|assistant|>\\nanswer</s>\\n
-    Paper: Tunstall et al., 2023
-    When: models trained with the alignment handbook
-    """
-
-    end_tokens = (EOS,)
-    trim_content = False
-
-    def render(self, messages: Sequence[Message], add_generation_prompt: bool) -> list[ChatPiece]:
-        """The conversation in pieces."""
-        check_messages(messages, add_generation_prompt)
-        pieces: list[ChatPiece] = []
-        for role, content, *_ in messages:
-            is_assistant = role == "assistant"
-            pieces += [
-                ChatPiece(f"<|{role}|>", "mark"),
-                ChatPiece("\n"),
-                ChatPiece(content, is_assistant=is_assistant),
-            ]
-            pieces += [_ASSISTANT_EOS if is_assistant else EOS, ChatPiece("\n")]
-        return (
-            [*pieces, ChatPiece("<|assistant|>", "mark"), ChatPiece("\n")]
-            if add_generation_prompt
-            else pieces
-        )
-
-    @property
-    def template(self) -> str:
-        return (
-            "{% for message in messages %}{{ '<|' + message['role'] + '|>\\n' + message['content'] + "
-            "eos_token + '\\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>\\n' }}{% "
-            "endif %}"
-        )
+        self.variables = {"bos": bos}
 
 
 @CHAT.register("tulu")
-class Tulu:
+class Tulu(TemplateFormat):
     """Each message under a line with its role, and EOS after each answer: Tülu, OLMo 2 and others.
 
     Like ``zephyr``, but only assistant messages end with EOS.
@@ -184,69 +243,23 @@ class Tulu:
       bos: whether BOS comes first, as in OLMo 2
     """
 
-    end_tokens = (EOS,)
-    trim_content = False
+    name = "tulu"
+    marks = _ROLE_MARKS
 
     def __init__(self, *, bos: bool = False) -> None:
-        self.bos = bos
-
-    def render(self, messages: Sequence[Message], add_generation_prompt: bool) -> list[ChatPiece]:
-        """Render the conversation as pieces; a final answer ends with EOS, without a newline."""
-        check_messages(messages, add_generation_prompt)
-        pieces = [BOS] if self.bos else []
-        for role, content, *_ in messages:
-            is_assistant = role == "assistant"
-            pieces += [
-                ChatPiece(f"<|{role}|>", "mark"),
-                ChatPiece("\n"),
-                ChatPiece(content, is_assistant=is_assistant),
-            ]
-            pieces += [_ASSISTANT_EOS, ChatPiece("\n")] if is_assistant else [ChatPiece("\n")]
-        if add_generation_prompt:
-            return [*pieces, ChatPiece("<|assistant|>", "mark"), ChatPiece("\n")]
-        return pieces[:-1] if messages[-1].role == "assistant" else pieces
-
-    @property
-    def template(self) -> str:
-        return (
-            ("{{ bos_token }}" if self.bos else "")
-            + "{% for message in messages %}{% set own = message['role'] == 'assistant' %}"
-            "{{ '<|' + message['role'] + '|>\\n' + message['content'] }}{% if own %}{{ eos_token }}{% endif "
-            "%}{% if not (own and loop.last) %}{{ '\\n' }}{% endif %}{% endfor %}{% if "
-            "add_generation_prompt %}{{ '<|assistant|>\\n' }}{% endif %}"
-        )
+        self.variables = {"bos": bos}
 
 
-@CHAT.register("plain")
-class PlainChat:
-    """Each message as a document that starts with the name of its role: the default for models trained here.
+@CHAT.register("zephyr")
+class Zephyr(TemplateFormat):
+    """Each message under a line with its role, up to EOS: Zephyr, TinyLlama and others.
 
-    Every vocabulary has EOS, which separates documents, and no text can spell it.
+    The role markers are special tokens if the vocabulary has them, else plain text.
 
-    Equation: </s>User: question</s>Assistant: answer</s>
-    When: a language model trained here is fine-tuned on conversations; the default format
+    Equation: <|user|>\\nquestion</s>\\n<|assistant|>\\nanswer</s>\\n
+    Paper: Tunstall et al., 2023
+    When: models trained with the alignment handbook
     """
 
-    end_tokens = (EOS,)
-    trim_content = True
-
-    def render(self, messages: Sequence[Message], add_generation_prompt: bool) -> list[ChatPiece]:
-        """The conversation in pieces."""
-        check_messages(messages, add_generation_prompt)
-        pieces = [EOS]
-        for role, content, *_ in messages:
-            words, is_assistant = f" {content.strip()}", role == "assistant"
-            pieces += [
-                ChatPiece(f"{role.capitalize()}:"),
-                assistant_piece(words) if is_assistant else ChatPiece(words),
-                _ASSISTANT_EOS if is_assistant else EOS,
-            ]
-        return [*pieces, ChatPiece("Assistant:")] if add_generation_prompt else pieces
-
-    @property
-    def template(self) -> str:
-        return (
-            "{{ eos_token }}{% for message in messages %}"
-            "{{ message['role'] | capitalize + ': ' + message['content'] | trim + eos_token }}{% endfor %}"
-            "{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"
-        )
+    name = "zephyr"
+    marks = _ROLE_MARKS

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import re
 from collections.abc import Iterator, Sequence
 from functools import cached_property
@@ -13,27 +12,11 @@ from polyhead.chat.base import EOS, ChatPiece, Message, ToolCall, check_messages
 from polyhead.chat.reasoning import ReasoningSyntax
 from polyhead.chat.sandbox.client import Rendering, TemplateError, render_template
 from polyhead.chat.sandbox.placeholders import TOKEN_ROLES
-from polyhead.chat.template_tools import CallStyle, find_call_style, find_tool_syntax
+from polyhead.chat.template_tools import CallStyle, find_call_style, find_tool_syntax, to_fields
 from polyhead.chat.tool_calls import ToolCallSyntax
 from polyhead.chat.tools import ToolChoice, build_tool_choice
 from polyhead.core.errors import UserError
 from polyhead.core.registry import CHAT
-
-ESCAPES = {"\\": "\\\\", "'": "\\'", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
-CHECK_ALTERNATION = (
-    "{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}"
-    "{{ raise_exception('user and assistant must take turns, the user first') }}{% endif %}"
-)
-SPLIT_SYSTEM = (
-    "{% if messages[0]['role'] == 'system' %}{% set system = messages[0]['content'] %}{% set turns = "
-    "messages[1:] %}{% else %}{% set system = none %}{% set turns = messages %}{% endif %}"
-)
-
-
-def quote(text: str) -> str:
-    """Quote a text as a Jinja string literal."""
-    return "'" + "".join(ESCAPES.get(c, c) for c in text) + "'"
-
 
 _QUESTION, _ANSWER = Message("user", "zqxquestion"), Message("assistant", "zqxanswer")
 _PROBE_CALLS = (
@@ -183,7 +166,7 @@ class JinjaChat:
             style = style or self._call_style
         names = {call.id: call.name for message in messages for call in message.tool_calls}
         values = {
-            "messages": [_to_fields(message, names, style or CallStyle()) for message in messages],
+            "messages": [to_fields(message, style or CallStyle(), names) for message in messages],
             "tools": [tool.definition for tool in tools.all_tools] or None,
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
@@ -246,29 +229,6 @@ class JinjaChat:
         """The first token in a text that ends an answer."""
         names = [_ROLE_CHARACTERS.get(piece.text, piece.text) for piece in self.end_tokens]
         return re.compile("|".join(map(re.escape, names))).search(text, start)
-
-
-def _to_fields(message: Message, names: dict[str, str], style: CallStyle) -> dict[str, Any]:
-    """A message as templates expect it."""
-    fields: dict[str, Any] = {"role": message.role, "content": message.content}
-    if message.tool_calls:
-        fields["content"] = message.content or (None if style.null_content else "")
-        fields["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {
-                    "name": call.name,
-                    "arguments": call.arguments if style.arguments_as_text else json.loads(call.arguments),
-                },
-            }
-            for call in message.tool_calls
-        ]
-    if message.role == "tool":
-        name = names.get(message.tool_call_id)
-        fields |= {"tool_call_id": message.tool_call_id} if message.tool_call_id else {}
-        fields |= {"name": name} if name else {}
-    return fields
 
 
 def _move_system(messages: Sequence[Message]) -> Sequence[Message]:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from polyhead.chat.base import ToolCall
+from polyhead.chat.base import Message, ToolCall
 from polyhead.chat.tool_calls import ToolCallSyntax
 
 # marks before and after a call, or a list of calls
@@ -32,6 +32,29 @@ class CallStyle(NamedTuple):
     def all_styles(cls) -> list[CallStyle]:
         """All styles, the most common first."""
         return [cls(text, null) for null in (False, True) for text in (False, True)]
+
+
+def to_fields(message: Message, style: CallStyle, call_names: Mapping[str, str]) -> dict[str, Any]:
+    """A message as templates expect it; ``call_names`` are the functions of earlier calls by id."""
+    fields: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.tool_calls:
+        fields["content"] = message.content or (None if style.null_content else "")
+        fields["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {
+                    "name": call.name,
+                    "arguments": call.arguments if style.arguments_as_text else json.loads(call.arguments),
+                },
+            }
+            for call in message.tool_calls
+        ]
+    if message.role == "tool":
+        name = call_names.get(message.tool_call_id)
+        fields |= {"tool_call_id": message.tool_call_id} if message.tool_call_id else {}
+        fields |= {"name": name} if name else {}
+    return fields
 
 
 def find_call_style(texts: Mapping[CallStyle, str], call: ToolCall) -> CallStyle | None:

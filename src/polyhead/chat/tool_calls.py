@@ -43,10 +43,6 @@ class ToolCallSyntax(NamedTuple):
         """Markers that separate calls from text."""
         return [mark for mark in (self.start_marker, self.call_end.strip()) if mark]
 
-    def format_call(self, call: ToolCall) -> str:
-        """A call as JSON, without markers."""
-        return f'{{"name": "{call.name}", "{self.arguments_key}": {call.arguments}}}'
-
     def build_grammar(self, tools: ToolChoice) -> Choice:
         """Grammar of an answer that calls a required tool, or several of them with parallel tool calls."""
         call_rule = f"{_quote(self.call_start)} call {_quote(self.call_end)}"

@@ -34,8 +34,6 @@ def render_template(template: str, values: dict[str, Any]) -> Rendering:
             f"the chat template has {len(template):,} characters; the maximum is {MAX_TEMPLATE_CHARS:,}"
         )
     placeholders = choose_placeholders(template, values)
-    if placeholders is None:
-        raise UserError("the conversation has too many private-use characters for its chat template")
     request = {
         "template": template,
         "block": placeholders.block,
