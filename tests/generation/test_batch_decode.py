@@ -6,7 +6,7 @@ from polyhead.config.generation_config import GenerationConfig
 from polyhead.core.errors import UserError
 from polyhead.generation.batch_decode import SamplingRequest, decode_sources, max_output_len, restore_order
 from polyhead.generation.decoding.sampling import Sampling
-from polyhead.tokenizers.seq2seq_template import Seq2SeqTemplate
+from polyhead.tokenizers.special_tokens import Seq2SeqTemplate
 
 OPTIONS = {"seq2seq_template": Seq2SeqTemplate((), (EOS,), BOS, (), False, EOS), "max_len": 12}
 SOURCES = [[1, 2], [3], [], [2, 2, 1, 3], [1, 2], [], [3, 1, 2]]

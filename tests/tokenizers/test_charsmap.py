@@ -3,7 +3,7 @@ import struct
 
 import pytest
 
-from polyhead.tokenizers.file_limits import max_text_len
+from polyhead.tokenizers.files import max_text_len
 from tokenizers import normalizers
 
 

@@ -7,7 +7,7 @@ from tests.tokenizers.test_charsmap import charsmap
 
 import tokenizers
 from polyhead.core.errors import UserError
-from polyhead.tokenizers.file_limits import MAX_GROWTH, _text_growth, check_tokenizer_rules
+from polyhead.tokenizers.files import MAX_GROWTH, _text_growth, check_tokenizer_rules
 from polyhead.tokenizers.tokenizer import Tokenizer
 
 

@@ -4,7 +4,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from polyhead.tokenizers import trainers as unigram
+from polyhead.tokenizers import train_tokenizer as unigram
 
 SCORES = {"a": -3.0, "b": -3.5, "c": -4.0, "ab": -4.2, "bc": -5.0, "abc": -6.0}
 

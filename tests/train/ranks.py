@@ -40,7 +40,7 @@ LAZY_MODULES = (
     "torch.distributed.checkpoint",
     "numpy.random",
     "sacrebleu",
-    "polyhead.tokenizers.trainers",
+    "polyhead.tokenizers.train_tokenizer",
     "polyhead.train.run_training",
 )
 

@@ -28,19 +28,14 @@ _BOS = "\0bos_token\0"  # as _join_pieces writes it
 _LLAMA3_DATES = "Cutting Knowledge Date: December 2023\nToday Date: 26 Jul 2024\n\n"
 
 _SYSTEM, _BLANK_SYSTEM = Message("system", "Be  brief.\n\n"), Message("system", "")
-_QUESTION, _FOLLOW_UP, _LAST_QUESTION = (
-    Message("user", " Is 2 < 3?\n"),
-    Message("user", "And\t'so' \"on\"?"),
-    Message("user", "é"),
-)
+_QUESTION, _LAST_QUESTION = Message("user", " Is 2 < 3?\n"), Message("user", "é")
+_FOLLOW_UP = Message("user", "And\t'so' \"on\"?")
 _ANSWER, _BLANK_ANSWER = Message("assistant", "\n Yes. "), Message("assistant", "")
 _REASONED_ANSWER = Message("assistant", "<think>\nlet me see\n</think>\n\nYes.")
 _CALL = Message("assistant", "", (ToolCall("add_up", '{"a": 1, "b": "é <"}', "call00001"),))
 _CALLS = Message("assistant", "I add.", (*_CALL.tool_calls, ToolCall("read_clock", "{}", "call00002")))
-_RESULT, _OTHER_RESULT = (
-    Message("tool", '{"sum": 3}', (), "call00001"),
-    Message("tool", " noon ", (), "call00002"),
-)
+_RESULT = Message("tool", '{"sum": 3}', (), "call00001")
+_OTHER_RESULT = Message("tool", " noon ", (), "call00002")
 _CONVERSATIONS: tuple[tuple[Message, ...], ...] = (
     (_QUESTION,),
     (_SYSTEM, _QUESTION),

@@ -45,18 +45,14 @@ class ToolCallSyntax(NamedTuple):
 
     def build_grammar(self, tools: ToolChoice) -> Choice:
         """Grammar of an answer that calls a required tool, or several of them with parallel tool calls."""
-        call_rule = f"{_quote(self.call_start)} call {_quote(self.call_end)}"
-        repetition = (
-            f" ({_quote(self.separator)} one)*"
-            if self.parallel_tool_calls and tools.parallel_tool_calls
-            else ""
-        )
+        is_repeated = self.parallel_tool_calls and tools.parallel_tool_calls
+        repetition = f" ({_quote(self.separator)} one)*" if is_repeated else ""
         lines = [
             f"start: {_quote(self.list_start)} one{repetition} {_quote(self.list_end)}",
-            f"one: {call_rule}",
+            f"one: {_quote(self.call_start)} call {_quote(self.call_end)}",
+            "call: " + " | ".join(f"f{i}" for i in range(len(tools.required_tools))),
+            *(self._grammar_rule(i, tool) for i, tool in enumerate(tools.required_tools)),
         ]
-        lines.append("call: " + " | ".join(f"f{i}" for i in range(len(tools.required_tools))))
-        lines += [self._grammar_rule(i, tool) for i, tool in enumerate(tools.required_tools)]
         return Choice("grammar", lark="\n".join(lines) + "\n")
 
     def explain_error(self, error: str, tools: ToolChoice) -> str:
@@ -172,10 +168,8 @@ class ToolCallParser:
         text = self.pending_text[:size]
         if self._only_blanks and not text.strip() and not keep_blanks:
             return ""
-        self._only_blanks, self.pending_text = (
-            self._only_blanks and not text.strip(),
-            self.pending_text[size:],
-        )
+        self._only_blanks = self._only_blanks and not text.strip()
+        self.pending_text = self.pending_text[size:]
         return text
 
     def _text_before(self, start: int) -> str:
@@ -217,11 +211,8 @@ class ToolCallParser:
             self._is_text = True
         elif not is_last:
             return "", []
-        calls = (
-            []
-            if self._is_text
-            else self._parse_calls(text.removeprefix(syntax.start_marker))[: self.max_calls]
-        )
+        calls = [] if self._is_text else self._parse_calls(text.removeprefix(syntax.start_marker))
+        calls = calls[: self.max_calls]
         emitted, self.pending_text, self.num_calls = "" if calls else self.pending_text, "", len(calls)
         return emitted, calls
 
@@ -244,15 +235,12 @@ class ToolCallParser:
         name = value.get("name") if isinstance(value, dict) else None
         if not isinstance(name, str) or name not in self.tool_names:
             return None
-        arguments = next(
-            (value[key] for key in (self.syntax.arguments_key, *_ARGUMENT_KEYS) if key in value), None
-        )
+        keys = (key for key in (self.syntax.arguments_key, *_ARGUMENT_KEYS) if key in value)
+        arguments = value.get(next(keys, None))
+        if not isinstance(arguments, dict):
+            return None
         try:
-            return (
-                ToolCall(name, encode_arguments(arguments), self._new_id())
-                if isinstance(arguments, dict)
-                else None
-            )
+            return ToolCall(name, encode_arguments(arguments), self._new_id())
         except (ValueError, RecursionError):
             return None
 

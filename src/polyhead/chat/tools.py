@@ -57,10 +57,8 @@ def select_tools(
         return ToolChoice()
     required = tuple(tool for tool in tools if choice == "required" or [tool.name] == choice)
     if choice != "auto" and not required:
-        subject, names = (
-            format_value(choice if choice == "required" else choice[0]),
-            [tool.name for tool in tools],
-        )
+        subject = format_value(choice if choice == "required" else choice[0])
+        names = [tool.name for tool in tools]
         if not names:
             raise UserError(f"{subject} requires a call, but there are no tools")
         raise UserError(f"unknown tool {subject}; known: {', '.join(names)}{did_you_mean(choice[0], names)}")

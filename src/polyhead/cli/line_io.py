@@ -21,7 +21,7 @@ from polyhead.data.readers import files
 from polyhead.tokenizers.display import escape_controls
 
 if TYPE_CHECKING:
-    from polyhead.tokenizers.seq2seq_template import Seq2SeqTemplate
+    from polyhead.tokenizers.special_tokens import Seq2SeqTemplate
     from polyhead.tokenizers.tokenizer import Tokenizer
 
 MAX_NAME_LENGTH = 255  # characters of a file name

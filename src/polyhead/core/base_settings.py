@@ -57,11 +57,6 @@ class FrozenSettings(BaseModel):
 
 def _annotation_types(annotation: Any) -> set[Any]:
     """The classes in a type annotation: ``int | None`` -> int, NoneType."""
-    inner = get_args(annotation)
-    return (
-        set().union(*map(_annotation_types, inner))
-        if inner
-        else {annotation}
-        if isinstance(annotation, type)
-        else set()
-    )
+    if inner := get_args(annotation):
+        return set().union(*map(_annotation_types, inner))
+    return {annotation} if isinstance(annotation, type) else set()

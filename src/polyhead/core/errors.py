@@ -72,11 +72,8 @@ def did_you_mean(
     word, known = str(name).lower(), {str(candidate).lower(): str(candidate) for candidate in allowed}
     cutoff = max(cutoff, 0.55) if len(word) <= 3 else cutoff
     matches = [ours] if (ours := aliased_name(kind, name)) in known else []
-    matches = matches or (
-        [candidate for candidate in known if candidate.startswith(word)]
-        if len(word) > 3 and cutoff <= 0.6
-        else []
-    )
+    if not matches and len(word) > 3 and cutoff <= 0.6:
+        matches = [candidate for candidate in known if candidate.startswith(word)]
     matches = matches if len(matches) == 1 else difflib.get_close_matches(word, known, n=1, cutoff=cutoff)
     return f"; did you mean {prefix + known[matches[0]]!r}?" if matches else ""
 

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
+from itertools import accumulate
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -58,7 +59,7 @@ def _import_module(name: str) -> ModuleType:
     if name == "__main__" or name.partition(".")[0] in sys.stdlib_module_names:
         raise UserError(f"{name} is part of Python itself and has no components")
     with _cwd_on_path() as cwd:
-        for step in _package_prefixes(name):
+        for step in accumulate(name.split("."), "{}.{}".format):  # a.b.c: a, a.b, a.b.c
             try:
                 spec = find_spec(step)
             except (ModuleNotFoundError, ValueError):  # its parent is no package, or it is no module
@@ -76,12 +77,6 @@ def _import_module(name: str) -> ModuleType:
             except Exception as error:  # the plugin's own code may raise anything
                 raise UserError(f"{step} cannot be imported: {type(error).__name__}: {error}") from error
     return sys.modules[name]
-
-
-def _package_prefixes(name: str) -> Iterator[str]:
-    """``a.b.c`` -> a, a.b, a.b.c."""
-    words = name.split(".")
-    return (".".join(words[: i + 1]) for i in range(len(words)))
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from polyhead.generation.text_output import TokenLogprobs
 from polyhead.models import CausalLM, Seq2Seq
 from polyhead.nn.loss import IGNORE_INDEX
 from polyhead.tokenizers.languages import with_languages
-from polyhead.tokenizers.seq2seq_template import Seq2SeqTemplate
+from polyhead.tokenizers.special_tokens import Seq2SeqTemplate
 from polyhead.tokenizers.tokenizer import Tokenizer
 
 T = TypeVar("T")

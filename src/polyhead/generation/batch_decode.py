@@ -19,7 +19,7 @@ from polyhead.generation.engine.request import DecodingState, Request
 from polyhead.generation.engine.workers import Workers, count_workers
 from polyhead.generation.shortlist.shortlist import Shortlist
 from polyhead.grammar.grammar_constraint import GrammarConstraint
-from polyhead.tokenizers.seq2seq_template import Seq2SeqTemplate
+from polyhead.tokenizers.special_tokens import Seq2SeqTemplate
 
 _EMPTY_HYPOTHESIS = Hypothesis([], 0.0, 0.0)
 

@@ -29,7 +29,7 @@ from polyhead.generation.text_output import TextOutput
 from polyhead.grammar.grammar_constraint import GrammarConstraint, constraint_for
 from polyhead.tokenizers.input_validation import normalize_stop_strings
 from polyhead.tokenizers.languages import with_languages
-from polyhead.tokenizers.seq2seq_template import Seq2SeqTemplate
+from polyhead.tokenizers.special_tokens import Seq2SeqTemplate
 from polyhead.tokenizers.tokenizer import Tokenizer
 
 _ENGINE_OPTIONS = frozenset(signature(Engine).parameters) - {"model", "max_len"}

@@ -16,7 +16,7 @@ from torch import Tensor
 from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError
 from polyhead.core.registry import GRAMMAR
-from polyhead.grammar.backend import import_llguidance
+from polyhead.grammar.grammars import import_llguidance
 from polyhead.tokenizers.special_tokens import BYTE_TOKEN
 from polyhead.tokenizers.tokenizer import Tokenizer
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 from collections.abc import Iterator
@@ -12,13 +13,21 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator
 
 from polyhead.core.errors import UserError
+from polyhead.core.extras import install_command
 from polyhead.core.json_io import decode_json
 from polyhead.core.registry import GRAMMAR
-from polyhead.grammar.backend import import_llguidance
 from polyhead.grammar.number_bounds import tighten_bounds, tighten_embedded_bounds
 
 _GBNF_ROOT = re.compile(r"\A(?!.*^start\s*:[^:])(?=.*^\s*root\s*::=)", re.DOTALL | re.MULTILINE)
 WHITESPACE_PATTERN = r"[ \n\t]{0,16}"  # without a limit some models generate whitespace forever
+
+
+def import_llguidance(module: str = "") -> Any:
+    """llguidance, or one of its modules; UserError with the install command if it is missing."""
+    try:
+        return importlib.import_module(f"llguidance.{module}" if module else "llguidance")
+    except ModuleNotFoundError:
+        raise UserError(f"a grammar needs llguidance: {install_command('grammar')}") from None
 
 
 def _read_schema(value: Any) -> Any:
@@ -67,11 +76,8 @@ def json_grammar(*, schema: Schema | None = None) -> str:
     with _wrap_errors("json"):
         schema_json = json.dumps(tighten_bounds(json_schema), ensure_ascii=False, allow_nan=False)
         schema_json.encode()  # a lone surrogate raises a one-line error, without the whole schema
-        return str(
-            matcher.grammar_from_json_schema(
-                schema_json, overrides={"whitespace_pattern": WHITESPACE_PATTERN}
-            )
-        )
+        overrides = {"whitespace_pattern": WHITESPACE_PATTERN}
+        return str(matcher.grammar_from_json_schema(schema_json, overrides=overrides))
 
 
 @GRAMMAR.register("regex")

@@ -51,14 +51,12 @@ def _rewrite(value: Any) -> Any:
         return [_rewrite(item) for item in value]
     if not isinstance(value, dict):
         return value
-    schema: dict[str, Any] = {
-        key: {name: _rewrite(entry) for name, entry in entries.items()}
-        if key in _NAMED_SCHEMAS and isinstance(entries, dict)
-        else entries
-        if key in _LITERAL_KEYS
-        else _rewrite(entries)
-        for key, entries in value.items()
-    }
+    schema: dict[str, Any] = {}
+    for key, entries in value.items():
+        if key in _NAMED_SCHEMAS and isinstance(entries, dict):
+            schema[key] = {name: _rewrite(entry) for name, entry in entries.items()}
+        else:
+            schema[key] = entries if key in _LITERAL_KEYS else _rewrite(entries)
     for key, replacement, opposite in [*_find_faulty(_number_bounds(schema))]:
         sign, bound = (1 if replacement == "minimum" else -1), schema.pop(key)
         schema[replacement] = bound + sign * max(_STEP, 4 * math.ulp(bound))

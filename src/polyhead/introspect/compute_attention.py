@@ -25,7 +25,7 @@ from polyhead.nn.kv import WeightsHook
 from polyhead.tokenizers.display import spell_token
 from polyhead.tokenizers.languages import with_languages
 from polyhead.tokenizers.mask_tokens import count_masks, encode_masked
-from polyhead.tokenizers.seq2seq_template import Seq2SeqTemplate
+from polyhead.tokenizers.special_tokens import Seq2SeqTemplate
 from polyhead.tokenizers.tokenizer import Tokenizer
 
 ATTENTION_KINDS = {

@@ -6,8 +6,7 @@ import re
 from collections.abc import Sequence
 
 from polyhead.core.errors import UserError, did_you_mean
-from polyhead.tokenizers.seq2seq_template import Seq2SeqTemplate
-from polyhead.tokenizers.special_tokens import DECODER_ROLES, TARGET_LANGUAGE_TOKEN
+from polyhead.tokenizers.special_tokens import DECODER_ROLES, TARGET_LANGUAGE_TOKEN, Seq2SeqTemplate
 from polyhead.tokenizers.tokenizer import Tokenizer
 
 # languages by their usual script, "" if they have several; alternative codes of one language follow a slash
@@ -110,20 +109,15 @@ def with_languages(
     decoder start token, if that is a language, else the forced first token. Raises UserError if a required
     language is not given.
     """
-    template, roles = (
-        tokenizer.seq2seq_template,
-        {i for role, i in tokenizer.role_ids.items() if role not in DECODER_ROLES},
-    )
+    template = tokenizer.seq2seq_template
+    roles = {i for role, i in tokenizer.role_ids.items() if role not in DECODER_ROLES}
     languages = {i: tokenizer.ids_to_tokens([i])[0] for i in tokenizer.special_ids if i not in roles}
-    if target_tokens := {
-        i: token for i, token in languages.items() if TARGET_LANGUAGE_TOKEN.fullmatch(token)
-    }:
+    target_tokens = {i: token for i, token in languages.items() if TARGET_LANGUAGE_TOKEN.fullmatch(token)}
+    if target_tokens:
         return _with_target_token(template, target_tokens, source_lang, target_lang)
     if source_lang is not None:
-        i, source_languages = (
-            _find_language(source_lang, languages),
-            languages.keys() & {*template.source_prefix, *template.source_suffix},
-        )
+        i = _find_language(source_lang, languages)
+        source_languages = languages.keys() & {*template.source_prefix, *template.source_suffix}
         prefix, suffix = (
             tuple(i if x in source_languages else x for x in ids)
             for ids in (template.source_prefix, template.source_suffix)
@@ -133,11 +127,10 @@ def with_languages(
         )
     if target_lang is not None:
         i = _find_language(target_lang, languages)
-        template = (
-            template._replace(decoder_start_id=i, opening_ids=())
-            if template.decoder_start_id in languages
-            else template._replace(opening_ids=(i,), opening_forced=True)
-        )
+        if template.decoder_start_id in languages:
+            template = template._replace(decoder_start_id=i, opening_ids=())
+        else:
+            template = template._replace(opening_ids=(i,), opening_forced=True)
     elif not template.opening_forced and template.decoder_start_id not in languages:
         _check_single_language([token for token in languages.values() if LANGUAGE_TOKEN.fullmatch(token)])
     return template
@@ -167,18 +160,13 @@ def default_languages(tokenizer: Tokenizer) -> dict[str, str]:
         for i in tokenizer.special_ids
         if LANGUAGE_TOKEN.fullmatch(name := tokenizer.ids_to_tokens([i])[0])
     }
-    template, has_target_tokens = (
-        tokenizer.seq2seq_template,
-        any(map(TARGET_LANGUAGE_TOKEN.fullmatch, language_tokens.values())),
-    )
-    encoder_ids, decoder_ids = (
-        (*template.source_prefix, *template.source_suffix),
-        (template.decoder_start_id, *template.opening_ids),
-    )
+    template = tokenizer.seq2seq_template
     template_ids = {
-        "source": () if has_target_tokens else encoder_ids,
-        "target": encoder_ids if has_target_tokens else decoder_ids,
+        "source": (*template.source_prefix, *template.source_suffix),
+        "target": (template.decoder_start_id, *template.opening_ids),
     }
+    if any(map(TARGET_LANGUAGE_TOKEN.fullmatch, language_tokens.values())):
+        template_ids = {"source": (), "target": template_ids["source"]}
     return {
         side: next((_language_name(language_tokens[i]) for i in ids if i in language_tokens), "")
         for side, ids in template_ids.items()
@@ -226,11 +214,8 @@ def _find_language(name: str, languages: dict[int, str]) -> int:
             "the language"
         )
     if len(matches) != 1:
-        problem = (
-            f"{len(matches)} languages of this model match it"
-            if matches
-            else "this model has no token for it"
-        )
+        number = f"{len(matches)} languages of this model match it"
+        problem = number if matches else "this model has no token for it"
         raise UserError(f"language {name!r}: {problem}{did_you_mean(name, names.values(), 0.6)}")
     return matches[0]
 

@@ -47,12 +47,7 @@ def script_of_text(texts: Iterable[str]) -> str:
     Capitalized words are not counted, because names are the same in many languages. Han characters in a text
     with kana count as Japanese.
     """
-    counts = _count_words(texts)
-    kana = sum(counts[script] for script in KANA)
-    if kana >= 0.1 * (kana + counts["Han"]) > 0:
-        counts["Japanese"] = kana + counts["Han"]
-        for script in ("Han", *KANA):
-            del counts[script]
+    counts = _merge_japanese(_count_words(texts))
     total = counts.total()
     if total < _MIN_WORDS:
         return ""
@@ -70,12 +65,19 @@ def find_unspaced_script(texts: Iterable[str]) -> str:
     for letter, count in letters.items():
         if letter.isalpha():
             counts[script_of_letter(letter)] += count
-    total, kana = counts.total(), sum(counts[script] for script in KANA)
+    counts = _merge_japanese(counts)
+    script = max(UNSPACED_SCRIPTS, key=lambda name: counts[name])
+    return script if counts[script] > _MIN_UNSPACED_SHARE * counts.total() else ""
+
+
+def _merge_japanese(counts: Counter[str]) -> Counter[str]:
+    """The counts, in which Han and kana are Japanese if a tenth of them or more is kana."""
+    kana = sum(counts[script] for script in KANA)
     if kana >= 0.1 * (kana + counts["Han"]) > 0:
         counts["Japanese"] = kana + counts["Han"]
-    shares = {script: counts[script] for script in UNSPACED_SCRIPTS}
-    script = max(shares, key=lambda name: shares[name])
-    return script if shares[script] > _MIN_UNSPACED_SHARE * total else ""
+        for script in ("Han", *KANA):
+            del counts[script]
+    return counts
 
 
 def split_script_words(text: str) -> Iterator[tuple[str, str]]:

@@ -44,11 +44,8 @@ def build_token_bytes(inner: tokenizers.Tokenizer) -> TokenBytes | None:
 
 def token_to_bytes(token: str) -> bytes:
     """The bytes of a byte-level token; a token with other characters, such as an added one, is its UTF-8."""
-    return (
-        bytes(BYTE_DECODER[c] for c in token)
-        if token and BYTE_DECODER.keys() >= set(token)
-        else token.encode()
-    )
+    is_spelling = token and BYTE_DECODER.keys() >= set(token)
+    return bytes(BYTE_DECODER[c] for c in token) if is_spelling else token.encode()
 
 
 def escape_bytes(utf8: bytes) -> str:

@@ -25,18 +25,16 @@ from polyhead.tokenizers.files import (
     wrap_library_errors,
 )
 from polyhead.tokenizers.input_validation import has_lone_surrogate, validate_ids, validate_texts
-from polyhead.tokenizers.seq2seq_template import Seq2SeqTemplate
 from polyhead.tokenizers.special_tokens import (
     _BLANK_GUARD,
     ROLE_ALIASES,
     SPECIAL_TOKENS_MAP,
     TARGET_LANGUAGE_TOKEN,
     AddedToken,
+    Seq2SeqTemplate,
     SpecialTokensTemplate,
     from_post_processor,
-    prepends_first_only,
     sentinel_token,
-    set_lstrip,
     set_post_processor,
 )
 from polyhead.tokenizers.token_bytes import TokenBytes, build_token_bytes
@@ -54,11 +52,8 @@ class Tokenizer:
     ) -> None:
         inner.no_padding()
         inner.no_truncation()
-        self._inner, self._roles, self._target_tokenizer = (
-            roundtrip(inner, content),
-            dict(roles),
-            target_tokenizer,
-        )
+        self._inner, self._roles = roundtrip(inner, content), dict(roles)
+        self._target_tokenizer = target_tokenizer
         self._inner.encode_special_tokens = True  # "</s>" typed by a user is text, never control
         self._ids = {role: self._role_id(role, token) for role, token in self._roles.items()}
         if {"pad_token", "eos_token"} <= set(self._ids) and self.pad_id == self.eos_id:
@@ -130,7 +125,10 @@ class Tokenizer:
 
     @cached_property
     def _prepends_first_only(self) -> bool:
-        return prepends_first_only(self.tokenizer_json)
+        """Whether the first word of a row gets a space before it, but not that of later texts."""
+        outer = json.loads(self.tokenizer_json).get("pre_tokenizer") or {}
+        parts = (outer, *outer.get("pretokenizers", ()))
+        return any((p.get("type"), p.get("prepend_scheme")) == ("Metaspace", "first") for p in parts)
 
     @property
     def prefix_ids(self) -> list[int]:
@@ -158,31 +156,26 @@ class Tokenizer:
 
     def with_template(self, prefix_ids: Sequence[int], suffix_ids: Sequence[int]) -> Tokenizer:
         """A tokenizer whose post-processor puts these ids around a text, so that other tools do so too."""
-        if (self._templates[0].prefix_ids, self._templates[0].suffix_ids) == (
-            list(prefix_ids),
-            list(suffix_ids),
-        ):
+        if self.prefix_ids == list(prefix_ids) and self.suffix_ids == list(suffix_ids):
             return self
-        return Tokenizer(
-            set_post_processor(self._inner, prefix_ids, suffix_ids),
-            self._roles,
-            target_tokenizer=self._target_tokenizer,
-        )
+        inner = set_post_processor(self._inner, prefix_ids, suffix_ids)
+        return Tokenizer(inner, self._roles, target_tokenizer=self._target_tokenizer)
 
     def with_lstrip(self, ids: Collection[int]) -> Tokenizer:
         """A tokenizer in which these special tokens include the whitespace before them (lstrip)."""
-        return Tokenizer(set_lstrip(self._inner, ids), self._roles, target_tokenizer=self._target_tokenizer)
+        rules = json.loads(self.tokenizer_json)
+        for token in rules["added_tokens"]:
+            token["lstrip"] |= token["id"] in ids
+        inner = tokenizers.Tokenizer.from_str(json.dumps(rules))
+        return Tokenizer(inner, self._roles, target_tokenizer=self._target_tokenizer)
 
     def with_seq2seq_template(self, template: Seq2SeqTemplate) -> Tokenizer:
         """A tokenizer with this template, such as that of a language pair (``languages.with_languages``)."""
         roles = {**self._roles, "decoder_start_token": self.ids_to_tokens([template.decoder_start_id])[0]}
         if template.opening_forced:
             roles["forced_bos_token"] = self.ids_to_tokens(template.opening_ids)[0]
-        return Tokenizer(
-            set_post_processor(self._inner, template.source_prefix, template.source_suffix),
-            roles,
-            target_tokenizer=self._target_tokenizer,
-        )
+        inner = set_post_processor(self._inner, template.source_prefix, template.source_suffix)
+        return Tokenizer(inner, roles, target_tokenizer=self._target_tokenizer)
 
     @cached_property
     def seq2seq_template(self) -> Seq2SeqTemplate:
@@ -193,30 +186,19 @@ class Tokenizer:
         as a language, else what the post-processor puts before a text, without target language tokens for the
         encoder.
         """
-        template, start, forced_id = (
-            self._templates[0],
-            self._ids.get("decoder_start_token"),
-            self._ids.get("forced_bos_token"),
-        )
+        prefix, suffix = self.prefix_ids, self.suffix_ids
+        start, forced_id = self._ids.get("decoder_start_token"), self._ids.get("forced_bos_token")
         if start is None:
-            start = (
-                self.bos_id if {"bos_token", "cls_token"} & set(self._ids) else self._required_id("pad_token")
-            )
-        suffix = template.suffix_ids if template.prefix_ids or template.suffix_ids else [self.eos_id]
-        names = zip(template.prefix_ids, self.ids_to_tokens(template.prefix_ids), strict=True)
-        opening = (
-            [i for i, name in names if not TARGET_LANGUAGE_TOKEN.fullmatch(name)]
-            if forced_id is None
-            else [forced_id]
-        )
-        return Seq2SeqTemplate(
-            tuple(template.prefix_ids),
-            tuple(suffix),
-            start,
-            tuple(opening),
-            forced_id is not None,
-            self.eos_id,
-        )
+            has_bos = bool({"bos_token", "cls_token"} & set(self._ids))
+            start = self.bos_id if has_bos else self._required_id("pad_token")
+        if forced_id is not None:
+            opening = [forced_id]
+        else:
+            names = zip(prefix, self.ids_to_tokens(prefix), strict=True)
+            opening = [i for i, name in names if not TARGET_LANGUAGE_TOKEN.fullmatch(name)]
+        suffix = suffix if prefix or suffix else [self.eos_id]
+        is_forced = forced_id is not None
+        return Seq2SeqTemplate(tuple(prefix), tuple(suffix), start, tuple(opening), is_forced, self.eos_id)
 
     @cached_property
     def _templates(self) -> tuple[SpecialTokensTemplate, SpecialTokensTemplate]:
@@ -289,8 +271,7 @@ class Tokenizer:
     @property
     def special_ids(self) -> list[int]:
         """Sorted ids that no text encodes to: roles, sentinels and other special tokens of the file."""
-        added = self._inner.get_added_tokens_decoder().items()
-        return sorted({*self._ids.values(), *(int(i) for i, token in added if token.special)})
+        return sorted({*self._ids.values(), *self.skipped_ids})
 
     @cached_property
     def skipped_ids(self) -> frozenset[int]:
@@ -338,11 +319,10 @@ class Tokenizer:
         """
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
+        eos = self._roles.get("eos_token")
         config = {
             "tokenizer_class": "PreTrainedTokenizerFast",
-            **(
-                {"pad_token": self._roles["eos_token"]} if pad_with_eos and "eos_token" in self._roles else {}
-            ),
+            **({"pad_token": eos} if pad_with_eos and eos else {}),
             **self._roles,
             "clean_up_tokenization_spaces": False,
             "model_max_length": max_len or 10**30,

@@ -92,14 +92,10 @@ def spell_vocabulary(tokenizer: Tokenizer) -> tuple[list[str], list[bool]]:
         for name, is_inner_token in zip(names, is_inner, strict=True)
     ]
     if "ByteLevel" in rules:
-        texts = _decode_byte_names(stems)
+        texts = [_decode_stray_bytes(token_to_bytes(name)) for name in stems]
     else:
-        texts = [
-            _private_char(int(byte[1], 16))
-            if (byte := BYTE_TOKEN.fullmatch(name))
-            else name.replace("▁", " ")
-            for name in stems
-        ]
+        matches = ((name, BYTE_TOKEN.fullmatch(name)) for name in stems)
+        texts = [_private_char(int(m[1], 16)) if m else name.replace("▁", " ") for name, m in matches]
     if suffix:
         texts = [name.removesuffix(suffix) + "\n" if name.endswith(suffix) else name for name in texts]
     elif prefix and not has_start_marks:  # a token without the prefix starts a word
@@ -171,12 +167,7 @@ def _private_char(byte: int) -> str:
 
 def _spelling_to_bytes(text: str) -> bytes:
     """UTF-8 bytes of a text with private characters for bytes."""
-    return b"".join(bytes([ord(c) - 0xF700]) if 0xF700 <= ord(c) <= 0xF7FF else c.encode() for c in text)
-
-
-def _decode_byte_names(names: Sequence[str]) -> list[str]:
-    """Texts of byte-level tokens."""
-    return [_decode_stray_bytes(token_to_bytes(name)) for name in names]
+    return b"".join(bytes([ord(c) - 0xF700]) if _is_private_char(c) else c.encode() for c in text)
 
 
 def _decode_stray_bytes(raw: bytes) -> str:

@@ -15,7 +15,7 @@ from polyhead.generation.constraints.terminology import TermMatcher, TermPhrase
 from polyhead.generation.decoding.beam_search import BeamRequest, BeamSearchStrategy, BeamState
 from polyhead.generation.engine.engine import Engine
 from polyhead.generation.shortlist.shortlist import Shortlist
-from polyhead.tokenizers.seq2seq_template import Seq2SeqTemplate
+from polyhead.tokenizers.special_tokens import Seq2SeqTemplate
 
 SOURCE = [1, 2, 3]
 

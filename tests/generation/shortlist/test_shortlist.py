@@ -16,7 +16,7 @@ from polyhead.generation.decoding.sampling import Sampling
 from polyhead.generation.engine.engine import Engine
 from polyhead.generation.shortlist.shortlist import SHORTLIST_FILE, Shortlist
 from polyhead.kernels.pack_model import can_pack, linear_factory, pack_model
-from polyhead.tokenizers.seq2seq_template import Seq2SeqTemplate
+from polyhead.tokenizers.special_tokens import Seq2SeqTemplate
 
 V, EOS, BOS = 60, 1, 2
 TEMPLATE = Seq2SeqTemplate((), (EOS,), BOS, (), False, EOS)

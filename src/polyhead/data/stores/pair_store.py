@@ -14,7 +14,7 @@ from polyhead.data.readers.files import fingerprint
 from polyhead.data.readers.parallel_corpus import CorpusReport, ParallelFiles, SentencePair
 from polyhead.data.readers.reader_common import check_usable, count_problem, iter_chunks
 from polyhead.data.stores.build_cache import IdArray, build_once, cache_dir, flat_writers, open_flat_file
-from polyhead.tokenizers.seq2seq_template import Seq2SeqTemplate
+from polyhead.tokenizers.special_tokens import Seq2SeqTemplate
 from polyhead.tokenizers.tokenizer import Tokenizer
 from polyhead.tokenizers.unknown_tokens import UnknownTokens, count_unknown_ids
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import tokenizers
 from polyhead.core.errors import UserError, prefix_errors
 from polyhead.hf.checkpoint_files import CheckpointFiles
-from polyhead.tokenizers.file_limits import max_text_len
+from polyhead.tokenizers.files import max_text_len
 from polyhead.tokenizers.special_tokens import UNK_TOKEN
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
