@@ -15,7 +15,7 @@ ROOT = Path(polyhead.__file__).parent
 CATALOGS = sorted(ROOT.glob("core/locale/*/*.json"))
 PLACEHOLDER = re.compile(r"\{\w+[^{}]*\}")
 # catalogs of finished texts, which the sources put together of several pieces
-COMBINED_CATALOGS = {"errors", "facts", "lab", "mistakes", "pages", "serve"}
+COMBINED_CATALOGS = {"errors", "facts", "lab", "pages", "serve"}
 # texts that the sources make in another way than by joining pieces
 REWRITTEN = (
     "differs from the run's own recipe; use ",  # an f-string adds the s

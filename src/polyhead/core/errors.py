@@ -45,7 +45,7 @@ def check_finite(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         raise UserError(f"{value} is not a finite number")
     if isinstance(value, int) and abs(value) > MAX_INT:
-        raise UserError(f"{value} is out of range: should be at most {MAX_INT}")
+        raise UserError(f"{value} is out of range: expected at most {MAX_INT}")
     return value
 
 

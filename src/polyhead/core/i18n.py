@@ -18,8 +18,8 @@ from typing import Any
 from polyhead.core.errors import UserError, did_you_mean
 
 UI_LANGUAGES = {"en": "English", "zh": "中文"}
-# catalogs whose entries are message patterns; labels in the others, such as "{time} left", match any message
-MESSAGES = ("errors", "mistakes")
+# catalog whose entries are message patterns; labels in the others, such as "{time} left", match any message
+_MESSAGES = "errors"
 Translate = Callable[..., str]  # ``tr`` or ``format_english``
 _QUOTES = "'\""  # around values from the user
 _PLACEHOLDER = re.compile(r"\{(\w++)[^{}]*+\}")
@@ -87,15 +87,15 @@ def translate_message(message: str, subject: str | None = None, language: str | 
     An entry matches if it equals the message with ``{name}`` in place of the varying parts. The entry with
     the most literal text wins. A placeholder's value is translated too if it is itself an entry of the errors
     catalog, such as "a classifier". ``subject`` restricts the lookup to one catalog, also for unquoted
-    placeholder values; without it whole messages are looked up in all catalogs, patterns in ``MESSAGES``.
+    placeholder values; without it whole messages are looked up in all catalogs, patterns in that of errors.
     """
     language = language or get_language()
     catalog = load_catalog(language, subject)
     if message in catalog:
         return catalog[message]
-    for pattern, translated in _patterns(language, subject):
+    for pattern, translated in _patterns(language, subject or _MESSAGES):
         if (match := pattern.fullmatch(message)) and all(map(is_balanced, match.groups())):
-            words = load_catalog(language, "errors")
+            words = load_catalog(language, _MESSAGES)
             fields = {name: words.get(word, word) for name, word in match.groupdict().items()}
             if subject:
                 fields = {
@@ -118,13 +118,9 @@ def is_balanced(text: str) -> bool:
 
 
 @cache
-def _patterns(language: str, subject: str | None) -> list[tuple[re.Pattern[str], str]]:
+def _patterns(language: str, subject: str) -> list[tuple[re.Pattern[str], str]]:
     """The entries with placeholders as regular expressions, most specific first."""
-    catalog = {
-        text: translated
-        for name in ((subject,) if subject else MESSAGES)
-        for text, translated in load_catalog(language, name).items()
-    }
+    catalog = load_catalog(language, subject)
     entries = sorted(catalog, key=lambda text: -len(_PLACEHOLDER.sub("", text)))
     return [
         (_compile_pattern(text), _PLACEHOLDER.sub(r"{\1}", catalog[text]))
