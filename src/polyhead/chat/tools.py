@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from polyhead.chat.base import ToolCall
 from polyhead.core.errors import UserError, did_you_mean, format_value
+from polyhead.core.json_io import reject_constant
 
 _NAME_PATTERN = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _NAME_RULE = "1 to 64 letters, digits, dots, dashes or underscores"
@@ -113,7 +114,7 @@ def parse_tool_calls(value: Any, number: int) -> tuple[ToolCall, ...]:
 def encode_arguments(value: Any) -> str:
     """Arguments as JSON, from an object or its JSON; ValueError if they are not a JSON object."""
     if isinstance(value, str):
-        value = json.loads(value, parse_constant=_reject_constant) if value.strip() else {}
+        value = json.loads(value, parse_constant=reject_constant) if value.strip() else {}
     if not isinstance(value, Mapping):
         raise ValueError("not an object")
     text = json.dumps(dict(value), ensure_ascii=False, allow_nan=False)
@@ -183,7 +184,3 @@ def _exceeds_depth(value: Any, max_depth: int) -> bool:
         return False
     inner = value.values() if isinstance(value, Mapping) else value
     return not max_depth or any(_exceeds_depth(item, max_depth - 1) for item in inner)
-
-
-def _reject_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not a JSON number")

@@ -65,7 +65,8 @@ def _parse_finite(digits: str) -> float:
     return value
 
 
-def _reject_constant(name: str) -> Any:
+def reject_constant(name: str) -> Any:
+    """Refuse NaN and Infinity, which Python's parser accepts."""
     raise ValueError(f"{name} is not a JSON number")
 
 
@@ -79,7 +80,7 @@ def _reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 _parse = json.JSONDecoder(parse_int=parse_int).decode
 _parse_strict = json.JSONDecoder(
     object_pairs_hook=_reject_duplicate_keys,
-    parse_constant=_reject_constant,
+    parse_constant=reject_constant,
     parse_float=_parse_finite,
     parse_int=parse_int,
 ).decode

@@ -3,8 +3,7 @@
 import pytest
 
 from polyhead.chat.sandbox import client
-from polyhead.chat.sandbox.client import TemplateError, render_template
-from polyhead.chat.sandbox.limits import MAX_TEMPLATE_CHARS
+from polyhead.chat.sandbox.client import MAX_TEMPLATE_CHARS, TemplateError, render_template
 from polyhead.chat.sandbox.placeholders import EDGE_CHARS, Placeholders, choose_placeholders
 from polyhead.core.errors import UserError
 

@@ -11,9 +11,13 @@ import threading
 from functools import cache
 from typing import Any, NamedTuple
 
-from polyhead.chat.sandbox.limits import CPU_SECONDS, MAX_BYTES, MAX_TEMPLATE_CHARS, max_chars
 from polyhead.chat.sandbox.placeholders import Placeholders, choose_placeholders
 from polyhead.core.errors import UserError
+
+# what a template may use to write one conversation
+CPU_SECONDS = 2.0
+MAX_BYTES = 1 << 29  # of memory
+MAX_TEMPLATE_CHARS = 1 << 18
 
 
 class Rendering(NamedTuple):
@@ -38,7 +42,8 @@ def render_template(template: str, values: dict[str, Any]) -> Rendering:
         "template": template,
         "block": placeholders.block,
         "values": placeholders.protect(values),
-        "max_chars": max_chars(len(json.dumps(values))),
+        # by the length of the texts, of which JSON writes some characters as six
+        "max_chars": (1 << 20) + 8 * len(json.dumps(values)),
         "cpu_seconds": CPU_SECONDS,
     }
     answer = _worker(os.getpid()).ask(request)

@@ -18,10 +18,11 @@ from typing import Any
 from jinja2 import Template
 from jinja2.exceptions import SecurityError, TemplateSyntaxError
 
+from polyhead.chat.sandbox.client import MAX_BYTES
 from polyhead.chat.sandbox.environment import RaisedByTemplateError, TemplateEnvironment
-from polyhead.chat.sandbox.limits import MAX_BYTES, MAX_OPEN_FILES
 from polyhead.chat.sandbox.placeholders import Placeholders
 
+_MAX_OPEN_FILES = 16
 _ENVIRONMENT = TemplateEnvironment()
 
 
@@ -30,7 +31,7 @@ def serve_requests() -> None:
     with suppress(ValueError, OSError):  # macOS does not bound it
         resource.setrlimit(resource.RLIMIT_AS, (MAX_BYTES, MAX_BYTES))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (MAX_OPEN_FILES, MAX_OPEN_FILES))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (_MAX_OPEN_FILES, _MAX_OPEN_FILES))
     for line in sys.stdin.buffer:
         request = json.loads(line)
         signal.setitimer(signal.ITIMER_PROF, request["cpu_seconds"])  # its signal ends the process
