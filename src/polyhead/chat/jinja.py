@@ -12,7 +12,7 @@ from polyhead.chat.base import EOS, ChatPiece, Message, ToolCall, check_messages
 from polyhead.chat.reasoning import ReasoningSyntax
 from polyhead.chat.sandbox.client import Rendering, TemplateError, render_template
 from polyhead.chat.sandbox.placeholders import TOKEN_ROLES
-from polyhead.chat.template_tools import CallStyle, find_call_style, find_tool_syntax, to_fields
+from polyhead.chat.template_tools import CALL_STYLES, CallStyle, find_call_style, find_tool_syntax, to_fields
 from polyhead.chat.tool_calls import ToolCallSyntax
 from polyhead.chat.tools import ToolChoice, build_tool_choice
 from polyhead.core.errors import UserError
@@ -179,7 +179,7 @@ class JinjaChat:
         """The form of tool calls that the template expects; None if it writes none."""
         messages = [_QUESTION, Message("assistant", "", _PROBE_CALLS[:1])]
         texts: dict[CallStyle, str] = {}
-        for style in CallStyle.all_styles():
+        for style in CALL_STYLES:
             try:
                 rendering = self._write(messages, False, _PROBE_TOOLS, style)
             except TemplateError:

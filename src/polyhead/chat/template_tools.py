@@ -28,10 +28,9 @@ class CallStyle(NamedTuple):
     arguments_as_text: bool = False  # JSON in a string, else an object
     null_content: bool = False  # a message without text has the content None, else ""
 
-    @classmethod
-    def all_styles(cls) -> list[CallStyle]:
-        """All styles, the most common first."""
-        return [cls(text, null) for null in (False, True) for text in (False, True)]
+
+# the most common first
+CALL_STYLES = [CallStyle(text, null) for null in (False, True) for text in (False, True)]
 
 
 def to_fields(message: Message, style: CallStyle, call_names: Mapping[str, str]) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from polyhead.chat.sandbox.placeholders import Placeholders
 
 _MAX_OPEN_FILES = 16
 _ENVIRONMENT = TemplateEnvironment()
+_compile = lru_cache(32)(_ENVIRONMENT.from_string)
 
 
 def serve_requests() -> None:
@@ -87,11 +88,6 @@ def _render_bounded(
 
 class _RefusedError(Exception):
     """The rendered text is not allowed."""
-
-
-@lru_cache(32)
-def _compile(template: str) -> Template:
-    return _ENVIRONMENT.from_string(template)
 
 
 def _one_line(error: object) -> str:
