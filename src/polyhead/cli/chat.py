@@ -22,7 +22,7 @@ from polyhead.cli.options import (
     load_run,
     read_chat_template,
 )
-from polyhead.config.generation_config import GenerationConfig
+from polyhead.config.generation_config import GenerationConfig, verb_settings
 from polyhead.core.blank_text import clear_blank
 from polyhead.core.errors import UserError, did_you_mean
 
@@ -33,22 +33,7 @@ if TYPE_CHECKING:
 COMMANDS = {"/reset": "clears the conversation", "/quit": "exits, as does Ctrl-D"}
 
 
-@config_options(
-    GenerationConfig,
-    "chat",
-    "max_new_tokens",
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "repetition_penalty",
-    "frequency_penalty",
-    "presence_penalty",
-    "no_repeat_ngram_size",
-    "grammar",
-    "cache",
-    "speculative",
-)
+@config_options(GenerationConfig, *verb_settings("chat"))
 def run(
     directory: Annotated[str, typer.Argument(metavar="RUN", help="path of a run or of a checkpoint")],
     system: Annotated[str, typer.Option(help="system message", show_default="none")] = "",

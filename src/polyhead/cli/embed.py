@@ -35,7 +35,7 @@ from polyhead.cli.options import (
     load_run,
 )
 from polyhead.cli.output_file import PartialFile, check_output_path
-from polyhead.config.generation_config import GenerationConfig
+from polyhead.config.generation_config import GenerationConfig, verb_settings
 from polyhead.core.errors import UserError
 from polyhead.data.readers.reader_common import iter_chunks
 
@@ -84,7 +84,7 @@ def _encode_json_lines(rows: Iterable[dict[str, Any]]) -> bytes:
     return "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows).encode()
 
 
-@config_options(GenerationConfig, "pooling", "normalize")
+@config_options(GenerationConfig, *verb_settings("embed"))
 def run(
     directory: Annotated[
         Path,

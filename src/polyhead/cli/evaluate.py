@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal
 import typer
 
 from polyhead.cli.options import (
-    BEAM_SEARCH_KEYS,
     FROM_RUN,
     Device,
     Dtype,
@@ -21,11 +20,11 @@ from polyhead.cli.options import (
     load_run,
 )
 from polyhead.cli.output_file import check_output_path
-from polyhead.config.generation_config import GenerationConfig
+from polyhead.config.generation_config import GenerationConfig, verb_settings
 from polyhead.core.errors import UserError
 
 
-@config_options(GenerationConfig, *BEAM_SEARCH_KEYS)
+@config_options(GenerationConfig, *verb_settings("eval"))
 def run(
     directory: Annotated[Path, typer.Argument(metavar="RUN", help="path of a trained run")],
     files: Annotated[

@@ -19,27 +19,12 @@ from polyhead.cli.options import (
     drop_none,
     load_run,
 )
-from polyhead.config.generation_config import GenerationConfig
+from polyhead.config.generation_config import GenerationConfig, verb_settings
 from polyhead.core.i18n import tr
 from polyhead.data.readers.files import is_table
 
 
-@config_options(
-    GenerationConfig,
-    "max_new_tokens",
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "repetition_penalty",
-    "frequency_penalty",
-    "presence_penalty",
-    "length_penalty",
-    "no_repeat_ngram_size",
-    "grammar",
-    "cache",
-    "speculative",
-)
+@config_options(GenerationConfig, *verb_settings("generate"))
 def run(
     directory: Annotated[Path, typer.Argument(metavar="RUN", help="path of a trained run")],
     prompt: Annotated[

@@ -14,6 +14,7 @@ import typer
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from polyhead.config.generation_config import strip_scope
 from polyhead.config.yaml_io import parse_part
 from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from polyhead.run.run import Run
 
 FROM_RUN = "from the run"  # shown as the default of an option
-_SCOPE = re.compile(r"^(?:sampling|translations|language models|beam search): ")
 _DEFAULT = re.compile(r"; default: .*$")
 
 
@@ -62,7 +62,7 @@ def _make_parameter(name: str, field: FieldInfo, default: str | None) -> inspect
     """The parameter of a verb for one field; its value is None if the option is not set."""
     members = set(_members(field.annotation))
     value_type = next((t for t in (bool, float, int) if members - {type(None)} == {t}), str)
-    text = _DEFAULT.sub("", _SCOPE.sub("", field.description or ""))
+    text = _DEFAULT.sub("", strip_scope(field.description or ""))
     if field.examples:
         text += f", e.g. {' or '.join(field.examples)}"
     if Choice in members:
@@ -130,10 +130,6 @@ ShortlistOption = Annotated[
         "polyhead shortlist RUN first",
     ),
 ]
-BEAM_SEARCH_KEYS = (
-    "beam_size", "length_penalty", "min_new_tokens", "early_stopping", "no_repeat_ngram_size", "cache",
-    "batch_tokens",
-)  # fmt: skip
 EnsembleOption = Annotated[
     list[str] | None,
     typer.Option(

@@ -20,7 +20,7 @@ from polyhead.cli.options import (
     load_run,
     read_chat_template,
 )
-from polyhead.config.generation_config import GenerationConfig
+from polyhead.config.generation_config import GenerationConfig, verb_settings
 from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError
 from polyhead.serve.limits import Limits
@@ -30,7 +30,7 @@ LIMIT_KEYS = [
 ]
 
 
-@config_options(GenerationConfig, "cache", "chat", "speculative")
+@config_options(GenerationConfig, *verb_settings("serve"))
 @config_options(Limits, *LIMIT_KEYS, default=None)
 def run(
     directory: Annotated[

@@ -32,7 +32,7 @@ from polyhead.cli.options import (
     load_run,
 )
 from polyhead.cli.output_file import check_output_path, open_output
-from polyhead.config.generation_config import GenerationConfig
+from polyhead.config.generation_config import GenerationConfig, verb_settings
 from polyhead.core.blank_text import clear_blank
 from polyhead.data.readers.reader_common import iter_chunks
 
@@ -44,21 +44,7 @@ if TYPE_CHECKING:
     from polyhead.run.run import Run
 
 
-@config_options(
-    GenerationConfig,
-    "beam_size",
-    "length_penalty",
-    "n_best",
-    "min_new_tokens",
-    "early_stopping",
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "no_repeat_ngram_size",
-    "cache",
-    "batch_tokens",
-)
+@config_options(GenerationConfig, *verb_settings("translate"))
 def run(
     directory: Annotated[Path, typer.Argument(metavar="RUN", help="path of a trained run")],
     source: Annotated[

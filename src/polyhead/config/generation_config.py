@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from numbers import Integral, Real
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self, cast
 
-from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, WithJsonSchema, field_validator, model_validator
 
 from polyhead.config.config_sections import ConfigSection
 from polyhead.core.choice import Choice
@@ -16,126 +16,225 @@ from polyhead.core.registry import CACHE, CHAT, GRAMMAR, SPECULATIVE, Registry
 
 Pooling = Literal["mean", "first", "max", "last", "own"]
 ScoreActivation = Literal["sigmoid", "identity"]
-LogitBias = Annotated[dict[int, float], BeforeValidator(lambda value: parse_logit_bias(value))]
-EarlyStoppingMode = Annotated[
-    bool | Literal["never"], BeforeValidator(lambda value: _parse_early_stopping(value))
-]
+_SCOPE = re.compile(r"^(?:sampling|translations|language models|beam search): ")
 _TOKEN_ID = re.compile("[0-9]{1,10}")
 MAX_TOKEN_ID = 2**31 - 1
 MAX_LOGIT_BIAS = 100
+LogitBias = Annotated[
+    dict[int, float],
+    BeforeValidator(lambda value: _parse_logit_bias(value)),
+    WithJsonSchema(
+        {
+            "type": "object",
+            "propertyNames": {"pattern": f"^{_TOKEN_ID.pattern}$"},
+            "additionalProperties": {
+                "type": "number",
+                "minimum": -MAX_LOGIT_BIAS,
+                "maximum": MAX_LOGIT_BIAS,
+            },
+        }
+    ),
+]
+EarlyStoppingMode = Annotated[
+    bool | Literal["never"], BeforeValidator(lambda value: _parse_early_stopping(value))
+]
+
+SAMPLED = frozenset(["sampled text", "sampled translations"])
+SEARCHED = frozenset(["beam search", "translations"])
+DECODED = SAMPLED | SEARCHED
+TRANSLATED = frozenset(["sampled translations", "translations"])
+EMBEDDED = frozenset(["text embeddings", "token embeddings"])
+
+
+class HttpField(NamedTuple):
+    """How a setting differs in HTTP requests from the key of a recipe."""
+
+    description: str = ""  # default: that of the key, without the output that it starts with
+    name: str = ""  # default: that of the key
+    limits: Mapping[str, float] = {}
+    service_limit: str = ""  # attribute of serve's Limits that bounds it
+    # clients send it at a value without effect, also where it has none: at its default, or at that of the run
+    ignored_value: Literal["default", "of the run"] | None = None
+    has_default: bool = False  # whether /openapi.json names the default; else it is that of the run
+
+
+class SettingUse(NamedTuple):
+    """Where a setting of GenerationConfig has an effect, and where it can be set besides a recipe."""
+
+    outputs: frozenset[str]  # kinds of output
+    verbs: frozenset[str]  # verbs that have it as an option
+    http: HttpField | None  # None: no field of an HTTP request
+    limits: Mapping[str, float]
+
+
+def _setting(
+    default: Any,
+    outputs: Set[str],
+    description: str,
+    verbs: str = "",
+    http: HttpField | None = None,
+    examples: list[Any] | None = None,
+    **limits: float,
+) -> Any:
+    """The one entry of a setting: recipe key, option of ``verbs``, field of HTTP requests, and limits."""
+    use = SettingUse(frozenset(outputs), frozenset(verbs.split()), http, limits)
+    source: dict[str, Any] = {"default_factory": dict} if default == {} else {"default": default}
+    options: dict[str, Any] = source | {"json_schema_extra": {"use": use}, **limits}
+    return Field(description=description, examples=examples, **options)
 
 
 class GenerationConfig(ConfigSection):
     """Settings of beam search (translations), sampling (language models), embeddings and classification."""
 
-    beam_size: int = Field(5, ge=1, le=64, description="number of beams; 1 is greedy search")
-    length_penalty: float = Field(
-        1.0, ge=-50, le=50, description="exponent of the length: values > 0 favour longer outputs"
+    beam_size: int = _setting(
+        5, SEARCHED, "number of beams; 1 is greedy search", "translate eval",
+        HttpField("use beam search with this number of beams instead of sampling",
+                  limits={"le": MAX_TOKEN_ID}, service_limit="max_beams"), ge=1, le=64,
+    )  # fmt: skip
+    length_penalty: float = _setting(
+        1.0, SEARCHED, "exponent of the length: values > 0 favour longer outputs", "generate translate eval",
+        HttpField("beam search: values > 0 favour longer texts", ignored_value="default"), ge=-50, le=50,
+    )  # fmt: skip
+    n_best: int = _setting(
+        1,
+        SEARCHED,
+        "number of translations per sentence in polyhead translate, at most beam_size",
+        "translate",
+        ge=1,
     )
-    n_best: int = Field(
-        1, ge=1, description="number of translations per sentence in polyhead translate, at most beam_size"
+    min_new_tokens: int = _setting(
+        0, DECODED, "minimum number of output tokens", "translate eval",
+        HttpField(name="min_tokens", service_limit="max_tokens"), ge=0,
+    )  # fmt: skip
+    max_length_ratio: float = _setting(
+        2.0, TRANSLATED, "maximum number of output tokens: ratio x source tokens + extra", ge=0, le=1e6
     )
-    min_new_tokens: int = Field(0, ge=0, description="minimum number of output tokens")
-    max_length_ratio: float = Field(
-        2.0, ge=0, le=1e6, description="maximum number of output tokens: ratio x source tokens + extra"
+    max_length_extra: int = _setting(
+        20, TRANSLATED, "number of output tokens allowed in addition to the ratio", ge=0
     )
-    max_length_extra: int = Field(
-        20, ge=0, description="number of output tokens allowed in addition to the ratio"
+    bad_words: tuple[str, ...] = _setting(
+        (), {"translations"}, "translations: tokens that are never generated, e.g. [<unk>]"
     )
-    bad_words: tuple[str, ...] = Field(
-        (), description="translations: tokens that are never generated, e.g. [<unk>]"
+    stop_tokens: tuple[str, ...] = _setting(
+        (), DECODED, "stop tokens in addition to the tokenizer's end token, e.g. [<end_of_turn>]"
     )
-    stop_tokens: tuple[str, ...] = Field(
-        (), description="stop tokens in addition to the tokenizer's end token, e.g. [<end_of_turn>]"
+    early_stopping: EarlyStoppingMode = _setting(
+        False,
+        SEARCHED,
+        "stopping rule of beam search: true, false or never, as in Hugging Face generate",
+        "translate eval",
     )
-    early_stopping: EarlyStoppingMode = Field(
-        False, description="stopping rule of beam search: true, false or never, as in Hugging Face generate"
+    max_new_tokens: int = _setting(
+        200,
+        {"sampled text", "beam search"},
+        "language models: maximum number of output tokens",
+        "generate chat",
+        ge=1,
     )
-    max_new_tokens: int = Field(200, ge=1, description="language models: maximum number of output tokens")
-    temperature: float = Field(
-        1.0,
-        ge=0,
-        description="sampling temperature: values < 1 are more conservative, values > 1 more diverse, 0 "
-        "is greedy",
+    temperature: float = _setting(
+        1.0, SAMPLED,
+        "sampling temperature: values < 1 are more conservative, values > 1 more diverse, 0 is greedy",
+        "generate chat translate", HttpField(limits={"le": 1e6}), ge=0,
+    )  # fmt: skip
+    top_k: int = _setting(
+        0, SAMPLED, "sampling: only the k most likely tokens; 0: all", "generate chat translate",
+        HttpField("sample from the k most likely tokens; 0 or -1: all", limits={"ge": -1},
+                  ignored_value="default"), ge=0,
+    )  # fmt: skip
+    top_p: float = _setting(
+        1.0, SAMPLED, "sampling: only the most likely tokens with this total probability",
+        "generate chat translate",
+        HttpField("sample from the most likely tokens with this total probability", ignored_value="default"),
+        gt=0, le=1,
+    )  # fmt: skip
+    min_p: float = _setting(
+        0.0, SAMPLED, "sampling: only tokens with at least this fraction of the highest probability",
+        "generate chat translate",
+        HttpField("sample from tokens with at least this fraction of the highest probability",
+                  ignored_value="default"), ge=0, le=1,
+    )  # fmt: skip
+    repetition_penalty: float = _setting(
+        1.0, SAMPLED, "sampling: values > 1 discourage repetition", "generate chat",
+        HttpField(limits={"le": 1e6}, ignored_value="default"), gt=0,
+    )  # fmt: skip
+    frequency_penalty: float = _setting(
+        0.0, SAMPLED, "sampling: subtracted from a token's logit for each occurrence in the output",
+        "generate chat", HttpField(ignored_value="of the run"), ge=-2, le=2,
+    )  # fmt: skip
+    presence_penalty: float = _setting(
+        0.0, SAMPLED, "sampling: subtracted once from the logit of a token that occurs in the output",
+        "generate chat", HttpField(ignored_value="of the run"), ge=-2, le=2,
+    )  # fmt: skip
+    logit_bias: LogitBias = _setting(
+        {}, SAMPLED, "sampling: added to logits, from -100 to 100 by token id, e.g. {7: -100}",
+        http=HttpField("added to the logits of tokens, by token id", ignored_value="of the run",
+                       has_default=True),
+    )  # fmt: skip
+    no_repeat_ngram_size: int = _setting(
+        0, DECODED, "no n-gram of this size occurs twice in a text; 0: no limit",
+        "generate chat translate eval", HttpField("no n-gram of this size occurs twice; 0: no limit"), ge=0,
+    )  # fmt: skip
+    batch_tokens: int = _setting(
+        4096, DECODED, "number of source tokens decoded together", "translate eval", gt=0
     )
-    top_k: int = Field(0, ge=0, description="sampling: only the k most likely tokens; 0: all")
-    top_p: float = Field(
-        1.0, gt=0, le=1, description="sampling: only the most likely tokens with this total probability"
-    )
-    min_p: float = Field(
-        0.0,
-        ge=0,
-        le=1,
-        description="sampling: only tokens with at least this fraction of the highest probability",
-    )
-    repetition_penalty: float = Field(1.0, gt=0, description="sampling: values > 1 discourage repetition")
-    frequency_penalty: float = Field(
-        0.0,
-        ge=-2,
-        le=2,
-        description="sampling: subtracted from a token's logit for each occurrence in the output",
-    )
-    presence_penalty: float = Field(
-        0.0,
-        ge=-2,
-        le=2,
-        description="sampling: subtracted once from the logit of a token that occurs in the output",
-    )
-    logit_bias: LogitBias = Field(
-        default_factory=dict,
-        description="sampling: added to logits, from -100 to 100 by token id, e.g. {7: -100}",
-    )
-    no_repeat_ngram_size: int = Field(
-        0, ge=0, description="no n-gram of this size occurs twice in a text; 0: no limit"
-    )
-    batch_tokens: int = Field(4096, gt=0, description="number of source tokens decoded together")
-    cache: Choice | None = Field(
-        None, description="KV cache; default: one that fits the model", examples=["static", "h2o,budget=256"]
-    )
-    speculative: Choice | None = Field(
+    cache: Choice | None = _setting(
         None,
-        description="language models: draft source of speculative decoding, several tokens per step; "
-        "default: none",
+        DECODED,
+        "KV cache; default: one that fits the model",
+        "generate chat translate eval serve",
+        examples=["static", "h2o,budget=256"],
+    )
+    speculative: Choice | None = _setting(
+        None,
+        {"sampled text"},
+        "language models: draft source of speculative decoding, several tokens per step; default: none",
+        "generate chat serve",
         examples=["lookup", "draft,run=runs/small,tokens=4"],
     )
 
-    chat: Choice | None = Field(
+    chat: Choice | None = _setting(
         None,
-        description="language models: chat format; default: none, no conversations",
+        frozenset(),
+        "language models: chat format; default: none, no conversations",
+        "chat serve",
         examples=["chatml"],
     )
-    grammar: Choice | None = Field(
+    grammar: Choice | None = _setting(
         None,
-        description="language models: grammar that constrains the output; default: no constraint",
+        {"sampled text", "beam search"},
+        "language models: grammar that constrains the output; default: no constraint",
+        "generate chat",
         examples=["json", "'choice,choices=[red, blue]'"],
     )
 
-    pooling: Pooling = Field(
+    pooling: Pooling = _setting(
         "mean",
-        description="pooling of embed: mean, first, max or last of the tokens of a text, or own, the "
-        "model's pooling",
+        {"text embeddings"},
+        "pooling of embed: mean, first, max or last of the tokens of a text, or own, the model's pooling",
+        "embed",
     )
-    normalize: bool = Field(False, description="whether embed normalizes vectors to length 1")
-    embed_max_len: int | None = Field(
+    normalize: bool = _setting(False, EMBEDDED, "whether embed normalizes vectors to length 1", "embed")
+    embed_max_len: int | None = _setting(
         None,
+        EMBEDDED,
+        "maximum number of tokens of a text in embed and classify; default: the maximum of the model, or of "
+        "a classifier's training",
         gt=0,
-        description="maximum number of tokens of a text in embed and classify; default: the maximum of "
-        "the model, or of a classifier's training",
     )
-    embed_prompts: dict[str, str] = Field(
-        default_factory=dict,
-        description='prompts that embed can put before texts, by name, e.g. {query: "query: "}',
+    embed_prompts: dict[str, str] = _setting(
+        {}, EMBEDDED, 'prompts that embed can put before texts, by name, e.g. {query: "query: "}'
     )
-    embed_prompt: str = Field(
-        "", description="prompt that embed puts before a text: a name of embed_prompts, or the prompt itself"
+    embed_prompt: str = _setting(
+        "", EMBEDDED, "prompt that embed puts before a text: a name of embed_prompts, or the prompt itself"
     )
-    include_prompt: bool = Field(
-        True, description="whether the pooling of a text includes the tokens of its prompt"
+    include_prompt: bool = _setting(
+        True, EMBEDDED, "whether the pooling of a text includes the tokens of its prompt"
     )
 
-    score_activation: ScoreActivation = Field(
+    score_activation: ScoreActivation = _setting(
         "sigmoid",
-        description="classifiers with one label: activation of their score; sigmoid maps it to 0..1",
+        frozenset(),
+        "classifiers with one label: activation of their score; sigmoid maps it to 0..1",
     )
 
     @field_validator("cache", "speculative", "chat", "grammar")
@@ -173,34 +272,18 @@ class GenerationConfig(ConfigSection):
                 )
 
 
-_PENALTY_KEYS = frozenset(["repetition_penalty", "frequency_penalty", "presence_penalty", "logit_bias"])
-SAMPLING_KEYS = _PENALTY_KEYS | {"temperature", "top_k", "top_p", "min_p"}
-"""Keys of sampling: any of them samples a translation in place of beam search."""
-_TEXT_SAMPLING_KEYS = SAMPLING_KEYS | {"max_new_tokens", "speculative"}
-_COMMON_KEYS = frozenset(["cache", "batch_tokens", "no_repeat_ngram_size", "stop_tokens"])
-_EMBEDDING_KEYS = frozenset(
-    ["pooling", "normalize", "embed_max_len", "embed_prompts", "embed_prompt", "include_prompt"]
-)
-_LENGTH_LIMIT_KEYS = frozenset(["max_length_ratio", "max_length_extra"])
-_BEAM_SEARCH_KEYS = (
-    frozenset(GenerationConfig.model_fields)
-    - _TEXT_SAMPLING_KEYS
-    - _COMMON_KEYS
-    - _EMBEDDING_KEYS
-    - {"chat", "grammar", "score_activation"}
-)
+SETTING_USES: dict[str, SettingUse] = {
+    name: cast(Any, field.json_schema_extra)["use"] for name, field in GenerationConfig.model_fields.items()
+}
 EFFECTIVE_KEYS = {
-    "sampled text": _TEXT_SAMPLING_KEYS | _COMMON_KEYS | {"grammar", "min_new_tokens"},
-    "sampled translations": SAMPLING_KEYS | _COMMON_KEYS | _LENGTH_LIMIT_KEYS | {"min_new_tokens"},
-    "beam search": _BEAM_SEARCH_KEYS - _LENGTH_LIMIT_KEYS - {"bad_words"}
-    | _COMMON_KEYS
-    | {"max_new_tokens", "grammar"},
-    "translations": _BEAM_SEARCH_KEYS | _COMMON_KEYS,
-    "text embeddings": _EMBEDDING_KEYS,
-    "token embeddings": _EMBEDDING_KEYS - {"pooling"},
+    output: frozenset(name for name, use in SETTING_USES.items() if output in use.outputs)
+    for output in DECODED | EMBEDDED
 }
 """Keys of generation that have an effect, for each kind of output."""
+SAMPLING_KEYS = EFFECTIVE_KEYS["sampled translations"] - EFFECTIVE_KEYS["translations"]
+"""Keys of sampling: any of them samples a translation in place of beam search."""
 _GENERATED_TEXT_KEYS = EFFECTIVE_KEYS["sampled text"] | EFFECTIVE_KEYS["beam search"]
+_EMBEDDING_KEYS = EFFECTIVE_KEYS["text embeddings"]
 USED_KEYS = {
     # sampling of translations is requested per call, not in a recipe
     "encoder-decoder": ("translations", EFFECTIVE_KEYS["translations"]),
@@ -214,7 +297,17 @@ USED_KEYS = {
 """The output of a model of each kind, and the keys that a recipe may set for it."""
 
 
-def parse_logit_bias(value: Any) -> dict[int, float]:
+def verb_settings(verb: str) -> list[str]:
+    """The settings that are options of a verb of the command line."""
+    return [name for name, use in SETTING_USES.items() if verb in use.verbs]
+
+
+def strip_scope(description: str) -> str:
+    """The description of a setting without the kind of output that it starts with, if any."""
+    return _SCOPE.sub("", description)
+
+
+def _parse_logit_bias(value: Any) -> dict[int, float]:
     """Parse logit biases by token id; JSON has the ids as strings."""
     if not isinstance(value, Mapping):
         raise UserError(f"{format_value(value)} is not a mapping from token ids to numbers, e.g. {{7: -100}}")

@@ -145,14 +145,14 @@ class TextEngine:
         """Check a request; nothing runs yet. ``overrides`` are fields of GenerationConfig for this request.
 
         A language model samples ``n`` sequences, or finds the n most likely ones with ``beam_size``. An
-        encoder-decoder searches; with ``temperature`` (0 is greedy), top_k, top_p or min_p it samples, and
-        its tokens are streamed. With each sampled token the ``top_logprobs`` most likely ones are reported.
-        Any token of ``turn_ends``, if there are any, ends it in place of the tokenizer's end token. Tokens of
-        ``stop_token_ids`` end it too, with ``ignore_eos`` only they; none of them is part of its text.
-        ``trim`` drops the whitespace at both ends; ``output_tokenizer``, if there is one, decodes those of a
-        language model. A translation contains the required translations of ``terminology``, such as {"dog":
-        "Hund"}. ``text`` may also be tokens, such as those of ``encode_prompt``. A request that cannot be
-        served is a UserError.
+        encoder-decoder searches; with ``temperature`` (0 is greedy) or another setting of sampling it
+        samples, and its tokens are streamed. With each sampled token the ``top_logprobs`` most likely ones
+        are reported. Any token of ``turn_ends``, if there are any, ends it in place of the tokenizer's end
+        token. Tokens of ``stop_token_ids`` end it too, with ``ignore_eos`` only they; none of them is part of
+        its text. ``trim`` drops the whitespace at both ends; ``output_tokenizer``, if there is one, decodes
+        those of a language model. A translation contains the required translations of ``terminology``, such
+        as {"dog": "Hund"}. ``text`` may also be tokens, such as those of ``encode_prompt``. A request that
+        cannot be served is a UserError.
         """
         for name in sorted(_ENGINE_SETTINGS & set(overrides)):
             raise UserError(f"{name} is a setting of the engine, not of a request")

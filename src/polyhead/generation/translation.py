@@ -36,11 +36,11 @@ def decode_translations(
 ) -> Iterator[tuple[int, list[Hypothesis]]]:
     """Yield the best translations of the texts: (number, best first); ``overrides`` change ``generation``.
 
-    With temperature, top_k, top_p or min_p among the overrides they are sampled, ``n_best`` per text, by a
-    ``seed``; the samples of a text depend on its number, counted from ``row_offset``. ``prefix`` is the
-    forced prefix of each translation; ``terminology`` gives the required translations of words. Default
-    languages are those of the tokenizer's files. A blank text has an empty translation. An
-    invalid option is a UserError before anything is decoded.
+    With a setting of sampling among the overrides they are sampled, ``n_best`` per text, by a ``seed``; the
+    samples of a text depend on its number, counted from ``row_offset``. ``prefix`` is the forced prefix of
+    each translation; ``terminology`` gives the required translations of words. Default languages are those of
+    the tokenizer's files. A blank text has an empty translation. An invalid option is a UserError before
+    anything is decoded.
     """
     sampling_request = None
     if SAMPLING_KEYS & set(overrides):

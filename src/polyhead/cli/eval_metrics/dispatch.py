@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from polyhead.cli.eval_metrics import classes, language, token_accuracy, translations
-from polyhead.cli.options import BEAM_SEARCH_KEYS, drop_none
+from polyhead.cli.options import drop_none
+from polyhead.config.generation_config import verb_settings
 from polyhead.core.errors import UserError
 from polyhead.run.run import Run
 
@@ -24,7 +25,7 @@ class RunEvaluator(NamedTuple):
         parameters = inspect.signature(self.evaluate).parameters.values()
         names = {parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}
         takes_settings = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
-        return names | set(BEAM_SEARCH_KEYS) if takes_settings else names
+        return names | set(verb_settings("eval")) if takes_settings else names
 
 
 EVALUATORS = {

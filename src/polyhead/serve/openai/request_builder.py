@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Sequence
 from typing import Any
 
-from polyhead.config.generation_config import SAMPLING_KEYS
+from polyhead.config.generation_config import SAMPLING_KEYS, SETTING_USES, GenerationConfig
 from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError, format_value
 from polyhead.generation.constraints.terminology import Terminology
@@ -16,22 +16,17 @@ from polyhead.serve.openai.schemas import SamplingParams
 from polyhead.serve.service import Service
 from polyhead.tokenizers.languages import with_languages
 
-SAMPLING_FIELDS = (
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "repetition_penalty",
-    "no_repeat_ngram_size",
-    "beam_size",
-    "length_penalty",
-)
-NEUTRAL_SETTINGS = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0, "length_penalty": 1.0}
+SETTING_FIELDS = {name: use.http for name, use in SETTING_USES.items() if use.http is not None}
+"""The fields of requests that are settings, by engine option."""
+NEUTRAL_SETTINGS = {
+    name: GenerationConfig.model_fields[name].default
+    for name, http in SETTING_FIELDS.items()
+    if http.ignored_value == "default"
+}
 """Values without effect; taken also where the setting has none, in beam search or sampling."""
-DEFAULT_FIELDS = ("frequency_penalty", "presence_penalty", "logit_bias")
-"""Fields that clients send at their default value (0 with beams); ignored when equal to the default."""
 # engine option -> request field, for messages
-FIELD_NAMES = {"min_new_tokens": "min_tokens", "max_new_tokens": "max_tokens", "n_best": "n"}
+FIELD_NAMES = {name: http.name for name, http in SETTING_FIELDS.items() if http.name}
+FIELD_NAMES |= {"max_new_tokens": "max_tokens", "n_best": "n"}
 
 
 def build_requests(
@@ -50,22 +45,20 @@ def build_requests(
     engine, fields_set = service.engine, body.model_fields_set
     assert engine is not None
     engine_options: dict[str, Any] = {
-        name: getattr(body, name) for name in SAMPLING_FIELDS if name in fields_set
+        name: getattr(body, field)
+        for name, http in SETTING_FIELDS.items()
+        if (field := http.name or name) in fields_set
+        and (http.ignored_value != "of the run" or getattr(body, field) != getattr(engine.config, name))
     }
     if engine_options.get("top_k") == -1:
         engine_options["top_k"] = 0
     for name in _ineffective_fields(engine, engine_options):
         if engine_options[name] == NEUTRAL_SETTINGS[name]:
             del engine_options[name]
-    for name in DEFAULT_FIELDS:
-        if name in fields_set and getattr(body, name) != getattr(engine.config, name):
-            engine_options[name] = getattr(body, name)
     if (
         engine_options.get("beam_size") and engine_options.get("temperature") == 0
     ):  # beam search does not sample
         del engine_options["temperature"]
-    if "min_tokens" in fields_set:
-        engine_options["min_new_tokens"] = body.min_tokens
     engine_options |= {"n": body.n, "stop": body.stop, "stop_token_ids": body.stop_token_ids}
     engine_options |= {"ignore_eos": body.ignore_eos, **grammar_of(body, engine), **options}
     if "terminology" in options:

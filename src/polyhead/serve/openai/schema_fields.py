@@ -16,7 +16,7 @@ from polyhead.chat.tools import (
     validate_tool_choice,
     validate_tools,
 )
-from polyhead.config.generation_config import MAX_TOKEN_ID, parse_logit_bias
+from polyhead.config.generation_config import MAX_TOKEN_ID
 from polyhead.core.errors import UserError, format_value
 from polyhead.serve.openai.input_limits import SizedMessages
 
@@ -303,17 +303,6 @@ TermTable = Annotated[
         {"type": "object", "additionalProperties": {"anyOf": [TEXT_SCHEMA, _array_schema(TEXT_SCHEMA)]}}
     ),
 ]
-BiasTable = Annotated[
-    dict[int, float],
-    PlainValidator(parse_logit_bias),
-    WithJsonSchema(
-        {
-            "type": "object",
-            "propertyNames": {"pattern": "^[0-9]{1,10}$"},
-            "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
-        }
-    ),
-]
 LayerList = Annotated[
     list[int] | str,
     PlainValidator(parse_layer_list),
@@ -348,18 +337,3 @@ def int_field(
         {} if is_fixed else {DEFAULT_FROM_RUN: True}
     )
     return Field(default, ge=minimum, le=maximum, description=description, json_schema_extra=extra)
-
-
-def float_field(
-    default: float,
-    description: str,
-    *,
-    ge: float | None = None,
-    gt: float | None = None,
-    le: float | None = None,
-) -> Any:
-    """Field of a finite number; the default is that of the run."""
-    extra: dict[str, Any] = {DEFAULT_FROM_RUN: True}
-    return Field(
-        default, allow_inf_nan=False, description=description, ge=ge, gt=gt, le=le, json_schema_extra=extra
-    )

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from annotated_types import BaseMetadata
+from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 
 from polyhead.chat.tools import drop_nulls
-from polyhead.config.generation_config import MAX_TOKEN_ID
+from polyhead.config.generation_config import MAX_TOKEN_ID, SETTING_USES, GenerationConfig, strip_scope
 from polyhead.serve.openai.input_limits import MESSAGE_OVERHEAD
 from polyhead.serve.openai.response_items import Items, ResponseToolChoice, ResponseTools
 from polyhead.serve.openai.schema_fields import (
-    BiasTable,
+    DEFAULT_FROM_RUN,
     Documents,
     Ids,
     LayerList,
@@ -25,7 +26,6 @@ from polyhead.serve.openai.schema_fields import (
     ToolChoiceField,
     ToolList,
     allow_nulls,
-    float_field,
     int_field,
 )
 
@@ -100,42 +100,42 @@ class StructuredOutputs(JsonObject):
     grammar: str | None = Field(None, description="context-free grammar, in Lark's format or GBNF")
 
 
-class SamplingParams(RequestBody):
-    """Sampling and beam search parameters; a missing field has the default of the run."""
+class RandomizedRequest(RequestBody):
+    """Number of outputs, and the random seed."""
 
     n: int = int_field(1, 1, "max_n", description="number of outputs per text", is_fixed=True)
     seed: int = int_field(
         0, 0, maximum=2**63 - 1, description="random seed; the same seed gives the same text; default: random"
     )
-    temperature: float = float_field(
-        1.0,
-        "sampling temperature: values < 1 are more conservative, values > 1 more diverse, 0 is greedy",
-        ge=0,
-        le=1e6,
-    )
-    top_k: int = int_field(0, -1, description="sample from the k most likely tokens; 0 or -1: all")
-    top_p: float = float_field(
-        1.0, "sample from the most likely tokens with this total probability", gt=0, le=1
-    )
-    min_p: float = float_field(
-        0.0, "sample from tokens with at least this fraction of the highest probability", ge=0, le=1
-    )
-    repetition_penalty: float = float_field(1.0, "values > 1 discourage repetition", gt=0, le=1e6)
-    frequency_penalty: float = float_field(
-        0.0, "subtracted from a token's logit for each occurrence in the output", ge=-2, le=2
-    )
-    presence_penalty: float = float_field(
-        0.0, "subtracted once from the logit of a token that occurs in the output", ge=-2, le=2
-    )
-    logit_bias: BiasTable = Field({}, description="added to the logits of tokens, by token id")
-    no_repeat_ngram_size: int = int_field(
-        0, 0, description="no n-gram of this size occurs twice; 0: no limit"
-    )
-    beam_size: int = int_field(
-        1, 1, "max_beams", description="use beam search with this number of beams instead of sampling"
-    )
-    length_penalty: float = float_field(1.0, "beam search: values > 0 favour longer texts", ge=-50, le=50)
-    min_tokens: int = int_field(0, 0, "max_tokens", description="minimum number of output tokens")
+
+
+def _setting_fields() -> dict[str, Any]:
+    """The fields of requests that are settings of GenerationConfig, by name, for ``create_model``."""
+    fields: dict[str, Any] = {}
+    for name, use in SETTING_USES.items():
+        if (http := use.http) is None:
+            continue
+        setting = GenerationConfig.model_fields[name]
+        limits = {**use.limits, **http.limits}
+        if setting.annotation is int:
+            limits.setdefault("le", MAX_TOKEN_ID)
+        extra: dict[str, Any] = {"limit": http.service_limit} if http.service_limit else {}
+        extra |= {} if http.has_default else {DEFAULT_FROM_RUN: True}
+        validators = [one for one in setting.metadata if not isinstance(one, BaseMetadata)]
+        options: dict[str, Any] = limits | ({"allow_inf_nan": False} if setting.annotation is float else {})
+        field = Field(
+            setting.get_default(call_default_factory=True),
+            description=http.description or strip_scope(setting.description or ""),
+            json_schema_extra=extra,
+            **options,
+        )
+        fields[http.name or name] = Annotated[setting.annotation, *validators, field]
+    return fields
+
+
+class SamplingParams(create_model("Settings", __base__=RandomizedRequest, **_setting_fields())):  # type: ignore[misc]
+    """Sampling and beam search parameters; a missing field has the default of the run."""
+
     max_tokens: int = int_field(1, 1, description=MAX_TOKENS)
     stop: Stops = Field([], description="stop strings, which end an output and are not part of it")
     stop_token_ids: StopTokenIds = Field(
