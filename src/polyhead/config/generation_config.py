@@ -39,11 +39,11 @@ EarlyStoppingMode = Annotated[
     bool | Literal["never"], BeforeValidator(lambda value: _parse_early_stopping(value))
 ]
 
-SAMPLED = frozenset(["sampled text", "sampled translations"])
-SEARCHED = frozenset(["beam search", "translations"])
-DECODED = SAMPLED | SEARCHED
-TRANSLATED = frozenset(["sampled translations", "translations"])
-EMBEDDED = frozenset(["text embeddings", "token embeddings"])
+SAMPLES = frozenset(["sampled text", "sampled translations"])
+BEAMS = frozenset(["beam search", "translations"])
+TEXTS = SAMPLES | BEAMS
+TRANSLATIONS = frozenset(["sampled translations", "translations"])
+EMBEDDINGS = frozenset(["text embeddings", "token embeddings"])
 
 
 class HttpField(NamedTuple):
@@ -87,40 +87,40 @@ class GenerationConfig(ConfigSection):
     """Settings of beam search (translations), sampling (language models), embeddings and classification."""
 
     beam_size: int = _setting(
-        5, SEARCHED, "number of beams; 1 is greedy search", "translate eval",
+        5, BEAMS, "number of beams; 1 is greedy search", "translate eval",
         HttpField("use beam search with this number of beams instead of sampling",
                   limits={"le": MAX_TOKEN_ID}, service_limit="max_beams"), ge=1, le=64,
     )  # fmt: skip
     length_penalty: float = _setting(
-        1.0, SEARCHED, "exponent of the length: values > 0 favour longer outputs", "generate translate eval",
+        1.0, BEAMS, "exponent of the length: values > 0 favour longer outputs", "generate translate eval",
         HttpField("beam search: values > 0 favour longer texts", ignored_value="default"), ge=-50, le=50,
     )  # fmt: skip
     n_best: int = _setting(
         1,
-        SEARCHED,
+        BEAMS,
         "number of translations per sentence in polyhead translate, at most beam_size",
         "translate",
         ge=1,
     )
     min_new_tokens: int = _setting(
-        0, DECODED, "minimum number of output tokens", "translate eval",
+        0, TEXTS, "minimum number of output tokens", "translate eval",
         HttpField(name="min_tokens", service_limit="max_tokens"), ge=0,
     )  # fmt: skip
     max_length_ratio: float = _setting(
-        2.0, TRANSLATED, "maximum number of output tokens: ratio x source tokens + extra", ge=0, le=1e6
+        2.0, TRANSLATIONS, "maximum number of output tokens: ratio x source tokens + extra", ge=0, le=1e6
     )
     max_length_extra: int = _setting(
-        20, TRANSLATED, "number of output tokens allowed in addition to the ratio", ge=0
+        20, TRANSLATIONS, "number of output tokens allowed in addition to the ratio", ge=0
     )
     bad_words: tuple[str, ...] = _setting(
         (), {"translations"}, "translations: tokens that are never generated, e.g. [<unk>]"
     )
     stop_tokens: tuple[str, ...] = _setting(
-        (), DECODED, "stop tokens in addition to the tokenizer's end token, e.g. [<end_of_turn>]"
+        (), TEXTS, "stop tokens in addition to the tokenizer's end token, e.g. [<end_of_turn>]"
     )
     early_stopping: EarlyStoppingMode = _setting(
         False,
-        SEARCHED,
+        BEAMS,
         "stopping rule of beam search: true, false or never, as in Hugging Face generate",
         "translate eval",
     )
@@ -132,54 +132,54 @@ class GenerationConfig(ConfigSection):
         ge=1,
     )
     temperature: float = _setting(
-        1.0, SAMPLED,
+        1.0, SAMPLES,
         "sampling temperature: values < 1 are more conservative, values > 1 more diverse, 0 is greedy",
         "generate chat translate", HttpField(limits={"le": 1e6}), ge=0,
     )  # fmt: skip
     top_k: int = _setting(
-        0, SAMPLED, "sampling: only the k most likely tokens; 0: all", "generate chat translate",
+        0, SAMPLES, "sampling: only the k most likely tokens; 0: all", "generate chat translate",
         HttpField("sample from the k most likely tokens; 0 or -1: all", limits={"ge": -1},
                   ignored_value="default"), ge=0,
     )  # fmt: skip
     top_p: float = _setting(
-        1.0, SAMPLED, "sampling: only the most likely tokens with this total probability",
+        1.0, SAMPLES, "sampling: only the most likely tokens with this total probability",
         "generate chat translate",
         HttpField("sample from the most likely tokens with this total probability", ignored_value="default"),
         gt=0, le=1,
     )  # fmt: skip
     min_p: float = _setting(
-        0.0, SAMPLED, "sampling: only tokens with at least this fraction of the highest probability",
+        0.0, SAMPLES, "sampling: only tokens with at least this fraction of the highest probability",
         "generate chat translate",
         HttpField("sample from tokens with at least this fraction of the highest probability",
                   ignored_value="default"), ge=0, le=1,
     )  # fmt: skip
     repetition_penalty: float = _setting(
-        1.0, SAMPLED, "sampling: values > 1 discourage repetition", "generate chat",
+        1.0, SAMPLES, "sampling: values > 1 discourage repetition", "generate chat",
         HttpField(limits={"le": 1e6}, ignored_value="default"), gt=0,
     )  # fmt: skip
     frequency_penalty: float = _setting(
-        0.0, SAMPLED, "sampling: subtracted from a token's logit for each occurrence in the output",
+        0.0, SAMPLES, "sampling: subtracted from a token's logit for each occurrence in the output",
         "generate chat", HttpField(ignored_value="of the run"), ge=-2, le=2,
     )  # fmt: skip
     presence_penalty: float = _setting(
-        0.0, SAMPLED, "sampling: subtracted once from the logit of a token that occurs in the output",
+        0.0, SAMPLES, "sampling: subtracted once from the logit of a token that occurs in the output",
         "generate chat", HttpField(ignored_value="of the run"), ge=-2, le=2,
     )  # fmt: skip
     logit_bias: LogitBias = _setting(
-        {}, SAMPLED, "sampling: added to logits, from -100 to 100 by token id, e.g. {7: -100}",
+        {}, SAMPLES, "sampling: added to logits, from -100 to 100 by token id, e.g. {7: -100}",
         http=HttpField("added to the logits of tokens, by token id", ignored_value="of the run",
                        has_default=True),
     )  # fmt: skip
     no_repeat_ngram_size: int = _setting(
-        0, DECODED, "no n-gram of this size occurs twice in a text; 0: no limit",
+        0, TEXTS, "no n-gram of this size occurs twice in a text; 0: no limit",
         "generate chat translate eval", HttpField("no n-gram of this size occurs twice; 0: no limit"), ge=0,
     )  # fmt: skip
     batch_tokens: int = _setting(
-        4096, DECODED, "number of source tokens decoded together", "translate eval", gt=0
+        4096, TEXTS, "number of source tokens decoded together", "translate eval", gt=0
     )
     cache: Choice | None = _setting(
         None,
-        DECODED,
+        TEXTS,
         "KV cache; default: one that fits the model",
         "generate chat translate eval serve",
         examples=["static", "h2o,budget=256"],
@@ -213,22 +213,22 @@ class GenerationConfig(ConfigSection):
         "pooling of embed: mean, first, max or last of the tokens of a text, or own, the model's pooling",
         "embed",
     )
-    normalize: bool = _setting(False, EMBEDDED, "whether embed normalizes vectors to length 1", "embed")
+    normalize: bool = _setting(False, EMBEDDINGS, "whether embed normalizes vectors to length 1", "embed")
     embed_max_len: int | None = _setting(
         None,
-        EMBEDDED,
+        EMBEDDINGS,
         "maximum number of tokens of a text in embed and classify; default: the maximum of the model, or of "
         "a classifier's training",
         gt=0,
     )
     embed_prompts: dict[str, str] = _setting(
-        {}, EMBEDDED, 'prompts that embed can put before texts, by name, e.g. {query: "query: "}'
+        {}, EMBEDDINGS, 'prompts that embed can put before texts, by name, e.g. {query: "query: "}'
     )
     embed_prompt: str = _setting(
-        "", EMBEDDED, "prompt that embed puts before a text: a name of embed_prompts, or the prompt itself"
+        "", EMBEDDINGS, "prompt that embed puts before a text: a name of embed_prompts, or the prompt itself"
     )
     include_prompt: bool = _setting(
-        True, EMBEDDED, "whether the pooling of a text includes the tokens of its prompt"
+        True, EMBEDDINGS, "whether the pooling of a text includes the tokens of its prompt"
     )
 
     score_activation: ScoreActivation = _setting(
@@ -277,7 +277,7 @@ SETTING_USES: dict[str, SettingUse] = {
 }
 EFFECTIVE_KEYS = {
     output: frozenset(name for name, use in SETTING_USES.items() if output in use.outputs)
-    for output in DECODED | EMBEDDED
+    for output in TEXTS | EMBEDDINGS
 }
 """Keys of generation that have an effect, for each kind of output."""
 SAMPLING_KEYS = EFFECTIVE_KEYS["sampled translations"] - EFFECTIVE_KEYS["translations"]

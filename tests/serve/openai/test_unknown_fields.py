@@ -13,13 +13,13 @@ from tests.serve.tool_call_helpers import CALL_TEXT, FLAT_TOOLS, TOOLS
 
 from polyhead.core.errors import did_you_mean
 from polyhead.serve.openai import request_validation as unknown_fields
-from polyhead.serve.openai.request_validation import (
+from polyhead.serve.openai.chat_fields import (
     ITEM_FIELDS,
     ITEM_PART_FIELDS,
     MESSAGE_FIELDS,
     PART_FIELDS,
-    find_unknown_fields,
 )
+from polyhead.serve.openai.request_validation import find_unknown_fields
 from polyhead.serve.openai.schemas import ChatBody
 
 CHAT, PATH = "/v1/chat/completions", "/v1/responses"

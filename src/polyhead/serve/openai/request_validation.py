@@ -1,37 +1,29 @@
-"""Request validation: types and bounds of every field, and unknown fields."""
+"""Request validation: types and bounds of every field, lengths of texts, and unknown fields."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Iterator, Mapping, Set
 from heapq import nsmallest
 from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from polyhead.chat.tools import drop_nulls
 from polyhead.core.errors import did_you_mean, format_value
-from polyhead.core.messages import format_loc, from_validation_error
+from polyhead.core.messages import format_loc, from_validation_error, section_type
 from polyhead.serve.api_errors import ApiError, invalid_value_error, unsupported_parameter_error
 from polyhead.serve.limits import Limits
-from polyhead.serve.openai.input_limits import check_input_size
-from polyhead.serve.openai.schema_fields import FUNCTION_FIELDS
-from polyhead.serve.openai.schemas import ChatBody, RequestBody, ResponseBody
+from polyhead.serve.openai.chat_fields import MESSAGE_OVERHEAD, Contains, SizedMessages
+from polyhead.serve.openai.schema_fields import ObjectFields
+from polyhead.serve.openai.schemas import RequestBody
 
 HINT_CUTOFF = 0.7  # similarity of a name to a known one that is suggested
-NO_VALUES: Mapping[str, tuple[Any, ...]] = {}
-
-
-class KnownFields(NamedTuple):
-    """Field names that may occur in one kind of object."""
-
-    known_names: frozenset[str]
-    # sent by OpenAI's clients: no effect; reported if not empty, but not with ``strict``
-    client_names: frozenset[str]
-    # written by this service itself, and sent back unchanged
-    own_names: frozenset[str] = frozenset()
-    # unsupported and would change the answer -> the values that have no effect
-    neutral_values: Mapping[str, tuple[Any, ...]] = NO_VALUES
+SIZED_FIELDS = {
+    "prompt", "input", "instructions", "target", "text", "tokens", "messages", "terminology", "query",
+    "documents",
+}  # fmt: skip
 
 
 class UnknownField(NamedTuple):
@@ -49,57 +41,8 @@ class RequestObject(NamedTuple):
     field: str  # field of the body
     location: str
     values: Any
-    known_fields: KnownFields
-
-
-def _known_fields(
-    known_names: str,
-    client_names: str = "",
-    own_names: str = "",
-    neutral_values: Mapping[str, tuple[Any, ...]] = NO_VALUES,
-) -> KnownFields:
-    return KnownFields(
-        frozenset(known_names.split()),
-        frozenset(client_names.split()),
-        frozenset(own_names.split()),
-        neutral_values,
-    )
-
-
-MESSAGE_FIELDS = _known_fields(
-    "role content tool_calls tool_call_id reasoning reasoning_content",
-    "name refusal annotations audio function_call parsed",
-)
-PART_FIELDS = _known_fields("type text", "prompt_cache_breakpoint")
-CALL_FIELDS = _known_fields("id type function", "index")
-CALLED_FUNCTION_FIELDS = _known_fields("name arguments", "parsed_arguments")
-ITEM_FIELDS = {
-    "message": _known_fields("type role content", "phase", "id status"),
-    "reasoning": _known_fields("type content", "encrypted_content", "id status summary"),
-    "function_call": _known_fields("type call_id name arguments", "caller namespace async async_ "
-        "parsed_arguments", "id status"),
-    "function_call_output": _known_fields("type call_id output", "name caller namespace", "id status"),
-}  # fmt: skip
-ITEM_PART_FIELDS = _known_fields("type text", "annotations prompt_cache_breakpoint parsed", "logprobs")
-TOOL_FIELDS = _known_fields("type function")
-CALLABLE_FIELDS = _known_fields(" ".join(FUNCTION_FIELDS))
-RESPONSE_CHOICE_FIELDS = _known_fields("type name")
-RESPONSE_TOOL_FIELDS = _known_fields(" ".join(("type", *FUNCTION_FIELDS)))
-FIELDS_BY_PATH = {
-    "stream_options": _known_fields("include_usage", "include_obfuscation", "",
-        {"continuous_usage_stats": (False,)}),
-    "response_format": _known_fields("type json_schema"),
-    "response_format.json_schema": _known_fields("schema", "name strict description"),
-    "structured_outputs": _known_fields("regex choice json grammar", "", "", {
-        "structural_tag": (), "whitespace_pattern": (), **dict.fromkeys(("json_object", "disable_fallback",
-            "disable_any_whitespace", "disable_additional_properties"), (False,)),
-    }),
-    "text": _known_fields("format", "verbosity"),
-    "text.format": _known_fields("type schema", "name strict description"),
-    "tool_choice": _known_fields("type function"),
-    "tool_choice.function": _known_fields("name"),
-}  # fmt: skip
-"""Objects of every route, by their path in the body."""
+    known_names: Set[str]
+    fields: ObjectFields  # other names
 
 
 def find_unknown_fields(
@@ -114,9 +57,9 @@ def find_unknown_fields(
 
 def find_unsupported_field(body_type: type[RequestBody], values: Mapping[str, Any]) -> UnknownField | None:
     """Return a field inside of an object that is not supported and would change the answer."""
-    for field, location, fields, known_fields in _iter_objects(body_type, values):
-        for name in sorted(fields.keys() & known_fields.neutral_values.keys()):
-            neutral = known_fields.neutral_values[name]
+    for field, location, fields, _, other in _iter_objects(body_type, values):
+        for name in sorted(fields.keys() & other.neutral_values.keys()):
+            neutral = other.neutral_values[name]
             if fields[name] is not None and not any(is_same_json(fields[name], value) for value in neutral):
                 return UnknownField(field, name, location, "")
     return None
@@ -125,61 +68,36 @@ def find_unsupported_field(body_type: type[RequestBody], values: Mapping[str, An
 def _iter_unknown_fields(
     body_type: type[RequestBody], values: Mapping[str, Any], strict: bool, max_count: int
 ) -> Iterator[UnknownField]:
-    for field, location, fields, known in _iter_objects(body_type, values):
-        unknown = drop_nulls(fields).keys() - known.known_names - known.own_names
-        unknown -= known.neutral_values.keys()
-        ignorable = {name for name in unknown & known.client_names if strict or fields[name] in ("", [], {})}
+    for field, location, fields, known_names, other in _iter_objects(body_type, values):
+        unknown = drop_nulls(fields).keys() - known_names - other.own_names - other.neutral_values.keys()
+        ignorable = {name for name in unknown & other.client_names if strict or fields[name] in ("", [], {})}
         for name in nsmallest(max_count, unknown - ignorable):
-            has_hint = name not in known.client_names
-            hint = did_you_mean(name, known.known_names, HINT_CUTOFF) if has_hint else ""
+            has_hint = name not in other.client_names
+            hint = did_you_mean(name, known_names, HINT_CUTOFF) if has_hint else ""
             yield UnknownField(field, name, location, hint)
 
 
 def _iter_objects(body_type: type[RequestBody], values: Mapping[str, Any]) -> Iterator[RequestObject]:
     """Yield the objects of a request: settings, tools, and every message or item with its parts."""
-    for path, known_fields in FIELDS_BY_PATH.items():
-        field, _, inner = path.partition(".")
-        found = values.get(field) if field in body_type.model_fields else None
-        found = found.get(inner) if inner and isinstance(found, Mapping) else None if inner else found
-        if isinstance(found, Mapping):
-            known = (
-                RESPONSE_CHOICE_FIELDS if (body_type, path) == (ResponseBody, "tool_choice") else known_fields
-            )
-            yield RequestObject(field, path, found, known)
-    yield from _iter_tools(body_type, values.get("tools") or ())
-    if body_type is ChatBody:
-        for number, message in enumerate(values["messages"]):
-            label = f"message {number}"
-            yield RequestObject("messages", label, message, MESSAGE_FIELDS)
-            yield from _iter_parts("messages", label, message.get("content"), PART_FIELDS)
-            for index, call in enumerate(message.get("tool_calls") or ()):
-                location = f"call {index} of {label}"
-                yield RequestObject("messages", location, call, CALL_FIELDS)
-                yield RequestObject(
-                    "messages", f"the function of {location}", call["function"], CALLED_FUNCTION_FIELDS
-                )
-    elif body_type is ResponseBody and not isinstance(values["input"], str):
-        for number, item in enumerate(values["input"]):
-            keys = ITEM_FIELDS[item.get("type") or "message"]
-            yield RequestObject("input", f"item {number}", item, keys)
-            content = item.get("output" if "output" in keys.known_names else "content")
-            yield from _iter_parts("input", f"item {number}", content, ITEM_PART_FIELDS)
+    for name, field in body_type.model_fields.items():
+        value, kind = values.get(name), section_type(field.annotation)
+        if kind is not None and isinstance(value, Mapping):
+            yield from _iter_settings(name, name, value, kind)
+        for mark in field.metadata if value is not None else ():
+            if isinstance(mark, Contains):
+                for location, fields, known in mark.iter_objects(value):
+                    yield RequestObject(name, location, fields, known.known_names, known)
 
 
-def _iter_tools(body_type: type[RequestBody], tools: Any) -> Iterator[RequestObject]:
-    for number, tool in enumerate(tools if "tools" in body_type.model_fields else ()):
-        if body_type is ResponseBody:
-            yield RequestObject("tools", f"tool {number}", tool, RESPONSE_TOOL_FIELDS)
-            continue
-        yield RequestObject("tools", f"tool {number}", tool, TOOL_FIELDS)
-        yield RequestObject("tools", f"the function of tool {number}", tool["function"], CALLABLE_FIELDS)
-
-
-def _iter_parts(
-    field: str, location: str, content: Any, known_fields: KnownFields
+def _iter_settings(
+    field: str, location: str, values: Mapping[str, Any], kind: type[Any]
 ) -> Iterator[RequestObject]:
-    for number, part in enumerate(content if isinstance(content, list) else ()):
-        yield RequestObject(field, f"part {number} of {location}", part, known_fields)
+    names = {inner.alias or name: inner for name, inner in kind.model_fields.items()}
+    yield RequestObject(field, location, values, names.keys(), kind.other_fields)
+    for name, inner in names.items():
+        inner_kind, value = section_type(inner.annotation), values.get(name)
+        if inner_kind is not None and isinstance(value, Mapping):
+            yield from _iter_settings(field, f"{location}.{name}", value, inner_kind)
 
 
 def is_same_json(a: Any, b: Any) -> bool:
@@ -272,7 +190,7 @@ def validate_body(
                     name,
                     f"{name}: {getattr(body, name)} is out of range: the maximum is {maximum}",
                 )
-    check_input_size(body, limits)
+    _check_input_size(body, limits)
     if unsupported := find_unsupported_field(body_type, values):
         raise unsupported_parameter_error(
             unsupported.field,
@@ -305,3 +223,42 @@ def _check_unknown_fields(body_type: type[RequestBody], values: dict[str, Any], 
             raise ApiError(400, "unknown_parameter", f"unknown field {format_value(name)}{hint}", name[:64])
         warnings.append(f"field {format_value(name)} is ignored{hint}")
     return warnings
+
+
+def _check_input_size(body: Any, limits: Limits) -> None:
+    """Reject more texts, or longer ones, than the limits allow. A conversation is one text."""
+    tool_chars = sum(
+        len(json.dumps(tool.definition, ensure_ascii=False)) + MESSAGE_OVERHEAD
+        for tool in getattr(body, "tools", ())
+    )
+    for name in sorted(SIZED_FIELDS & body.model_fields_set):
+        value: Any = getattr(body, name)
+        # tokens of an embeddings request, text of a response
+        if isinstance(value, bool | BaseModel):
+            continue
+        if isinstance(value, SizedMessages):
+            with_tools = tool_chars > 0 and value.num_chars <= limits.max_chars
+            label = "the conversation with its tools" if with_tools else name
+            _check_length(value.num_chars + tool_chars, limits, label, "tools" if with_tools else name)
+            continue
+        if name == "instructions":  # they become the first message
+            messages: SizedMessages = body.input.with_system(value)
+            _check_length(messages.num_chars + tool_chars, limits, "the input with its instructions", name)
+            continue
+        if name == "terminology":
+            value = "".join(text for word, phrases in value.items() for text in (word, *phrases))
+        texts = [value or ""] if name == "tokens" or isinstance(value, str | None) else value
+        max_texts = getattr(limits, body.batch_limit)
+        if len(texts) > max_texts:
+            message = f"{name} has {len(texts)} texts; the maximum is {max_texts}"
+            raise ApiError(400, "too_many_texts", message, name)
+        for one in texts:
+            for text in one if isinstance(one, tuple) else [one]:
+                unit = "characters" if isinstance(text, str) else "tokens"
+                _check_length(len(text), limits, name, name, unit)
+
+
+def _check_length(length: int, limits: Limits, label: str, field: str, unit: str = "characters") -> None:
+    if length > limits.max_chars:
+        message = f"{label} has a text of {length} {unit}; the maximum is {limits.max_chars}"
+        raise ApiError(400, "text_too_long", message, field)

@@ -20,7 +20,6 @@ from polyhead.serve.http.http_exchange import HttpExchange
 from polyhead.serve.openai.chat_session import AssistantMessage, open_chat
 from polyhead.serve.openai.completions import forward_events, get_finish_reason, warn_shortened_output
 from polyhead.serve.openai.logprobs import format_chat_logprobs
-from polyhead.serve.openai.response_items import tool_choice_to_openai, tool_to_openai
 from polyhead.serve.openai.schemas import (
     INCLUDE_LOGPROBS,
     ChatBody,
@@ -102,8 +101,10 @@ class ResponseBuilder:
             "reasoning": {"effort": None, "summary": None}, "store": False,
             "temperature": body.temperature if "temperature" in fields_set else config.temperature,
             "text": {"format": body.text.format.model_dump(by_alias=True, exclude_none=True)},
-            "tool_choice": tool_choice_to_openai(body.tool_choice),
-                "tools": [tool_to_openai(tool) for tool in body.tools],
+            "tool_choice": body.tool_choice if isinstance(body.tool_choice, str)
+                else {"type": "function", "name": body.tool_choice[0]},
+            "tools": [{"type": "function", "parameters": None, "strict": None, **tool.definition["function"]}
+                for tool in body.tools],
             "top_logprobs": body.top_logprobs, "top_p": body.top_p if "top_p" in fields_set else config.top_p,
             "truncation": body.truncation or "disabled", "usage": None,
         }  # fmt: skip

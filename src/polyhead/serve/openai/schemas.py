@@ -9,22 +9,27 @@ from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 
 from polyhead.chat.tools import drop_nulls
 from polyhead.config.generation_config import MAX_TOKEN_ID, SETTING_USES, GenerationConfig, strip_scope
-from polyhead.serve.openai.input_limits import MESSAGE_OVERHEAD
-from polyhead.serve.openai.response_items import Items, ResponseToolChoice, ResponseTools
+from polyhead.serve.openai.chat_fields import (
+    MESSAGE_OVERHEAD,
+    Items,
+    MessageList,
+    ResponseToolChoice,
+    ResponseTools,
+    ToolChoiceField,
+    ToolList,
+)
 from polyhead.serve.openai.schema_fields import (
     DEFAULT_FROM_RUN,
     Documents,
     Ids,
     LayerList,
-    MessageList,
+    ObjectFields,
     Pairs,
     Prompts,
     Stops,
     StopTokenIds,
     TermTable,
     TextList,
-    ToolChoiceField,
-    ToolList,
     allow_nulls,
     int_field,
 )
@@ -44,7 +49,11 @@ MAX_TOKENS = "maximum number of output tokens; reduced to what the model and the
 class JsonObject(BaseModel):
     """An object of a request. A field that is null counts as absent."""
 
-    model_config = ConfigDict(strict=True, protected_namespaces=(), json_schema_extra=allow_nulls)
+    model_config = ConfigDict(
+        strict=True, extra="allow", protected_namespaces=(), json_schema_extra=allow_nulls
+    )
+    other_fields: ClassVar[ObjectFields] = ObjectFields({})
+    """Fields that are not declared: without effect, or not supported."""
 
     @model_validator(mode="before")
     @classmethod
@@ -55,8 +64,6 @@ class JsonObject(BaseModel):
 class RequestBody(JsonObject):
     """Fields of every request."""
 
-    model_config = ConfigDict(extra="allow")
-
     batch_limit: ClassVar[str] = "max_batch"  # the attribute of Limits that bounds the number of texts
 
     model: str = Field("", description="id of the model, as listed by GET /v1/models; this server has one")
@@ -65,7 +72,9 @@ class RequestBody(JsonObject):
 class StreamOptions(JsonObject):
     """Options of a stream."""
 
-    model_config = ConfigDict(extra="allow")
+    other_fields = ObjectFields(
+        {}, frozenset(["include_obfuscation"]), neutral_values={"continuous_usage_stats": (False,)}
+    )
 
     include_usage: bool = Field(False, description="send the token counts before the end of the stream")
 
@@ -73,15 +82,13 @@ class StreamOptions(JsonObject):
 class JsonSchemaFormat(JsonObject):
     """A JSON Schema, in the format of OpenAI's API."""
 
-    model_config = ConfigDict(extra="allow")
+    other_fields = ObjectFields({}, frozenset(["name", "strict", "description"]))
 
     schema_: dict[str, Any] = Field(alias="schema", description="JSON Schema of the output")
 
 
 class ResponseFormat(JsonObject):
     """Output format."""
-
-    model_config = ConfigDict(extra="allow")
 
     type: Literal["text", "json_object", "json_schema"] = Field(
         description="any text, a JSON object, or JSON that matches a schema"
@@ -92,7 +99,13 @@ class ResponseFormat(JsonObject):
 class StructuredOutputs(JsonObject):
     """Constraint on the output: exactly one of these."""
 
-    model_config = ConfigDict(extra="allow")
+    other_fields = ObjectFields(
+        {},
+        neutral_values={
+            "structural_tag": (), "whitespace_pattern": (), **dict.fromkeys(("json_object",
+            "disable_fallback", "disable_any_whitespace", "disable_additional_properties"), (False,)),
+        },
+    )  # fmt: skip
 
     regex: str | None = Field(None, description="regular expression that matches the whole output")
     choice: list[str] | None = Field(None, description="list of texts, one of which is the output")
@@ -234,7 +247,7 @@ class ChatBody(SamplingParams):
 class TextFormat(JsonObject):
     """Text format of a response."""
 
-    model_config = ConfigDict(extra="allow")
+    other_fields = JsonSchemaFormat.other_fields
 
     type: Literal["text", "json_object", "json_schema"] = Field(
         description="any text, a JSON object, or JSON that matches a schema"
@@ -245,7 +258,7 @@ class TextFormat(JsonObject):
 class ResponseText(JsonObject):
     """Text options of a response."""
 
-    model_config = ConfigDict(extra="allow")
+    other_fields = ObjectFields({}, frozenset(["verbosity"]))
 
     format: TextFormat = Field(TextFormat(type="text"), description="format of the output")
 

@@ -3,11 +3,7 @@ from tests.serve.tool_call_helpers import CALL_FUNCTION, CALL_TEXT, FLAT_TOOLS, 
 
 from polyhead.chat.tools import build_tool_choice
 from polyhead.generation.chat import parse_conversation
-from polyhead.serve.openai.response_items import (
-    parse_items,
-    parse_response_tool_choice,
-    tool_choice_to_openai,
-)
+from polyhead.serve.openai.chat_fields import parse_items
 
 PATH = "/v1/responses"
 USER = ITEMS[0]
@@ -26,8 +22,6 @@ def test_text_and_calls_are_one_message():
     calls = [(m.role, m.content, [call.id for call in m.tool_calls]) for m in messages]
     first = ("assistant", "two", ["call00000", "call00001"])
     assert calls == [first, ("user", text, []), ("assistant", "", ["call00002"])]
-    for value in ("auto", "none", "required", {"type": "function", "name": "now"}):
-        assert tool_choice_to_openai(parse_response_tool_choice(value)) == value
 
 
 def test_response_output_is_input_of_the_next_response(tool_client, say):
