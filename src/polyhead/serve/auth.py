@@ -41,8 +41,15 @@ class ApiKeys:
         return bool(self._hashes)
 
     def check(self, headers: Mapping[str, str]) -> None:
-        """Reject a request without a valid key."""
+        """Reject a request without a valid key.
+
+        Without keys, admit only loopback Host headers; this prevents DNS rebinding.
+        """
         if not self._hashes:
+            host = parse_host(headers.get("host", ""))
+            if host and not is_loopback(host):
+                message = "without an API key this service only answers requests to localhost and 127.0.0.1"
+                raise ApiError(403, "wrong_host", message)
             return
         kind, _, key = headers.get("authorization", "").partition(" ")
         digest = _hash_key(key.strip().encode("latin-1", "replace"))

@@ -9,6 +9,7 @@ from asyncio import AbstractEventLoop
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -72,11 +73,11 @@ class EngineThread(threading.Thread):
 
         The first update of each reports that it was accepted, or its error.
         """
-        self._post_command(lambda: self._submit_streams(streams), len(streams))
+        self._post_command(partial(self._submit_streams, streams), len(streams))
 
     def abort(self, stream: ClientStream) -> None:
         """Cancel a request without further updates; no effect if it has finished."""
-        self._post_command(lambda: self._abort_stream(stream))
+        self._post_command(partial(self._abort_stream, stream))
 
     def submit_job(
         self, key: Hashable, work: Callable[[list[Any]], Sequence[Any]], items: list[Any]
@@ -86,7 +87,7 @@ class EngineThread(threading.Thread):
         Waiting jobs of the same key are run in one call.
         """
         job = PoolingJob(key, work, items, Future())
-        self._post_command(lambda: self._enqueue_job(job), len(items))
+        self._post_command(partial(self._enqueue_job, job), len(items))
         return job.future
 
     def close(self) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import time
 from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -25,7 +24,6 @@ from polyhead.serve.explainer import Explainer
 from polyhead.serve.limits import Limits
 from polyhead.serve.metrics import Metrics
 from polyhead.serve.model_card import Card
-from polyhead.serve.openai.schemas import SamplingParams
 from polyhead.tokenizers.languages import language_error
 
 T = TypeVar("T")
@@ -242,28 +240,27 @@ class Service:
     async def open_streams(
         self,
         prepare: Callable[[], list[PreparedRequest]],
-        body: SamplingParams,
         num_texts: int,
-        num_chars: int,
+        num_chars: float,
+        *,
+        is_streaming: bool,
+        has_output: bool = True,
     ) -> AsyncIterator[ClientStreams]:
         """Submit texts to the engine and yield their streams. ``num_chars`` is the length of all texts.
 
-        Leaving the context early aborts the texts; their cache blocks are free one step later.
+        Without ``has_output`` nothing is generated. Leaving the context early aborts the texts; their cache
+        blocks are free one step later.
         """
         assert self.engine_thread is not None and self.engine is not None
         streams = ClientStreams()
-        grammar: Any = body.response_format or body.structured_outputs or body.grammar
-        grammar = grammar or self.engine.config.grammar
-        grammar = grammar or getattr(body, "tools", None)  # a required tool call has a grammar too
         try:
             with self._reserve_queue(num_texts):
-                # a grammar of a few characters may take seconds to compile
-                requests = await self.run_in_executor(prepare, math.inf if grammar else num_chars)
+                requests = await self.run_in_executor(prepare, num_chars)
                 streams.members = [
-                    ClientStream(number, request, streams.queue, body.stream)
+                    ClientStream(number, request, streams.queue, is_streaming)
                     for number, request in enumerate(requests)
                 ]
-                if body.max_tokens:
+                if has_output:
                     self.engine_thread.submit(streams.members)
                 else:
                     streams.finish_empty()

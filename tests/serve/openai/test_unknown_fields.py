@@ -19,8 +19,6 @@ from polyhead.serve.openai.chat_fields import (
     MESSAGE_FIELDS,
     PART_FIELDS,
 )
-from polyhead.serve.openai.request_validation import find_unknown_fields
-from polyhead.serve.openai.schemas import ChatBody
 
 CHAT, PATH = "/v1/chat/completions", "/v1/responses"
 QUESTION = {"role": "user", "content": "zwei hunde"}
@@ -66,7 +64,6 @@ def test_few_of_many_unknown_keys_are_reported(fields_client, monkeypatch):
     warnings = answer.headers["x-warnings"].split("; field")
     assert len(warnings) == 4 and "'temperatur'" in warnings[0] and "'contnet1' of message 0" in warnings[3]
     assert names == ["temperatur", "userr", "contnet0", "contnet1"]
-    assert find_unknown_fields(ChatBody, {"messages": [user(a=1)] * 9}, False, 0) == []
 
 
 def test_other_errors_come_before_unknown_keys(fields_client):

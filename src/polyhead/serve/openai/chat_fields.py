@@ -241,7 +241,7 @@ def _join_parts(parts: Sequence[Any], kinds: Sequence[str], label: str) -> str:
 
 def parse_tools(value: Any) -> tuple[Tool, ...]:
     """Parse function tools, without their unknown fields, which would be a part of the prompt."""
-    names = FUNCTION_FIELDS.known_names | FUNCTION_FIELDS.own_names
+    names = {*FUNCTION_FIELDS.known_names, *FUNCTION_FIELDS.own_names}
     tools = []
     for tool in validate_tools(value):
         function = {key: part for key, part in tool.definition["function"].items() if key in names}

@@ -15,7 +15,7 @@ from polyhead.serve.api_errors import invalid_value_error, unsupported_parameter
 from polyhead.serve.client_stream import ClientStream, ClientStreams, OutputDelta
 from polyhead.serve.http.http_exchange import HttpExchange
 from polyhead.serve.openai.echo import check_reply_size, make_echo_outputs
-from polyhead.serve.openai.request_builder import build_requests
+from polyhead.serve.openai.request_builder import build_requests, check_token_ids, count_reading_chars
 from polyhead.serve.openai.schemas import CompletionBody, SamplingParams, TranslationBody
 from polyhead.serve.service import Service, total_length
 from polyhead.serve.strict_json import finite_or_none
@@ -61,11 +61,20 @@ async def create_completions(service: Service, exchange: HttpExchange, body: Com
     def prepare_requests() -> list[PreparedRequest]:
         tops = {"top_logprobs": body.logprobs} if wants_logprobs else {}
         max_prompt_tokens = body.truncate_prompt_tokens
+        for ids in body.prompt:
+            if not isinstance(ids, str):
+                check_token_ids(service, ids, "prompt")
         requests = build_requests(service, body, body.prompt, max_prompt_tokens=max_prompt_tokens, **tops)
         return check_reply_size(service, body, requests)
 
-    num_chars = total_length(body.prompt)
-    async with service.open_streams(prepare_requests, body, len(body.prompt), num_chars) as streams:
+    num_chars = count_reading_chars(service, body, total_length(body.prompt))
+    async with service.open_streams(
+        prepare_requests,
+        len(body.prompt),
+        num_chars,
+        is_streaming=body.stream,
+        has_output=body.max_tokens > 0,
+    ) as streams:
         warn_shortened_output(exchange, body, streams)
         warn_special_text(service, exchange, body)
         outputs = await make_echo_outputs(service, body, streams, body.logprobs if wants_logprobs else None)
@@ -130,8 +139,10 @@ async def create_translations(service: Service, exchange: HttpExchange, body: Tr
 
     options: dict[str, Any] = languages | ({"terminology": body.terminology} if body.terminology else {})
     prepare_requests = partial(build_requests, service, body, body.input, **options)
-    num_chars = total_length(body.input)
-    async with service.open_streams(prepare_requests, body, len(body.input), num_chars) as streams:
+    num_chars = count_reading_chars(service, body, total_length(body.input))
+    async with service.open_streams(
+        prepare_requests, len(body.input), num_chars, is_streaming=body.stream
+    ) as streams:
         warn_shortened_output(exchange, body, streams)
         if body.stream:
             await stream_chunks(service, exchange, body, streams, head, "data", make_chunk)

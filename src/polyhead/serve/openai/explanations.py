@@ -29,4 +29,4 @@ async def create_explanation(service: Service, exchange: HttpExchange, body: Exp
             body.text, target, first, n_shown, name=body.lever, setting=body.setting
         )
         document = {"object": "explain.lever", "model": service.name, **document}
-    await exchange.send_encoded(await service.run_in_executor(lambda: dump_json(document), LARGE_DOCUMENT))
+    await exchange.send_json(await service.run_in_executor(lambda: dump_json(document), LARGE_DOCUMENT))

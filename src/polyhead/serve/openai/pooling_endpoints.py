@@ -93,7 +93,7 @@ async def create_embeddings(service: Service, exchange: HttpExchange, body: Embe
         return dump_json_list(fields, "data", data)
 
     n_numbers = sum(_get_vectors(one).numel() for one in embeddings)
-    await exchange.send_encoded(await service.run_in_executor(encode_answer, n_numbers))
+    await exchange.send_json(await service.run_in_executor(encode_answer, n_numbers))
 
 
 def _resolve_layers(service: Service, body: EmbeddingBody) -> list[int] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Sequence
 from typing import Any
@@ -70,8 +71,6 @@ def build_requests(
             raise _to_field_error(str(error), body) from None
     requests = []
     for text in texts:
-        if not isinstance(text, str):
-            check_token_ids(service, text, "prompt")
         parse_special = getattr(body, "parse_special", False)
         ids = engine.encode_prompt(text, parse_special) if isinstance(text, str) else text
         ids = ids if max_prompt_tokens is None else ids[max(0, len(ids) - max_prompt_tokens) :]
@@ -99,6 +98,14 @@ def _ineffective_fields(engine: TextEngine, options: dict[str, Any]) -> list[str
         has_beams = all(NEUTRAL_SETTINGS.get(name) == options[name] for name in SAMPLING_KEYS & set(options))
     names = NEUTRAL_SETTINGS.keys() - {"length_penalty"} if has_beams else {"length_penalty"}
     return sorted(names & options.keys())
+
+
+def count_reading_chars(service: Service, body: SamplingParams, num_chars: int) -> float:
+    """Length for ``run_in_executor``: infinite with a grammar, which may take seconds to compile."""
+    grammar: Any = body.response_format or body.structured_outputs or body.grammar
+    grammar = grammar or (service.engine and service.engine.config.grammar)
+    grammar = grammar or getattr(body, "tools", None)  # a required tool call has a grammar too
+    return math.inf if grammar else num_chars
 
 
 def grammar_of(body: SamplingParams, engine: TextEngine) -> dict[str, Choice | None]:

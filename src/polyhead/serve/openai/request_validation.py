@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
+from functools import cache
 from heapq import nsmallest
-from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -26,15 +26,6 @@ SIZED_FIELDS = {
 }  # fmt: skip
 
 
-class UnknownField(NamedTuple):
-    """A field that has no effect, or that is not supported."""
-
-    field: str  # field of the body
-    name: str
-    location: str
-    hint: str
-
-
 class RequestObject(NamedTuple):
     """An object inside of a request."""
 
@@ -45,59 +36,60 @@ class RequestObject(NamedTuple):
     fields: ObjectFields  # other names
 
 
-def find_unknown_fields(
-    body_type: type[RequestBody], values: Mapping[str, Any], strict: bool, max_count: int
-) -> list[UnknownField]:
-    """Return the first ``max_count`` unknown fields of a validated body.
+@cache
+def _list_object_fields(body_type: type[BaseModel]) -> list[tuple[str, type[Any] | None, Contains | None]]:
+    """The fields of a body or of settings that contain objects: name, type of settings, mark of lists."""
+    found = []
+    for name, field in body_type.model_fields.items():
+        kind, mark = section_type(field.annotation), next(filter(_is_mark, field.metadata), None)
+        if kind is not None or mark is not None:
+            found.append((field.alias or name, kind, mark))
+    return found
 
-    With ``strict``, fields that OpenAI's clients send by default are left out.
+
+def _is_mark(metadata: Any) -> bool:
+    return isinstance(metadata, Contains)
+
+
+def _iter_objects(
+    field: str, location: str, values: Mapping[str, Any], kind: type[Any]
+) -> Iterator[RequestObject]:
+    """Yield the objects of a body or of settings: settings, tools, and messages or items with their parts."""
+    if location:
+        known_names = {inner.alias or name for name, inner in kind.model_fields.items()}
+        yield RequestObject(field, location, values, known_names, kind.other_fields)
+    for name, inner_kind, mark in _list_object_fields(kind):
+        value, inner_field = values.get(name), field or name
+        if inner_kind is not None and isinstance(value, Mapping):
+            yield from _iter_objects(inner_field, f"{location}.{name}".lstrip("."), value, inner_kind)
+        elif mark is not None and value is not None:
+            for inner_location, fields, known in mark.iter_objects(value):
+                yield RequestObject(inner_field, inner_location, fields, known.known_names, known)
+
+
+def _check_objects(objects: Sequence[RequestObject], strict: bool, warnings: list[str]) -> None:
+    """Reject unsupported fields inside of objects, and add warnings about unknown ones.
+
+    With ``strict``, unknown ones are rejected, except those that OpenAI's clients send by default.
     """
-    return list(islice(_iter_unknown_fields(body_type, values, strict, max_count), max_count))
-
-
-def find_unsupported_field(body_type: type[RequestBody], values: Mapping[str, Any]) -> UnknownField | None:
-    """Return a field inside of an object that is not supported and would change the answer."""
-    for field, location, fields, _, other in _iter_objects(body_type, values):
+    for field, location, fields, _, other in objects:
         for name in sorted(fields.keys() & other.neutral_values.keys()):
             neutral = other.neutral_values[name]
             if fields[name] is not None and not any(is_same_json(fields[name], value) for value in neutral):
-                return UnknownField(field, name, location, "")
-    return None
-
-
-def _iter_unknown_fields(
-    body_type: type[RequestBody], values: Mapping[str, Any], strict: bool, max_count: int
-) -> Iterator[UnknownField]:
-    for field, location, fields, known_names, other in _iter_objects(body_type, values):
+                message = f"{name} of {location} is not supported by this service; remove it"
+                raise unsupported_parameter_error(field, message)
+    for field, location, fields, known_names, other in objects:
+        if len(warnings) >= MAX_REPORTED_FIELDS:
+            return
         unknown = drop_nulls(fields).keys() - known_names - other.own_names - other.neutral_values.keys()
         ignorable = {name for name in unknown & other.client_names if strict or fields[name] in ("", [], {})}
-        for name in nsmallest(max_count, unknown - ignorable):
+        for name in nsmallest(MAX_REPORTED_FIELDS - len(warnings), unknown - ignorable):
             has_hint = name not in other.client_names
             hint = did_you_mean(name, known_names, HINT_CUTOFF) if has_hint else ""
-            yield UnknownField(field, name, location, hint)
-
-
-def _iter_objects(body_type: type[RequestBody], values: Mapping[str, Any]) -> Iterator[RequestObject]:
-    """Yield the objects of a request: settings, tools, and every message or item with its parts."""
-    for name, field in body_type.model_fields.items():
-        value, kind = values.get(name), section_type(field.annotation)
-        if kind is not None and isinstance(value, Mapping):
-            yield from _iter_settings(name, name, value, kind)
-        for mark in field.metadata if value is not None else ():
-            if isinstance(mark, Contains):
-                for location, fields, known in mark.iter_objects(value):
-                    yield RequestObject(name, location, fields, known.known_names, known)
-
-
-def _iter_settings(
-    field: str, location: str, values: Mapping[str, Any], kind: type[Any]
-) -> Iterator[RequestObject]:
-    names = {inner.alias or name: inner for name, inner in kind.model_fields.items()}
-    yield RequestObject(field, location, values, names.keys(), kind.other_fields)
-    for name, inner in names.items():
-        inner_kind, value = section_type(inner.annotation), values.get(name)
-        if inner_kind is not None and isinstance(value, Mapping):
-            yield from _iter_settings(field, f"{location}.{name}", value, inner_kind)
+            if strict:
+                message = f"unknown field {format_value(name)} of {location}{hint}"
+                raise ApiError(400, "unknown_parameter", message, field)
+            warnings.append(f"field {format_value(name)} of {location} is ignored{hint}")
 
 
 def is_same_json(a: Any, b: Any) -> bool:
@@ -191,19 +183,7 @@ def validate_body(
                     f"{name}: {getattr(body, name)} is out of range: the maximum is {maximum}",
                 )
     _check_input_size(body, limits)
-    if unsupported := find_unsupported_field(body_type, values):
-        raise unsupported_parameter_error(
-            unsupported.field,
-            f"{unsupported.name} of {unsupported.location} is not supported by this service; remove it",
-        )
-    for field, name, location, hint in find_unknown_fields(
-        body_type, values, strict, MAX_REPORTED_FIELDS - len(ignored)
-    ):
-        if strict:
-            raise ApiError(
-                400, "unknown_parameter", f"unknown field {format_value(name)} of {location}{hint}", field
-            )
-        ignored.append(f"field {format_value(name)} of {location} is ignored{hint}")
+    _check_objects(list(_iter_objects("", "", values, body_type)), strict, ignored)
     return body, ignored
 
 

@@ -17,7 +17,7 @@ from polyhead.chat import base
 from polyhead.serve.api_errors import ApiError, invalid_value_error
 from polyhead.serve.client_stream import ClientStream, OutputDelta
 from polyhead.serve.http.http_exchange import HttpExchange
-from polyhead.serve.openai.chat_session import AssistantMessage, open_chat
+from polyhead.serve.openai.chat_completions import AssistantMessage, open_chat
 from polyhead.serve.openai.completions import forward_events, get_finish_reason, warn_shortened_output
 from polyhead.serve.openai.logprobs import format_chat_logprobs
 from polyhead.serve.openai.schemas import (

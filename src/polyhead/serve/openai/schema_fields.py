@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 from pydantic import AfterValidator, Field, ValidationError, WithJsonSchema, WrapValidator
@@ -76,17 +76,13 @@ class ObjectFields(NamedTuple):
     """The fields of one kind of object in a request: its schema, and the names that have no effect."""
 
     schema: dict[str, Any]
+    known_names: Set[str] = frozenset()  # names that have an effect
     # sent by OpenAI's clients: reported if not empty, but not with ``strict``
     client_names: frozenset[str] = frozenset()
     # not in the schema, but known: also what this service itself writes, and gets back unchanged
     own_names: frozenset[str] = frozenset()
     # unsupported and would change the answer -> the values that have no effect
     neutral_values: Mapping[str, tuple[Any, ...]] = {}
-
-    @property
-    def known_names(self) -> set[str]:
-        """Names that have an effect."""
-        return set(self.schema["properties"])
 
 
 def object_fields(
@@ -95,7 +91,9 @@ def object_fields(
     """Declare the fields of an object; those that are not ``required`` may be null."""
     schema = {"type": "object", "required": required.split(), "properties": properties}
     allow_nulls(schema)
-    return ObjectFields(schema, frozenset(client_names.split()), frozenset(own_names.split()))
+    return ObjectFields(
+        schema, properties.keys(), frozenset(client_names.split()), frozenset(own_names.split())
+    )
 
 
 def array_schema(items: dict[str, Any]) -> dict[str, Any]:

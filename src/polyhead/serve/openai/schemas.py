@@ -73,7 +73,9 @@ class StreamOptions(JsonObject):
     """Options of a stream."""
 
     other_fields = ObjectFields(
-        {}, frozenset(["include_obfuscation"]), neutral_values={"continuous_usage_stats": (False,)}
+        {},
+        client_names=frozenset(["include_obfuscation"]),
+        neutral_values={"continuous_usage_stats": (False,)},
     )
 
     include_usage: bool = Field(False, description="send the token counts before the end of the stream")
@@ -82,7 +84,7 @@ class StreamOptions(JsonObject):
 class JsonSchemaFormat(JsonObject):
     """A JSON Schema, in the format of OpenAI's API."""
 
-    other_fields = ObjectFields({}, frozenset(["name", "strict", "description"]))
+    other_fields = ObjectFields({}, client_names=frozenset(["name", "strict", "description"]))
 
     schema_: dict[str, Any] = Field(alias="schema", description="JSON Schema of the output")
 
@@ -258,7 +260,7 @@ class TextFormat(JsonObject):
 class ResponseText(JsonObject):
     """Text options of a response."""
 
-    other_fields = ObjectFields({}, frozenset(["verbosity"]))
+    other_fields = ObjectFields({}, client_names=frozenset(["verbosity"]))
 
     format: TextFormat = Field(TextFormat(type="text"), description="format of the output")
 
