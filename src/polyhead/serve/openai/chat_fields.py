@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from functools import cached_property
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 from pydantic import PlainValidator, WithJsonSchema
 
@@ -19,7 +19,13 @@ from polyhead.chat.tools import (
     validate_tools,
 )
 from polyhead.core.errors import UserError, format_value
-from polyhead.serve.openai.schema_fields import TEXT_SCHEMA, ObjectFields, array_schema, object_fields
+from polyhead.serve.openai.schema_fields import (
+    TEXT_SCHEMA,
+    Contains,
+    ObjectFields,
+    array_schema,
+    object_fields,
+)
 
 MESSAGE_OVERHEAD = 16  # additional characters per message, about the cost of its special tokens
 ROLE_MAP = {"user": "user", "assistant": "assistant", "system": "system", **MESSAGE_ROLE_ALIASES}
@@ -46,6 +52,7 @@ CALL_FIELDS = object_fields(
     "function",
     {"id": TEXT_SCHEMA, **_FUNCTION_TYPE, "function": CALLED_FUNCTION_FIELDS.schema},
     "index",
+    function=("the function", CALLED_FUNCTION_FIELDS),
 )
 MESSAGE_FIELDS = object_fields(
     "role",
@@ -58,6 +65,8 @@ MESSAGE_FIELDS = object_fields(
         "reasoning_content": TEXT_SCHEMA,
     },
     "name refusal annotations audio function_call parsed",
+    content=("part", PART_FIELDS),
+    tool_calls=("call", CALL_FIELDS),
 )
 _CONTENT = {"anyOf": [TEXT_SCHEMA, {"type": "array", "items": ITEM_PART_FIELDS.schema}]}
 _REASONING_PARTS = {"type": "array", "items": _text_part(*REASONING_KINDS, client_names="").schema}
@@ -65,11 +74,11 @@ ITEM_FIELDS = {
     "message": object_fields(
         "role content",
         {"type": {"const": "message"}, "role": {"enum": list(ROLE_MAP)}, "content": _CONTENT},
-        "phase", "id status",
+        "phase", "id status", content=("part", ITEM_PART_FIELDS),
     ),
     "reasoning": object_fields(
         "type", {"type": {"const": "reasoning"}, "content": _REASONING_PARTS},
-        "encrypted_content", "id status summary",
+        "encrypted_content", "id status summary", content=("part", ITEM_PART_FIELDS),
     ),
     "function_call": object_fields(
         "type call_id name",
@@ -79,31 +88,25 @@ ITEM_FIELDS = {
     "function_call_output": object_fields(
         "type call_id output",
         {"type": {"const": "function_call_output"}, "call_id": TEXT_SCHEMA, "output": _CONTENT},
-        "name caller namespace", "id status",
+        "name caller namespace", "id status", output=("part", ITEM_PART_FIELDS),
     ),
 }  # fmt: skip
 FUNCTION_FIELDS = object_fields("name", _NAME | _CALLABLE, own_names="strict")
-TOOL_FIELDS = object_fields("function", {**_FUNCTION_TYPE, "function": FUNCTION_FIELDS.schema})
+TOOL_FIELDS = object_fields(
+    "function",
+    {**_FUNCTION_TYPE, "function": FUNCTION_FIELDS.schema},
+    function=("the function", FUNCTION_FIELDS),
+)
 CHOSEN_FUNCTION_FIELDS = object_fields("name", dict(_NAME))
-TOOL_CHOICE_FIELDS = object_fields("function", {**_FUNCTION_TYPE, "function": CHOSEN_FUNCTION_FIELDS.schema})
+TOOL_CHOICE_FIELDS = object_fields(
+    "function",
+    {**_FUNCTION_TYPE, "function": CHOSEN_FUNCTION_FIELDS.schema},
+    function=("", CHOSEN_FUNCTION_FIELDS),
+)
 RESPONSE_TOOL_FIELDS = object_fields(
     "type name", {**_FUNCTION_TYPE, **_NAME, **_CALLABLE}, own_names="strict"
 )
 RESPONSE_TOOL_CHOICE_FIELDS = object_fields("type name", {**_FUNCTION_TYPE, **_NAME})
-
-
-class InnerObject(NamedTuple):
-    """An object inside of a field."""
-
-    location: str
-    values: Any
-    fields: ObjectFields
-
-
-class Contains(NamedTuple):
-    """Marks a field that contains objects; their unknown fields are reported."""
-
-    iter_objects: Callable[[Any], Iterator[InnerObject]]  # of a valid value of the field
 
 
 class SizedMessages(list[Message]):
@@ -275,52 +278,6 @@ def parse_response_tool_choice(value: Any) -> str | list[str]:
     return [value["name"]]
 
 
-def _iter_messages(messages: Any) -> Iterator[InnerObject]:
-    for number, message in enumerate(messages):
-        label = f"message {number}"
-        yield InnerObject(label, message, MESSAGE_FIELDS)
-        yield from _iter_parts(label, message.get("content"), PART_FIELDS)
-        for index, call in enumerate(message.get("tool_calls") or ()):
-            location = f"call {index} of {label}"
-            yield InnerObject(location, call, CALL_FIELDS)
-            yield InnerObject(f"the function of {location}", call["function"], CALLED_FUNCTION_FIELDS)
-
-
-def _iter_items(items: Any) -> Iterator[InnerObject]:
-    for number, item in enumerate(() if isinstance(items, str) else items):
-        fields = ITEM_FIELDS[item.get("type") or "message"]
-        yield InnerObject(f"item {number}", item, fields)
-        content = item.get("output" if "output" in fields.known_names else "content")
-        yield from _iter_parts(f"item {number}", content, ITEM_PART_FIELDS)
-
-
-def _iter_parts(location: str, content: Any, fields: ObjectFields) -> Iterator[InnerObject]:
-    for number, part in enumerate(content if isinstance(content, list) else ()):
-        yield InnerObject(f"part {number} of {location}", part, fields)
-
-
-def _iter_tools(tools: Any) -> Iterator[InnerObject]:
-    for number, tool in enumerate(tools):
-        yield InnerObject(f"tool {number}", tool, TOOL_FIELDS)
-        yield InnerObject(f"the function of tool {number}", tool["function"], FUNCTION_FIELDS)
-
-
-def _iter_response_tools(tools: Any) -> Iterator[InnerObject]:
-    for number, tool in enumerate(tools):
-        yield InnerObject(f"tool {number}", tool, RESPONSE_TOOL_FIELDS)
-
-
-def _iter_tool_choice(choice: Any) -> Iterator[InnerObject]:
-    if not isinstance(choice, str):
-        yield InnerObject("tool_choice", choice, TOOL_CHOICE_FIELDS)
-        yield InnerObject("tool_choice.function", choice["function"], CHOSEN_FUNCTION_FIELDS)
-
-
-def _iter_response_tool_choice(choice: Any) -> Iterator[InnerObject]:
-    if not isinstance(choice, str):
-        yield InnerObject("tool_choice", choice, RESPONSE_TOOL_CHOICE_FIELDS)
-
-
 def _choice_schema(fields: ObjectFields) -> WithJsonSchema:
     return WithJsonSchema({"anyOf": [{"enum": list(TOOL_CHOICES)}, fields.schema]})
 
@@ -329,36 +286,36 @@ MessageList = Annotated[
     SizedMessages,
     PlainValidator(parse_chat_messages),
     WithJsonSchema(array_schema(MESSAGE_FIELDS.schema)),
-    Contains(_iter_messages),
+    Contains("message", lambda _: MESSAGE_FIELDS),
 ]
 _ITEM_SCHEMA = {"anyOf": [fields.schema for fields in ITEM_FIELDS.values()]}
 Items = Annotated[
     SizedMessages,
     PlainValidator(parse_items),
     WithJsonSchema({"anyOf": [TEXT_SCHEMA, array_schema(_ITEM_SCHEMA)]}),
-    Contains(_iter_items),
+    Contains("item", lambda item: ITEM_FIELDS[item.get("type") or "message"]),
 ]
 ToolList = Annotated[
     tuple[Tool, ...],
     PlainValidator(parse_tools),
     WithJsonSchema({"type": "array", "items": TOOL_FIELDS.schema}),
-    Contains(_iter_tools),
+    Contains("tool", lambda _: TOOL_FIELDS),
 ]
 ResponseTools = Annotated[
     tuple[Tool, ...],
     PlainValidator(parse_response_tools),
     WithJsonSchema({"type": "array", "items": RESPONSE_TOOL_FIELDS.schema}),
-    Contains(_iter_response_tools),
+    Contains("tool", lambda _: RESPONSE_TOOL_FIELDS),
 ]
 ToolChoiceField = Annotated[
     str | list[str],
     PlainValidator(validate_tool_choice),
     _choice_schema(TOOL_CHOICE_FIELDS),
-    Contains(_iter_tool_choice),
+    Contains("", lambda _: TOOL_CHOICE_FIELDS),
 ]
 ResponseToolChoice = Annotated[
     str | list[str],
     PlainValidator(parse_response_tool_choice),
     _choice_schema(RESPONSE_TOOL_CHOICE_FIELDS),
-    Contains(_iter_response_tool_choice),
+    Contains("", lambda _: RESPONSE_TOOL_CHOICE_FIELDS),
 ]

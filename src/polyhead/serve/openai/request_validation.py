@@ -15,8 +15,8 @@ from polyhead.core.errors import did_you_mean, format_value
 from polyhead.core.messages import format_loc, from_validation_error, section_type
 from polyhead.serve.api_errors import ApiError, invalid_value_error, unsupported_parameter_error
 from polyhead.serve.limits import Limits
-from polyhead.serve.openai.chat_fields import MESSAGE_OVERHEAD, Contains, SizedMessages
-from polyhead.serve.openai.schema_fields import ObjectFields
+from polyhead.serve.openai.chat_fields import MESSAGE_OVERHEAD, SizedMessages
+from polyhead.serve.openai.schema_fields import Contains, ObjectFields
 from polyhead.serve.openai.schemas import RequestBody
 
 HINT_CUTOFF = 0.7  # similarity of a name to a known one that is suggested
@@ -62,9 +62,23 @@ def _iter_objects(
         value, inner_field = values.get(name), field or name
         if inner_kind is not None and isinstance(value, Mapping):
             yield from _iter_objects(inner_field, f"{location}.{name}".lstrip("."), value, inner_kind)
-        elif mark is not None and value is not None:
-            for inner_location, fields, known in mark.iter_objects(value):
-                yield RequestObject(inner_field, inner_location, fields, known.known_names, known)
+        for number, one in enumerate(value if isinstance(value, list) else [value]):
+            if mark is not None and isinstance(one, Mapping):
+                label = f"{mark.noun} {number}" if mark.noun else name
+                yield from _iter_inner(inner_field, label, one, mark.choose_fields(one))
+
+
+def _iter_inner(
+    field: str, location: str, values: Mapping[str, Any], fields: ObjectFields
+) -> Iterator[RequestObject]:
+    """Yield an object of a field and the objects inside of it."""
+    yield RequestObject(field, location, values, fields.known_names, fields)
+    for name, (noun, inner) in fields.inner.items():
+        value, place = values.get(name), f"of {location}"
+        if isinstance(value, Mapping):
+            yield from _iter_inner(field, f"{noun} {place}" if noun else f"{location}.{name}", value, inner)
+        for number, one in enumerate(value if isinstance(value, list) else ()):
+            yield from _iter_inner(field, f"{noun} {number} {place}", one, inner)
 
 
 def _check_objects(objects: Sequence[RequestObject], strict: bool, warnings: list[str]) -> None:

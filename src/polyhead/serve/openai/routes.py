@@ -24,10 +24,10 @@ from polyhead.serve.http.page import choose_page_language, content_security_poli
 from polyhead.serve.model_card import reads_pairs
 from polyhead.serve.openai.chat_completions import create_chat_completion
 from polyhead.serve.openai.completions import create_completions, create_translations
-from polyhead.serve.openai.explanations import create_explanation
 from polyhead.serve.openai.pooling_endpoints import (
     create_classifications,
     create_embeddings,
+    create_explanation,
     create_mask_predictions,
     create_reranking,
     create_scores,

@@ -83,17 +83,29 @@ class ObjectFields(NamedTuple):
     own_names: frozenset[str] = frozenset()
     # unsupported and would change the answer -> the values that have no effect
     neutral_values: Mapping[str, tuple[Any, ...]] = {}
+    # name of an object or of a list of them -> their noun in messages ("": the name itself), and their fields
+    inner: Mapping[str, tuple[str, ObjectFields]] = {}
+
+
+class Contains(NamedTuple):
+    """Marks a field that contains an object or a list of them; their unknown fields are reported."""
+
+    noun: str  # of the items in messages; "": the name of the field
+    choose_fields: Callable[[Mapping[str, Any]], ObjectFields]  # of one of the objects
 
 
 def object_fields(
-    required: str, properties: dict[str, Any], client_names: str = "", own_names: str = ""
+    required: str,
+    properties: dict[str, Any],
+    client_names: str = "",
+    own_names: str = "",
+    **inner: tuple[str, ObjectFields],
 ) -> ObjectFields:
     """Declare the fields of an object; those that are not ``required`` may be null."""
     schema = {"type": "object", "required": required.split(), "properties": properties}
     allow_nulls(schema)
-    return ObjectFields(
-        schema, properties.keys(), frozenset(client_names.split()), frozenset(own_names.split())
-    )
+    names = frozenset(client_names.split()), frozenset(own_names.split())
+    return ObjectFields(schema, properties.keys(), *names, inner=inner)
 
 
 def array_schema(items: dict[str, Any]) -> dict[str, Any]:
