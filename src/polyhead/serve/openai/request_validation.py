@@ -17,7 +17,7 @@ from polyhead.serve.api_errors import ApiError, invalid_value_error, unsupported
 from polyhead.serve.limits import Limits
 from polyhead.serve.openai.chat_fields import MESSAGE_OVERHEAD, SizedMessages
 from polyhead.serve.openai.schema_fields import Contains, ObjectFields
-from polyhead.serve.openai.schemas import RequestBody
+from polyhead.serve.openai.schemas import JsonObject, RequestBody
 
 HINT_CUTOFF = 0.7  # similarity of a name to a known one that is suggested
 SIZED_FIELDS = {
@@ -37,22 +37,19 @@ class RequestObject(NamedTuple):
 
 
 @cache
-def _list_object_fields(body_type: type[BaseModel]) -> list[tuple[str, type[Any] | None, Contains | None]]:
+def _list_object_fields(body_type: type[BaseModel]) -> list[tuple[str, Any, Contains | None]]:
     """The fields of a body or of settings that contain objects: name, type of settings, mark of lists."""
     found = []
     for name, field in body_type.model_fields.items():
-        kind, mark = section_type(field.annotation), next(filter(_is_mark, field.metadata), None)
+        kind = section_type(field.annotation)
+        mark = next((mark for mark in field.metadata if isinstance(mark, Contains)), None)
         if kind is not None or mark is not None:
             found.append((field.alias or name, kind, mark))
     return found
 
 
-def _is_mark(metadata: Any) -> bool:
-    return isinstance(metadata, Contains)
-
-
 def _iter_objects(
-    field: str, location: str, values: Mapping[str, Any], kind: type[Any]
+    field: str, location: str, values: Mapping[str, Any], kind: type[JsonObject]
 ) -> Iterator[RequestObject]:
     """Yield the objects of a body or of settings: settings, tools, and messages or items with their parts."""
     if location:

@@ -5,8 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Set
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
-from pydantic import AfterValidator, Field, ValidationError, WithJsonSchema, WrapValidator
+from pydantic import (
+    AfterValidator,
+    Field,
+    GetCoreSchemaHandler,
+    ValidationError,
+    WithJsonSchema,
+    WrapValidator,
+)
 from pydantic.json_schema import SkipJsonSchema
+from pydantic_core import CoreSchema
 
 from polyhead.config.generation_config import MAX_TOKEN_ID
 from polyhead.core.errors import UserError, format_value
@@ -18,28 +26,41 @@ T = TypeVar("T")
 NonEmpty = Annotated[list[T], Field(min_length=1, fail_fast=True)]
 
 
-def expect(description: str | Callable[[Any], str], item: str = "") -> WrapValidator:
-    """The one wording of a value that is not of a type: it is not ``description``.
+class Accepts:
+    """Validates a field as ``input_type``, which is its schema too, and converts it to the type of the field.
 
-    With ``item``, the message about an item of a list: a format string of its value and its index.
+    It has the one wording of a value that is not of a type: it is not ``description``. With ``item``, the
+    message about an item of a list: a format string of its value and its index.
     """
 
-    def validate(value: Any, handler: Callable[[Any], Any]) -> Any:
+    def __init__(
+        self,
+        input_type: Any,
+        description: str | Callable[[Any], str],
+        item: str = "",
+        convert: Callable[[Any], Any] | None = None,
+    ) -> None:
+        self.input_type, self.description, self.item, self.convert = input_type, description, item, convert
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return handler.generate_schema(Annotated[self.input_type, WrapValidator(self._validate)])
+
+    def _validate(self, value: Any, handler: Callable[[Any], Any]) -> Any:
         try:
-            return handler(value)
+            accepted = handler(value)
         except ValidationError as error:
             problem = error.errors(include_url=False)[0]
+        else:
+            return accepted if self.convert is None else self.convert(accepted)
         if problem["type"] == "value_error":
             raise UserError(str(problem["ctx"]["error"]))
         if problem["type"] == "too_long":
             raise UserError(f"expected at most {problem['ctx']['max_length']} token ids")
-        if item and problem["loc"]:
+        if self.item and problem["loc"]:
             index = problem["loc"][0]
-            raise UserError(item.format(value=format_value(value[index]), index=index))
-        name = description if isinstance(description, str) else description(value)
+            raise UserError(self.item.format(value=format_value(value[index]), index=index))
+        name = self.description if isinstance(self.description, str) else self.description(value)
         raise UserError(f"{format_value(value)} is not {name}")
-
-    return WrapValidator(validate)
 
 
 def _as_list(value: Any) -> Any:
@@ -114,54 +135,67 @@ def array_schema(items: dict[str, Any]) -> dict[str, Any]:
 
 
 _A_TEXT_OR_TEXTS = "a text or a list of texts"
-TextList = Annotated[str | NonEmpty[str], expect(_A_TEXT_OR_TEXTS), AfterValidator(_as_list)]
+TextList = Annotated[list[str], Accepts(str | NonEmpty[str], _A_TEXT_OR_TEXTS, convert=_as_list)]
 _PromptIds = NonEmpty[Annotated[int, Field(json_schema_extra={"minimum": 0})]]
 Prompts = Annotated[
-    str | NonEmpty[str] | _PromptIds | NonEmpty[_PromptIds] | SkipJsonSchema[NonEmpty[str | _PromptIds]],
-    expect("a text, a list of texts, a list of token ids, or a list of such lists"),
-    AfterValidator(lambda value: [value] if isinstance(value, str) or isinstance(value[0], int) else value),
+    list[str | list[int]],
+    Accepts(
+        str | NonEmpty[str] | _PromptIds | NonEmpty[_PromptIds] | SkipJsonSchema[NonEmpty[str | _PromptIds]],
+        "a text, a list of texts, a list of token ids, or a list of such lists",
+        convert=lambda value: [value] if isinstance(value, str) or isinstance(value[0], int) else value,
+    ),
 ]
 _Pair = Annotated[list[str], Field(min_length=2, max_length=2)]
 Pairs = Annotated[
-    str | NonEmpty[str] | NonEmpty[_Pair],
-    expect(
+    list[str] | list[tuple[str, str]],
+    Accepts(
+        str | NonEmpty[str] | NonEmpty[_Pair],
         lambda value: (
             "a list of pairs of texts"
             if isinstance(value, list) and value and all(isinstance(pair, list) for pair in value)
             else _A_TEXT_OR_TEXTS
-        )
+        ),
+        convert=lambda value: [tuple(one) if isinstance(one, list) else one for one in _as_list(value)],
     ),
-    AfterValidator(lambda value: [tuple(one) if isinstance(one, list) else one for one in _as_list(value)]),
+]
+_TextObject = Annotated[
+    dict[str, Any],
+    AfterValidator(_get_document_text),
+    WithJsonSchema(object_fields("text", {"text": TEXT_SCHEMA}).schema),
 ]
 Documents = Annotated[
-    NonEmpty[
-        str
-        | Annotated[
-            dict[str, Any],
-            AfterValidator(_get_document_text),
-            WithJsonSchema(object_fields("text", {"text": TEXT_SCHEMA}).schema),
-        ]
-    ],
-    expect("a list of texts", "document {index} is {value}, expected a text or an object with one"),
+    list[str],
+    Accepts(
+        NonEmpty[str | _TextObject],
+        "a list of texts",
+        "document {index} is {value}, expected a text or an object with one",
+    ),
 ]
 Stops = Annotated[
-    Annotated[str, Field(json_schema_extra={"minLength": 1, "maxLength": STOP_CHARS})]
-    | Annotated[list[str], Field(json_schema_extra={"minItems": 1, "maxItems": STOPS})],
-    expect(_A_TEXT_OR_TEXTS),
-    AfterValidator(lambda value: _check_stops(_as_list(value))),
+    list[str],
+    Accepts(
+        Annotated[str, Field(json_schema_extra={"minLength": 1, "maxLength": STOP_CHARS})]
+        | Annotated[list[str], Field(json_schema_extra={"minItems": 1, "maxItems": STOPS})],
+        _A_TEXT_OR_TEXTS,
+        convert=lambda value: _check_stops(_as_list(value)),
+    ),
 ]
-TermTable = Annotated[dict[str, TextList], expect('an object such as {"dog": "Hund"}')]
+TermTable = Annotated[dict[str, list[str]], Accepts(dict[str, TextList], 'an object such as {"dog": "Hund"}')]
 LayerList = Annotated[
-    Annotated[Literal["all"], WithJsonSchema({"const": "all"})] | NonEmpty[int],
-    expect('a list of layer numbers such as [0, -1], or "all"'),
+    list[int] | str,
+    Accepts(
+        Annotated[Literal["all"], WithJsonSchema({"const": "all"})] | NonEmpty[int],
+        'a list of layer numbers such as [0, -1], or "all"',
+    ),
 ]
 _TokenId = Annotated[
     int, Field(ge=0, le=MAX_TOKEN_ID, json_schema_extra=lambda schema: schema.pop("maximum", None))
 ]
-_A_TOKEN_ID = expect("a list of token ids", "{value} at index {index} is not a token id")
-Ids = Annotated[NonEmpty[_TokenId], _A_TOKEN_ID]
+_ID_WORDS = ("a list of token ids", "{value} at index {index} is not a token id")
+Ids = Annotated[list[int], Accepts(NonEmpty[_TokenId], *_ID_WORDS)]
 StopTokenIds = Annotated[
-    Annotated[list[_TokenId], Field(max_length=STOP_TOKENS, fail_fast=True)], _A_TOKEN_ID
+    list[int],
+    Accepts(Annotated[list[_TokenId], Field(max_length=STOP_TOKENS, fail_fast=True)], *_ID_WORDS),
 ]
 
 
