@@ -74,7 +74,10 @@ def test_other_tasks_run_between_deliveries(monkeypatch):
     async def deliver():
         loop, is_delivered = asyncio.get_running_loop(), threading.Event()
         thread = engine_thread.EngineThread(None, loop, 1.0, 1)
-        updates = [SimpleNamespace(stream=SimpleNamespace(push=events.append), number=i) for i in range(5)]
+        updates = [
+            SimpleNamespace(stream=SimpleNamespace(queue=SimpleNamespace(put_nowait=events.append)), number=i)
+            for i in range(5)
+        ]
         thread._deliver_updates(updates, is_delivered)
         while not is_delivered.is_set():
             events.append("other")

@@ -51,7 +51,7 @@ def with_overrides(config: GenerationConfig, overrides: dict[str, Any], output_k
         )
         raise UserError(f"{name}: unknown key{hint or '; known: ' + ', '.join(sorted(effective_keys))}")
     try:
-        return GenerationConfig.model_validate(config.model_dump() | overrides)
+        return GenerationConfig.model_validate(dict(config) | overrides)
     except ValidationError as error:
         raise from_validation_error(error, GenerationConfig) from None
 

@@ -89,7 +89,8 @@ class TextOutput:
             self.tokens[token.row].append(token.id)
             self.log_probs[token.row].append(token.log_prob)
             self.top_logprobs[token.row].append(token.top_logprobs)
-            yield self._record_delta(token.row, text, token.is_last or detokenizer.is_stopped)
+            self._texts[token.row].append(text)
+            yield TextDelta(token.row, text, token.is_last or detokenizer.is_stopped)
         if isinstance(self.request.state, BeamState):
             yield from self._drain_hypotheses(self.request.state)
 
@@ -120,8 +121,5 @@ class TextOutput:
                 is_ended = len(tokens) < state.max_new_tokens
                 self._reasons[row] = "stop" if is_ended or detokenizer.is_stopped else "length"
                 self.tokens[row] = [*tokens, self.eos_ids[0]] if is_ended else tokens
-                yield self._record_delta(row, text, True)
-
-    def _record_delta(self, row: int, text: str, is_last: bool) -> TextDelta:
-        self._texts[row].append(text)
-        return TextDelta(row, text, is_last)
+                self._texts[row].append(text)
+                yield TextDelta(row, text, True)

@@ -75,11 +75,6 @@ class ClientStream:
         texts_by_row = [(row, text) for row, (text, reason) in enumerate(texts) if reason is not None]
         return [OutputDelta(row, text, True, self.output.token_logprobs(row)) for row, text in texts_by_row]
 
-    def push(self, update: StreamUpdate) -> None:
-        """Put an update into the queue of the client, unless it has disconnected."""
-        if self.queue is not None:
-            self.queue.put_nowait(update)
-
     def should_flush(self, interval: float) -> bool:
         """Whether an update is due; the first and the last one are due at once."""
         assert self.output is not None

@@ -308,7 +308,8 @@ class EngineThread(threading.Thread):
 
     def _deliver_updates(self, updates: list[StreamUpdate], delivered_event: threading.Event | None) -> None:
         for update in updates[:DELIVERY_SIZE]:
-            update.stream.push(update)
+            if update.stream.queue is not None:  # the client has not disconnected
+                update.stream.queue.put_nowait(update)
         # receivers run in the next iteration of the loop, other waiting tasks in the one after that
         if rest := updates[DELIVERY_SIZE:]:
             self.loop.call_soon(self.loop.call_soon, self._deliver_updates, rest, delivered_event)

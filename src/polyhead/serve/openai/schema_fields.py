@@ -54,8 +54,6 @@ class Accepts:
             return accepted if self.convert is None else self.convert(accepted)
         if problem["type"] == "value_error":
             raise UserError(str(problem["ctx"]["error"]))
-        if problem["type"] == "too_long":
-            raise UserError(f"expected at most {problem['ctx']['max_length']} token ids")
         if self.item and problem["loc"]:
             index = problem["loc"][0]
             raise UserError(self.item.format(value=format_value(value[index]), index=index))
@@ -71,6 +69,12 @@ def _check_stops(stops: list[str]) -> list[str]:
     if len(stops) > STOPS or not all(0 < len(stop) <= STOP_CHARS for stop in stops):
         raise UserError(f"expected at most {STOPS} texts of 1 to {STOP_CHARS} characters")
     return stops
+
+
+def _check_stop_ids(ids: list[int]) -> list[int]:
+    if len(ids) > STOP_TOKENS:
+        raise UserError(f"expected at most {STOP_TOKENS} token ids")
+    return ids
 
 
 def _get_document_text(document: dict[str, Any]) -> str:
@@ -195,7 +199,11 @@ _ID_WORDS = ("a list of token ids", "{value} at index {index} is not a token id"
 Ids = Annotated[list[int], Accepts(NonEmpty[_TokenId], *_ID_WORDS)]
 StopTokenIds = Annotated[
     list[int],
-    Accepts(Annotated[list[_TokenId], Field(max_length=STOP_TOKENS, fail_fast=True)], *_ID_WORDS),
+    Accepts(
+        Annotated[list[_TokenId], Field(fail_fast=True, json_schema_extra={"maxItems": STOP_TOKENS})],
+        *_ID_WORDS,
+        convert=_check_stop_ids,
+    ),
 ]
 
 
