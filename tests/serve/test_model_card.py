@@ -6,8 +6,7 @@ import pytest
 from tests.serve.conftest import build_run, make_recipe, serve_run
 
 from polyhead.serve.auth import ApiKeys
-from polyhead.serve.model_card import Card, first_sentence, round_down
-from polyhead.serve.sample_inputs import everyday_samples
+from polyhead.serve.model_card import Card, everyday_samples, first_sentence, round_down
 
 SOURCES = ["a dog barks .", "two dogs bark loud .", "dogs"]
 TARGETS = ["ein hund bellt .", "zwei hunde bellen .", "hunde"]

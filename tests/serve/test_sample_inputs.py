@@ -1,8 +1,7 @@
 from tests.serve.conftest import build_run, make_recipe
 
 from polyhead import Choice
-from polyhead.serve.model_card import Card
-from polyhead.serve.sample_inputs import everyday_samples, is_unspaced
+from polyhead.serve.model_card import Card, everyday_samples, is_unspaced
 from polyhead.tokenizers.train_tokenizer import train_tokenizer
 
 

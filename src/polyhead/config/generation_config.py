@@ -27,11 +27,7 @@ LogitBias = Annotated[
         {
             "type": "object",
             "propertyNames": {"pattern": f"^{_TOKEN_ID.pattern}$"},
-            "additionalProperties": {
-                "type": "number",
-                "minimum": -MAX_LOGIT_BIAS,
-                "maximum": MAX_LOGIT_BIAS,
-            },
+            "additionalProperties": {"type": "number", "minimum": -MAX_LOGIT_BIAS, "maximum": MAX_LOGIT_BIAS},
         }
     ),
 ]

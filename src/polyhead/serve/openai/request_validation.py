@@ -190,8 +190,7 @@ def validate_body(
             maximum = getattr(limits, str(extra["limit"]))
             if getattr(body, name) > maximum:
                 raise invalid_value_error(
-                    name,
-                    f"{name}: {getattr(body, name)} is out of range: the maximum is {maximum}",
+                    name, f"{name}: {getattr(body, name)} is out of range: the maximum is {maximum}"
                 )
     _check_input_size(body, limits)
     _check_objects(list(_iter_objects("", "", values, body_type)), strict, ignored)
