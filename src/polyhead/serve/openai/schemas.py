@@ -144,7 +144,8 @@ def _setting_fields() -> dict[str, Any]:
             json_schema_extra=extra,
             **options,
         )
-        fields[http.name or name] = Annotated[setting.annotation, *validators, field]
+        annotation = Annotated[(setting.annotation, *validators)] if validators else setting.annotation
+        fields[http.name or name] = annotation, field
     return fields
 
 
