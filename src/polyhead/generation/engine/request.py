@@ -187,7 +187,7 @@ def check_request(model: Decoder, max_len: int, prompt: Sequence[int], source: S
         why = "got none" if source is None else "this model has no encoder"
         raise UserError(f"an encoder-decoder requires a source, {why}")
     if source is not None and not source:
-        raise UserError("a source has no tokenss")
+        raise UserError("a source has no tokens")
     for token in (*prompt, *(source or ())):
         if not 0 <= token < model.vocab_size:
             raise UserError(f"no token {token}; the vocabulary has 0 to {model.vocab_size - 1}")
