@@ -18,6 +18,7 @@ COPY constraints.txt pyproject.toml README.md LICENSE ./
 RUN pip install -c constraints.txt --index-url "$TORCH_INDEX" --no-deps torch
 COPY recipes recipes
 COPY src src
+COPY experiments experiments
 RUN pip install -c constraints.txt ".[all]"
 
 USER 1000

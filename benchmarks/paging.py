@@ -27,10 +27,10 @@ from polyhead.core.choice import Choice
 from polyhead.core.registry import TOKENIZER
 from polyhead.kernels.malloc_tuning import tune_malloc
 from polyhead.kernels.pack_model import pack_model
-from polyhead.lab.paging import list_setups, measure_full_waste, measure_growing_waste, measure_sharing
 from polyhead.models import build
 from polyhead.nn.cache import Cache, CacheShape
 from polyhead.nn.kv import KV
+from polyhead_lab.paging import list_setups, measure_full_waste, measure_growing_waste, measure_sharing
 
 CACHES = ["static", "paged,block_size=16", "growing", "quantized,bits=8", "quantized,bits=4",
     "low_rank,rank=32", "window,window=256",

@@ -27,13 +27,13 @@ from polyhead.estimate import data_sample as looked_at
 from polyhead.estimate.data_sample import open_data_sample
 from polyhead.estimate.plan import estimate
 from polyhead.kernels.malloc_tuning import tune_malloc
-from polyhead.lab.statistics import pick_clock
 from polyhead.models import build
 from polyhead.run.recipe import load_recipe
 from polyhead.train.loggers import EtaReporter
 from polyhead.train.loop import train_model
 from polyhead.train.strategies.parallelize import parallelize
 from polyhead.train.train_state import TrainState
+from polyhead_lab.statistics import pick_clock
 
 ROOT = Path(__file__).resolve().parents[1]
 ROWS: dict[str, tuple[str, list[str]]] = {

@@ -1,13 +1,16 @@
-"""The modules of the package and of its tests, each parsed once for all the rules that read them."""
+"""The modules of the packages and of their tests, each parsed once for all the rules that read them."""
 
 import ast
 import functools
 from pathlib import Path
 
 import polyhead
+import polyhead_lab
 
 ROOT, TESTS = Path(polyhead.__file__).parent, Path(__file__).parent
+LAB = Path(polyhead_lab.__file__).parent
 MODULES = sorted(ROOT.rglob("*.py"))
+ALL_MODULES = MODULES + sorted(LAB.rglob("*.py"))
 TEST_FILES = sorted(TESTS.rglob("*.py"))
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tests.source_files import MODULES, ROOT, walk_file
+from tests.source_files import ALL_MODULES, LAB, ROOT, walk_file
 
 from polyhead.core.extras import EXTRAS, find_extra
 
@@ -16,38 +16,41 @@ from polyhead.core.extras import EXTRAS, find_extra
 MAY_IMPORT = yaml.safe_load(Path(__file__).with_name("package_imports.yaml").read_text())
 # what polyhead/__init__.py imports when it is used
 PUBLIC_FACE = {"core", "config", "models", "run", "estimate", "api"}
-READS_VERSION = {"train", "cli"}  # import polyhead itself, for its version
+USES_FACE = {"train", "cli", "polyhead_lab"}  # import polyhead itself, for its version or its public names
 
 
 def module_name(path):
-    parts = ["polyhead", *path.relative_to(ROOT).with_suffix("").parts]
+    root = LAB if LAB in path.parents else ROOT
+    parts = [root.name, *path.relative_to(root).with_suffix("").parts]
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-NAMES = {module_name(path) for path in MODULES}
+NAMES = {module_name(path) for path in ALL_MODULES}
+PACKAGES = {"polyhead", "polyhead_lab"}
 
 
 def imports(nodes):
     for node in nodes:
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names if alias.name.split(".")[0] == "polyhead")
+            yield from (alias.name for alias in node.names if alias.name.split(".")[0] in PACKAGES)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, "imports are absolute"
-            if (node.module or "").split(".")[0] == "polyhead":
+            if (node.module or "").split(".")[0] in PACKAGES:
                 for alias in node.names:
                     inner = f"{node.module}.{alias.name}"
                     yield inner if inner in NAMES else str(node.module)
 
 
 def package(name):
-    """The package of a module: "nn" for "polyhead.nn.kv", "" for polyhead itself."""
-    return name.split(".")[1] if "." in name else ""
+    """The package of a module: "nn" of "polyhead.nn.kv", "" of polyhead itself, else a top-level package."""
+    first, *inner = name.split(".")
+    return first if first != "polyhead" else inner[0] if inner else ""
 
 
 def package_graph():
     """The imports of each package with the modules that do, also for types alone and in functions."""
     graph = {}
-    for path in MODULES:
+    for path in ALL_MODULES:
         package_name = package(module_name(path))
         for name in imports(walk_file(path)):
             if package(name) != package_name:
@@ -56,7 +59,7 @@ def package_graph():
 
 
 def test_every_package_has_a_row():
-    packages = {package(module_name(path)) for path in MODULES} - {"", "__main__"}
+    packages = {package(module_name(path)) for path in ALL_MODULES} - {"", "__main__"}
     assert packages == set(MAY_IMPORT)
 
     assert {path.name for path in ROOT.glob("*.py")} == {"__init__.py", "__main__.py"}
@@ -66,7 +69,7 @@ def test_packages_import_what_their_rows_allow():
     graph = package_graph()
     for package_name, row in MAY_IMPORT.items():
         imported = graph.get(package_name, {})
-        allowed = {*row.split(), *({""} & imported.keys() if package_name in READS_VERSION else ())}
+        allowed = {*row.split(), *({""} & imported.keys() if package_name in USES_FACE else ())}
         surplus = {name: sorted(modules) for name, modules in imported.items() if name not in allowed}
         assert not surplus, f"{package_name} imports what its row does not allow"
         unused = allowed - imported.keys()
@@ -82,7 +85,7 @@ def test_packages_form_no_circle():
 
 def test_modules_form_no_circle():
     """Imports inside of functions and under TYPE_CHECKING count; only the root, which is lazy, does not."""
-    modules = [path for path in MODULES if path.parent != ROOT]
+    modules = [path for path in ALL_MODULES if path.parent != ROOT]
     graph = {module_name(path): {*imports(walk_file(path))} for path in modules}
     graph = {name: imported - {name, "polyhead"} for name, imported in graph.items()}
     try:
@@ -118,7 +121,7 @@ NEEDS_EXTRA = {
 
 
 def test_modules_are_imported_without_extras():
-    nodes = {module_name(path): list(runs_at_import(ast.parse(path.read_text()))) for path in MODULES}
+    nodes = {module_name(path): list(runs_at_import(ast.parse(path.read_text()))) for path in ALL_MODULES}
     graph = {name: {*imports(inner)} for name, inner in nodes.items()}
     extras = {name: {*import_extras(inner)} for name, inner in nodes.items()}
     for extra in EXTRAS:

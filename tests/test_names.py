@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import yaml
-from tests.source_files import MODULES, ROOT, TEST_FILES, TESTS, parse_file, walk_file
+from tests.source_files import ALL_MODULES, LAB, ROOT, TEST_FILES, TESTS, parse_file, walk_file
 
 RULES = yaml.safe_load(Path(__file__).with_name("name_rules.yaml").read_text())
 PARTICIPLES, OTHERS, NOUNS, TEST_DIALECT = (
@@ -33,7 +33,7 @@ def definitions(path):
 
     def walk(node, owner):
         for child in ast.iter_child_nodes(node):
-            root = TESTS if TESTS in path.parents else ROOT
+            root = next(root for root in (TESTS, LAB, ROOT) if root in path.parents)
             place = f"{path.relative_to(root)}:{getattr(child, 'lineno', 0)}"
             if isinstance(child, ast.ClassDef):
                 yield Definition("class" if owner == "module" else "inner", child.name, place)
@@ -58,7 +58,7 @@ def definitions(path):
 
 @functools.cache
 def package_definitions():
-    return [definition for path in MODULES for definition in definitions(path)]
+    return [definition for path in ALL_MODULES for definition in definitions(path)]
 
 
 def is_bare(name):
@@ -172,12 +172,12 @@ def find_dialect(pattern, texts):
 
 
 def test_prose_is_plain():
-    assert find_dialect(DIALECT, ((path, prose(path)) for path in MODULES)) == []
+    assert find_dialect(DIALECT, ((path, prose(path)) for path in ALL_MODULES)) == []
 
 
 def test_messages_are_plain():
     assert MESSAGE_DIALECT.search("n is 1.5; wanted a whole number")
-    assert find_dialect(MESSAGE_DIALECT, ((path, messages(path)) for path in MODULES)) == []
+    assert find_dialect(MESSAGE_DIALECT, ((path, messages(path)) for path in ALL_MODULES)) == []
 
 
 def test_texts_of_pages_are_plain():

@@ -4,9 +4,9 @@ import pytest
 from tests.browser.conftest import check_accessibility
 from tests.browser.page_texts import find_english, run_command, use_language
 
-from polyhead.lab.page import render_lab_page
-from polyhead.lab.result import Claim, DotPlot, ExperimentResult, LinePlot, ParetoPlot, ResultTable
 from polyhead.viz.plot import Curve
+from polyhead_lab.page import render_lab_page
+from polyhead_lab.result import Claim, DotPlot, ExperimentResult, LinePlot, ParetoPlot, ResultTable
 
 NAN = float("nan")
 DOTS = "One small dot per text."

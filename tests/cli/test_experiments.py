@@ -1,6 +1,6 @@
 from tests.lab.run_helpers import toy as toy
 
-from polyhead.lab.registry import EXPERIMENTS
+from polyhead_lab.registry import EXPERIMENTS
 
 
 def test_experiments_are_listed_one_per_line(cli):

@@ -4,15 +4,16 @@ import json
 import os
 import re
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 from pydantic_core._pydantic_core import list_all_errors
 
-import polyhead
+from polyhead.core.i18n import CATALOG_PACKAGES, list_catalogs
 
-ROOT = Path(polyhead.__file__).parent
-CATALOGS = sorted(ROOT.glob("core/locale/*/*.json"))
+ROOTS = [Path(import_module(name.split(".")[0]).__file__).parent for name in CATALOG_PACKAGES]
+CATALOGS = list_catalogs("zh")
 PLACEHOLDER = re.compile(r"\{\w+[^{}]*\}")
 # catalogs of finished texts, which the sources put together of several pieces
 COMBINED_CATALOGS = {"errors", "facts", "lab", "pages", "serve"}
@@ -41,7 +42,8 @@ def strings_of_script(path):
 def source_strings():
     """Every text in the sources; values in f-strings are the character 0."""
     readers = {"py": strings_of_python, "js": strings_of_script}
-    return frozenset(s for end, read in readers.items() for p in ROOT.rglob(f"*.{end}") for s in read(p))
+    files = [(p, read) for root in ROOTS for end, read in readers.items() for p in root.rglob(f"*.{end}")]
+    return frozenset(s for path, read in files for s in read(path))
 
 
 @cache

@@ -1,7 +1,6 @@
 import json
 import re
 from collections import defaultdict
-from pathlib import Path
 
 import pytest
 from tests.cli.cli_helpers import cli as cli
@@ -10,7 +9,7 @@ from polyhead.cli.app import take_language
 from polyhead.core import i18n
 from polyhead.core.errors import UserError
 
-LOCALES = sorted((Path(i18n.__file__).parent / "locale").glob("*/*.json"))
+LOCALES = i18n.list_catalogs("zh")
 PLACEHOLDER = re.compile(r"\{(\w+)[^{}]*\}")
 TYPO = "没有名为 'trian' 的命令；您是想用 'train' 吗？"
 

@@ -8,7 +8,7 @@ from tests.explain.levers.levers_helpers import make_input, make_model
 from polyhead.explain.chapters import STEPS, load_chapters, parse_chapter
 from polyhead.explain.levers.table import LEVERS
 from polyhead.explain.watch import watch_model
-from polyhead.lab.registry import EXPERIMENTS
+from polyhead_lab.registry import EXPERIMENTS
 
 ROOT = Path(__file__).parents[2]
 NAMES = ["tokens", "embedding", "positions", "queries-keys-values", "scale", "heads", "masks"]

@@ -1,7 +1,7 @@
 import math
 
-from polyhead.lab.result import Claim, DotPlot, ExperimentResult, LinePlot, ResultTable
 from polyhead.viz.plot import Curve
+from polyhead_lab.result import Claim, DotPlot, ExperimentResult, LinePlot, ResultTable
 
 NAN = math.nan
 

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from polyhead.lab import activations
 from polyhead.models.build import build
+from polyhead_lab import activations
 
 
 def test_dead_units_are_counted():

@@ -5,8 +5,8 @@ import pytest
 
 from polyhead import Choice
 from polyhead.cache.policies import Policy
-from polyhead.lab.cache_claims import format_change, loss_changes, make_cache_claims
-from polyhead.lab.divergence import Divergence
+from polyhead_lab.cache_claims import format_change, loss_changes, make_cache_claims
+from polyhead_lab.divergence import Divergence
 
 COUNTS = [5, 5, 5]
 PLAIN = Divergence(nll=[1.0, 1.1, 0.9], token_counts=COUNTS)

@@ -8,10 +8,10 @@ from tests.lab.caches_helpers import model
 
 from polyhead import Choice
 from polyhead.cache.policies import Policy
-from polyhead.lab.cache_claims import lossless_claim
-from polyhead.lab.divergence import decode_greedy, kl_divergence, measure_divergence, token_agreement
-from polyhead.lab.models import EvalRows
 from polyhead.nn.loss import IGNORE_INDEX
+from polyhead_lab.cache_claims import lossless_claim
+from polyhead_lab.divergence import decode_greedy, kl_divergence, measure_divergence, token_agreement
+from polyhead_lab.models import EvalRows
 
 
 def make_rows(n=3, length=12):

@@ -3,8 +3,8 @@ import re
 import pytest
 from tests.lab.page_helpers import RESULT
 
-from polyhead.lab.page import render_dot_plot
-from polyhead.lab.result import DotPlot
+from polyhead_lab.page import render_dot_plot
+from polyhead_lab.result import DotPlot
 
 
 def render(**values):

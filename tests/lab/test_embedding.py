@@ -3,9 +3,9 @@ import math
 import pytest
 from tests.explain.explain_helpers import sinusoid
 
-from polyhead.lab import embedding
-from polyhead.lab.short_training import make_small_config
 from polyhead.models.build import build
+from polyhead_lab import embedding
+from polyhead_lab.short_training import make_small_config
 
 D = 16
 N_TOKENS, N_POSITIONS = 258, 64

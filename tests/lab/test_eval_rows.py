@@ -1,6 +1,6 @@
 from tests.lab.caches_helpers import TEXT, make_run
 
-from polyhead.lab.models import ModelUnderTest, make_eval_rows
+from polyhead_lab.models import ModelUnderTest, make_eval_rows
 
 
 def test_windows_of_text_are_consecutive():

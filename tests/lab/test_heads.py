@@ -1,4 +1,4 @@
-from polyhead.lab import heads
+from polyhead_lab import heads
 
 
 def test_cache_bytes_of_designs():

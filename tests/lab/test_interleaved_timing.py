@@ -1,4 +1,4 @@
-from polyhead.lab.statistics import median_times, time_interleaved, time_ratios
+from polyhead_lab.statistics import median_times, time_interleaved, time_ratios
 
 
 def test_runners_alternate_and_ratios_are_per_round():

@@ -1,6 +1,6 @@
 import pytest
 
-from polyhead.lab import linear
+from polyhead_lab import linear
 
 
 def test_crossover_is_where_curves_meet():

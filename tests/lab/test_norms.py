@@ -1,5 +1,5 @@
-from polyhead.lab import norms
-from polyhead.lab.registry import LabContext
+from polyhead_lab import norms
+from polyhead_lab.registry import LabContext
 
 
 def test_padding_affects_batchnorm_only_without_positions():

@@ -3,7 +3,7 @@ import re
 from tests.lab.page_helpers import RESULT
 from tests.viz.html_pages import Page
 
-from polyhead.lab.page import render_lab_page
+from polyhead_lab.page import render_lab_page
 
 
 def read_texts(html):

@@ -3,7 +3,7 @@ import torch
 from tests.lab.caches_helpers import SENTENCES, make_run, model
 
 from polyhead.cache.block_manager import BlockStats
-from polyhead.lab.paging import (
+from polyhead_lab.paging import (
     RecordingPagedCache,
     SharingSetup,
     from_usages,

@@ -1,6 +1,6 @@
 import pytest
 
-from polyhead.lab.paging import measure_full_waste, measure_growing_waste
+from polyhead_lab.paging import measure_full_waste, measure_growing_waste
 
 LENGTHS = [3, 8, 1, 5, 12, 7, 4, 9]
 

@@ -3,9 +3,9 @@ import re
 
 import pytest
 
-from polyhead.lab.page import make_error_chart
-from polyhead.lab.result import ParetoPlot
 from polyhead.viz.plots import find_frontier, pareto_svg
+from polyhead_lab.page import make_error_chart
+from polyhead_lab.result import ParetoPlot
 
 POINTS = {
     "a": [("a", 100.0, 1e-12), ("a 1/2", 50.0, 1e-3)],

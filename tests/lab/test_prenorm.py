@@ -1,9 +1,9 @@
 import pytest
 import torch
 
-from polyhead.lab import linear, prenorm
-from polyhead.lab.short_training import make_small_config
 from polyhead.models.build import build
+from polyhead_lab import linear, prenorm
+from polyhead_lab.short_training import make_small_config
 
 
 def test_gradient_norm_of_layer_matches_autograd():

@@ -3,11 +3,11 @@ import math
 import pytest
 import torch
 
-from polyhead.lab import recency
-from polyhead.lab.short_training import make_small_config
-from polyhead.lab.tasks import START
 from polyhead.models.build import build
 from polyhead.nn.loss import IGNORE_INDEX
+from polyhead_lab import recency
+from polyhead_lab.short_training import make_small_config
+from polyhead_lab.tasks import START
 
 
 def test_marked_token_is_label_from_its_position():

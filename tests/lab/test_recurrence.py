@@ -1,4 +1,4 @@
-from polyhead.lab import recurrence
+from polyhead_lab import recurrence
 
 
 def test_item_position_is_that_of_its_key():

@@ -2,7 +2,7 @@ from pathlib import Path
 
 from tests.lab.run_helpers import NAMES
 
-from polyhead.lab.registry import EXPERIMENTS, LabContext, describe_experiment
+from polyhead_lab.registry import EXPERIMENTS, LabContext, describe_experiment
 
 
 def test_every_experiment_is_registered_and_documented():

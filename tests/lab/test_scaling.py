@@ -3,9 +3,9 @@ import math
 import pytest
 import torch
 
-from polyhead.lab import scaling
-from polyhead.lab.registry import LabContext
-from polyhead.lab.statistics import mean_interval, verdict_within
+from polyhead_lab import scaling
+from polyhead_lab.registry import LabContext
+from polyhead_lab.statistics import mean_interval, verdict_within
 
 
 def test_variance_and_saturation_of_scores():

@@ -1,8 +1,8 @@
 from tests.lab.caches_helpers import SENTENCES, make_run
 
 from polyhead.generation.engine.engine import Engine
-from polyhead.lab.models import ModelUnderTest
-from polyhead.lab.serving import (
+from polyhead_lab.models import ModelUnderTest
+from polyhead_lab.serving import (
     SCHEDULE_BATCHES,
     SCHEDULE_PAGES,
     SCHEDULE_RESERVED,

@@ -3,9 +3,9 @@ import math
 import pytest
 import torch
 
-from polyhead.lab.short_training import evaluate_held_out, make_small_config, run_short_training
-from polyhead.lab.tasks import SyntheticTask, make_copy_task
 from polyhead.models.build import build
+from polyhead_lab.short_training import evaluate_held_out, make_small_config, run_short_training
+from polyhead_lab.tasks import SyntheticTask, make_copy_task
 
 EASY = make_copy_task(3, 4)._replace(rows=16)
 TINY = {"d_model": 16, "d_ff": 16}

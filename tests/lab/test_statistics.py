@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from polyhead.lab import statistics
+from polyhead_lab import statistics
 
 NAN = math.nan
 

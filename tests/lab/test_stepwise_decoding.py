@@ -1,10 +1,10 @@
 import pytest
 import torch
 
-from polyhead.lab.caches import Stepper, cache_bytes_per_token, decode_stepwise
-from polyhead.lab.short_training import make_small_config
-from polyhead.lab.tasks import make_copy_task
 from polyhead.models.build import build
+from polyhead_lab.caches import Stepper, cache_bytes_per_token, decode_stepwise
+from polyhead_lab.short_training import make_small_config
+from polyhead_lab.tasks import make_copy_task
 
 TASK = make_copy_task(6)
 

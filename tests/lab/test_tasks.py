@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 import torch
 
-from polyhead.lab import tasks
-from polyhead.lab.tasks import FIRST_SYMBOL, PAD, START
 from polyhead.nn.loss import IGNORE_INDEX
+from polyhead_lab import tasks
+from polyhead_lab.tasks import FIRST_SYMBOL, PAD, START
 
 TASKS = {
     "copy": tasks.make_copy_task(),

@@ -1,8 +1,8 @@
 import pytest
 
 from polyhead.core.choice import Choice
-from polyhead.lab import tokens
 from polyhead.tokenizers.train_tokenizer import train_tokenizer
+from polyhead_lab import tokens
 
 # words of the training text by their number there
 COUNTS = {"the": 200, "cat": 20, "sat": 5, "mat": 1}

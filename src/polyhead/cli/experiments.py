@@ -11,7 +11,7 @@ from polyhead.cli.formatting import wrap_paragraph
 from polyhead.core.errors import unknown_name_error
 
 if TYPE_CHECKING:
-    from polyhead.lab.run import ExperimentOutput
+    from polyhead_lab.run import ExperimentOutput
 
 
 def run(
@@ -65,7 +65,7 @@ def run(
     polyhead experiments caches --run runs/wikitext-2 --text test.txt
     polyhead experiments paging --run runs/multi30k --text test.en --text test.de
     """
-    from polyhead.lab.registry import EXPERIMENTS, LabContext, check_run_options, describe_experiment
+    from polyhead_lab.registry import EXPERIMENTS, LabContext, check_run_options, describe_experiment
 
     if name is None:
         width = max(map(len, EXPERIMENTS.names()))
@@ -78,7 +78,7 @@ def run(
         return
     if name != "all" and name not in EXPERIMENTS.names():
         raise unknown_name_error("experiment", name, {"all", *EXPERIMENTS.names()})
-    from polyhead.lab.run import run_experiment
+    from polyhead_lab.run import run_experiment
 
     context = LabContext(
         seed, quick, lambda line: typer.echo(f"  {line}", err=True), run_directory, tuple(text or ()), limit

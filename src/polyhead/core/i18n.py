@@ -1,8 +1,9 @@
 """User-facing text in English or Chinese.
 
 The English text is the key: ``tr("saved at step {step}", step=3)`` looks it up in the catalogs,
-``locale/LANGUAGE/*.json``, and falls back to English. Errors are raised in English, which programs may parse;
-``translate_message`` translates the finished message where the command line prints it.
+``locale/LANGUAGE/*.json`` of ``CATALOG_PACKAGES``, and falls back to English. Errors are raised in English,
+which programs may parse; ``translate_message`` translates the finished message where the command line
+prints it.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from polyhead.core.errors import UserError, did_you_mean
 
 UI_LANGUAGES = {"en": "English", "zh": "中文"}
+CATALOG_PACKAGES = ("polyhead.core", "polyhead_lab")
 # catalog whose entries are message patterns; labels in the others, such as "{time} left", match any message
 _MESSAGES = "errors"
 Translate = Callable[..., str]  # ``tr`` or ``format_english``
@@ -62,10 +65,16 @@ def load_catalog(language: str, subject: str | None = None) -> Mapping[str, str]
     if language == "en":
         return {}
     catalog: dict[str, str] = {}
-    for file in sorted((Path(__file__).parent / "locale" / language).glob("*.json")):
+    for file in list_catalogs(language):
         if subject in (None, file.stem):
             catalog |= json.loads(file.read_text(encoding="utf-8"))
     return catalog
+
+
+def list_catalogs(language: str) -> list[Path]:
+    """The files of the catalogs of a language."""
+    origins = [Path(spec.origin) for spec in map(find_spec, CATALOG_PACKAGES) if spec and spec.origin]
+    return [file for path in origins for file in sorted((path.parent / "locale" / language).glob("*.json"))]
 
 
 def tr(text: str, /, **values: Any) -> str:

@@ -20,14 +20,14 @@ from polyhead.config.recipe import Recipe
 from polyhead.core.errors import UserError
 from polyhead.hf.checkpoint_files import CheckpointFiles
 from polyhead.hf.tokenizers.spm import build_tokenizer, read_spm_model
-from polyhead.lab.models import ModelUnderTest, make_pair_rows
-from polyhead.lab.paging import count_row_tokens
 from polyhead.run.run import Run
 from polyhead.run.run_ensemble import ensemble_runs
 from polyhead.serve.api_errors import ApiError
 from polyhead.serve.openai.pooling_endpoints import _check_text_lengths
 from polyhead.tokenizers.languages import with_languages
 from polyhead.tokenizers.tokenizer import Tokenizer
+from polyhead_lab.models import ModelUnderTest, make_pair_rows
+from polyhead_lab.paging import count_row_tokens
 from tokenizers import Tokenizer as Inner
 
 Translator = tuple[Path, Any, Any]

@@ -9,8 +9,6 @@ from html import escape
 from typing import Any
 
 from polyhead.core.i18n import get_language, tr, translate_message
-from polyhead.lab.result import Claim, DotPlot, ExperimentResult, LinePlot, ParetoPlot, ResultTable
-from polyhead.lab.statistics import mean_interval
 from polyhead.viz.html_page import PageSection, read_asset, render_html, scroll_region
 from polyhead.viz.plot import (
     BOTTOM,
@@ -29,6 +27,8 @@ from polyhead.viz.plot import (
     x_tick_labels,
 )
 from polyhead.viz.plots import ParetoChart, ParetoPoint, pareto_svg
+from polyhead_lab.result import Claim, DotPlot, ExperimentResult, LinePlot, ParetoPlot, ResultTable
+from polyhead_lab.statistics import mean_interval
 
 _ROW_HEIGHT, _TOP, _VALUE_WIDTH, _MAX_NAME = 34, 8, 96, 30  # three lengths in pixels, one in characters
 
@@ -99,7 +99,7 @@ def render_lab_page(result: ExperimentResult, quick: bool, note: str) -> str:
         sections[0] = sections[0]._replace(body=f'<p class="quick">{escape(warning)}</p>{sections[0].body}')
     nonempty_sections = [section for section in sections if section.body]
     return render_html(
-        result.title, result.lead, nonempty_sections, note, style=read_asset("lab.css", "polyhead.lab")
+        result.title, result.lead, nonempty_sections, note, style=read_asset("lab.css", "polyhead_lab")
     )
 
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from polyhead.core.errors import UserError
 from polyhead.core.registry import Registry
-from polyhead.lab.result import ExperimentResult
+from polyhead_lab.result import ExperimentResult
 
 T = TypeVar("T")
 
@@ -38,7 +38,7 @@ class LabContext:
 
 Experiment = Callable[[LabContext], ExperimentResult]
 
-EXPERIMENTS: Registry[Experiment] = Registry("experiment", "polyhead.lab")
+EXPERIMENTS: Registry[Experiment] = Registry("experiment", "polyhead_lab")
 _RUN_EXPERIMENTS: set[Experiment] = set()
 
 

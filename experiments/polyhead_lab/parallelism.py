@@ -9,15 +9,15 @@ from statistics import fmean
 import torch
 from torch import Tensor
 
-from polyhead.lab.caches import decode_stepwise
-from polyhead.lab.registry import EXPERIMENTS, LabContext
-from polyhead.lab.result import Claim, ExperimentResult, Figure, LinePlot, ResultTable
-from polyhead.lab.short_training import make_small_config
-from polyhead.lab.statistics import format_mean, median_times, time_interleaved, time_ratios, verdict_above
-from polyhead.lab.tasks import make_copy_task
-from polyhead.models.build import build
+from polyhead import build
 from polyhead.models.seq2seq import Seq2Seq
 from polyhead.viz.plot import Curve
+from polyhead_lab.caches import decode_stepwise
+from polyhead_lab.registry import EXPERIMENTS, LabContext
+from polyhead_lab.result import Claim, ExperimentResult, Figure, LinePlot, ResultTable
+from polyhead_lab.short_training import make_small_config
+from polyhead_lab.statistics import format_mean, median_times, time_interleaved, time_ratios, verdict_above
+from polyhead_lab.tasks import make_copy_task
 
 _ROWS = 4
 _ROUNDING = 1e-4  # largest difference of logits that a different summation order may cause in fp32

@@ -6,22 +6,21 @@ import math
 from statistics import fmean
 from typing import NamedTuple
 
-from polyhead.core.choice import Choice
+from polyhead import Choice, build
 from polyhead.core.errors import UserError
 from polyhead.core.registry import POSITION
-from polyhead.lab.registry import EXPERIMENTS, LabContext
-from polyhead.lab.result import SEEDS_NOTE, Claim, DotPlot, ExperimentResult, Figure, LinePlot, ResultTable
-from polyhead.lab.short_training import (
+from polyhead.viz.plot import Curve
+from polyhead_lab.registry import EXPERIMENTS, LabContext
+from polyhead_lab.result import SEEDS_NOTE, Claim, DotPlot, ExperimentResult, Figure, LinePlot, ResultTable
+from polyhead_lab.short_training import (
     TrainingResult,
     evaluate_held_out,
     make_small_config,
     run_short_training,
     shrink_if_quick,
 )
-from polyhead.lab.statistics import format_mean, verdict_all, verdict_below, verdict_less
-from polyhead.lab.tasks import make_delay_task
-from polyhead.models.build import build
-from polyhead.viz.plot import Curve
+from polyhead_lab.statistics import format_mean, verdict_all, verdict_below, verdict_less
+from polyhead_lab.tasks import make_delay_task
 
 _TRAIN_LEN = 24  # training length
 _LENGTH_FACTORS = (1, 2, 4)

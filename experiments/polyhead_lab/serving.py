@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+from polyhead import Choice
 from polyhead.cache.paged import choose_block_size
-from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError
 from polyhead.generation.decoding.sampler import SampledSequences, SamplingStrategy
 from polyhead.generation.decoding.sampling import Sampling
 from polyhead.generation.engine.engine import Engine
-from polyhead.lab.models import ModelUnderTest
-from polyhead.lab.statistics import pick_clock, time_call
+from polyhead_lab.models import ModelUnderTest
+from polyhead_lab.statistics import pick_clock, time_call
 
 _NO_EOS = -1  # token id that no model generates: outputs have the length of the texts
 SCHEDULE_BATCHES, SCHEDULE_RESERVED, SCHEDULE_PAGES = (

@@ -6,10 +6,11 @@ from functools import partial
 
 import torch
 
-from polyhead.lab.caches import Stepper, cache_bytes_per_token
-from polyhead.lab.registry import EXPERIMENTS, LabContext
-from polyhead.lab.result import Claim, DotPlot, ExperimentResult, Figure, ResultTable
-from polyhead.lab.short_training import (
+from polyhead import build
+from polyhead_lab.caches import Stepper, cache_bytes_per_token
+from polyhead_lab.registry import EXPERIMENTS, LabContext
+from polyhead_lab.result import Claim, DotPlot, ExperimentResult, Figure, ResultTable
+from polyhead_lab.short_training import (
     collect_losses,
     collect_mean_losses,
     make_small_config,
@@ -18,7 +19,7 @@ from polyhead.lab.short_training import (
     plot_mean_losses,
     train_by_task,
 )
-from polyhead.lab.statistics import (
+from polyhead_lab.statistics import (
     format_mean,
     median_times,
     time_interleaved,
@@ -27,8 +28,7 @@ from polyhead.lab.statistics import (
     verdict_all,
     verdict_less,
 )
-from polyhead.lab.tasks import COPY_AND_RECALL, make_copy_task
-from polyhead.models.build import build
+from polyhead_lab.tasks import COPY_AND_RECALL, make_copy_task
 
 SHAZEER, AINSLIE = "Shazeer, 2019", "Ainslie et al., 2023"
 HEAD_DESIGNS = {"1 head": (1, 1), "MHA: 4 heads": (4, 4), "GQA: 4 on 2": (4, 2), "MQA: 4 on 1": (4, 1)}

@@ -15,10 +15,10 @@ import torch
 from polyhead.core.i18n import tr
 from polyhead.core.output_paths import check_output_dir
 from polyhead.kernels.malloc_tuning import tune_malloc
-from polyhead.lab.page import render_lab_page
-from polyhead.lab.registry import EXPERIMENTS, LabContext
-from polyhead.lab.result import ExperimentResult
 from polyhead.viz.html_page import save_page
+from polyhead_lab.page import render_lab_page
+from polyhead_lab.registry import EXPERIMENTS, LabContext
+from polyhead_lab.result import ExperimentResult
 
 
 class ExperimentOutput(NamedTuple):

@@ -6,16 +6,19 @@ import math
 import statistics
 from typing import Any
 
-from polyhead.lab.registry import EXPERIMENTS, LabContext
-from polyhead.lab.result import SEEDS_NOTE, Claim, DotPlot, ExperimentResult, Figure, LinePlot, ResultTable
-from polyhead.lab.short_training import (
+from polyhead import build
+from polyhead.nn.loss import cross_entropy
+from polyhead.viz.plot import Curve
+from polyhead_lab.registry import EXPERIMENTS, LabContext
+from polyhead_lab.result import SEEDS_NOTE, Claim, DotPlot, ExperimentResult, Figure, LinePlot, ResultTable
+from polyhead_lab.short_training import (
     TrainingResult,
     collect_first_curves,
     make_small_config,
     run_short_training,
     shrink_if_quick,
 )
-from polyhead.lab.statistics import (
+from polyhead_lab.statistics import (
     format_mean,
     verdict_above,
     verdict_below,
@@ -23,10 +26,7 @@ from polyhead.lab.statistics import (
     verdict_same,
     verdict_within,
 )
-from polyhead.lab.tasks import make_copy_task
-from polyhead.models.build import build
-from polyhead.nn.loss import cross_entropy
-from polyhead.viz.plot import Curve
+from polyhead_lab.tasks import make_copy_task
 
 XIONG = "Xiong et al., 2020"
 COPY_TASK = make_copy_task()._replace(rows=32)

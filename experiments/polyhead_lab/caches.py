@@ -16,7 +16,12 @@ from polyhead.cache.factory import make_cache
 from polyhead.cache.low_rank import fit_low_rank
 from polyhead.cache.policies import Policy, select_policies
 from polyhead.evaluate.translation_metrics import bleu
-from polyhead.lab.cache_claims import (
+from polyhead.models.seq2seq import Seq2Seq
+from polyhead.nn.cache import Cache
+from polyhead.nn.kv import EncoderMemory
+from polyhead.nn.loss import IGNORE_INDEX
+from polyhead.viz.plot import Curve
+from polyhead_lab.cache_claims import (
     KL_ROUNDING,
     Divergences,
     format_change,
@@ -24,16 +29,11 @@ from polyhead.lab.cache_claims import (
     make_cache_claims,
     peak_bytes,
 )
-from polyhead.lab.divergence import BATCH_ROWS, Divergence, decode_greedy, measure_divergence, token_agreement
-from polyhead.lab.models import EvalRows, ModelUnderTest, load_subject, make_eval_rows
-from polyhead.lab.registry import EXPERIMENTS, LabContext, mark_accepts_run
-from polyhead.lab.result import Claim, ExperimentResult, Figure, LinePlot, ParetoPlot, ResultTable
-from polyhead.lab.statistics import format_mean, time_ratios, verdict_above, verdict_all
-from polyhead.models.seq2seq import Seq2Seq
-from polyhead.nn.cache import Cache
-from polyhead.nn.kv import EncoderMemory
-from polyhead.nn.loss import IGNORE_INDEX
-from polyhead.viz.plot import Curve
+from polyhead_lab.divergence import BATCH_ROWS, Divergence, decode_greedy, measure_divergence, token_agreement
+from polyhead_lab.models import EvalRows, ModelUnderTest, load_subject, make_eval_rows
+from polyhead_lab.registry import EXPERIMENTS, LabContext, mark_accepts_run
+from polyhead_lab.result import Claim, ExperimentResult, Figure, LinePlot, ParetoPlot, ResultTable
+from polyhead_lab.statistics import format_mean, time_ratios, verdict_above, verdict_all
 
 
 class Stepper:

@@ -7,14 +7,16 @@ from typing import Any
 
 import torch
 
-from polyhead.config.model import ModelConfig
-from polyhead.core.choice import Choice
+from polyhead import Choice, ModelConfig, build
 from polyhead.data.batching.collate import PairBatch
-from polyhead.lab.caches import Stepper
-from polyhead.lab.recency import measure_recency
-from polyhead.lab.registry import EXPERIMENTS, LabContext
-from polyhead.lab.result import SEEDS_NOTE, Claim, DotPlot, ExperimentResult, Figure, LinePlot, ResultTable
-from polyhead.lab.short_training import (
+from polyhead.models.seq2seq import Seq2Seq
+from polyhead.train.tasks.common import seq2seq_features
+from polyhead.viz.plot import Curve
+from polyhead_lab.caches import Stepper
+from polyhead_lab.recency import measure_recency
+from polyhead_lab.registry import EXPERIMENTS, LabContext
+from polyhead_lab.result import SEEDS_NOTE, Claim, DotPlot, ExperimentResult, Figure, LinePlot, ResultTable
+from polyhead_lab.short_training import (
     FIRST_HELD_OUT,
     TrainingResult,
     collect_first_curves,
@@ -24,7 +26,7 @@ from polyhead.lab.short_training import (
     run_short_training,
     shrink_if_quick,
 )
-from polyhead.lab.statistics import (
+from polyhead_lab.statistics import (
     format_mean,
     format_mean_percent,
     median_times,
@@ -35,11 +37,7 @@ from polyhead.lab.statistics import (
     verdict_less,
     verdict_within,
 )
-from polyhead.lab.tasks import FIRST_SYMBOL, SyntheticTask, make_copy_task, make_recall_task
-from polyhead.models.build import build
-from polyhead.models.seq2seq import Seq2Seq
-from polyhead.train.tasks.common import seq2seq_features
-from polyhead.viz.plot import Curve
+from polyhead_lab.tasks import FIRST_SYMBOL, SyntheticTask, make_copy_task, make_recall_task
 
 ITEMS, VALUES = 8, 4
 RECALL_TASK = make_recall_task(ITEMS, ITEMS, VALUES)

@@ -9,11 +9,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from polyhead.core.choice import Choice
-from polyhead.lab.registry import LabContext
-from polyhead.lab.result import Claim, Figure, LinePlot
-from polyhead.lab.short_training import FIRST_HELD_OUT, make_small_config, run_short_training, shrink_if_quick
-from polyhead.lab.statistics import (
+from polyhead import Choice, build
+from polyhead.models.seq2seq import Seq2Seq
+from polyhead.nn.loss import IGNORE_INDEX
+from polyhead.train.tasks.common import seq2seq_features
+from polyhead.viz.plot import Curve
+from polyhead_lab.registry import LabContext
+from polyhead_lab.result import Claim, Figure, LinePlot
+from polyhead_lab.short_training import FIRST_HELD_OUT, make_small_config, run_short_training, shrink_if_quick
+from polyhead_lab.statistics import (
     format_mean,
     format_mean_percent,
     verdict_above,
@@ -21,12 +25,7 @@ from polyhead.lab.statistics import (
     verdict_below,
     verdict_less,
 )
-from polyhead.lab.tasks import SyntheticTask, make_latch_task
-from polyhead.models.build import build
-from polyhead.models.seq2seq import Seq2Seq
-from polyhead.nn.loss import IGNORE_INDEX
-from polyhead.train.tasks.common import seq2seq_features
-from polyhead.viz.plot import Curve
+from polyhead_lab.tasks import SyntheticTask, make_latch_task
 
 LENGTH, N_VALUES = 32, 8
 LATCH_TASK = make_latch_task(LENGTH, N_VALUES)

@@ -7,9 +7,11 @@ from typing import Any
 
 import torch
 
-from polyhead.lab.registry import EXPERIMENTS, LabContext
-from polyhead.lab.result import Claim, DotPlot, ExperimentResult, Figure, ResultTable
-from polyhead.lab.short_training import (
+from polyhead import build
+from polyhead.nn.loss import IGNORE_INDEX
+from polyhead_lab.registry import EXPERIMENTS, LabContext
+from polyhead_lab.result import Claim, DotPlot, ExperimentResult, Figure, ResultTable
+from polyhead_lab.short_training import (
     collect_losses,
     make_small_config,
     plot_loss_curves,
@@ -19,7 +21,7 @@ from polyhead.lab.short_training import (
     train_by_task,
     train_designs,
 )
-from polyhead.lab.statistics import (
+from polyhead_lab.statistics import (
     format_mean,
     median_times,
     time_interleaved,
@@ -29,9 +31,7 @@ from polyhead.lab.statistics import (
     verdict_less,
     verdict_same,
 )
-from polyhead.lab.tasks import PAD, START, make_copy_task
-from polyhead.models.build import build
-from polyhead.nn.loss import IGNORE_INDEX
+from polyhead_lab.tasks import PAD, START, make_copy_task
 
 _NORMS = ("layernorm", "rmsnorm", "batchnorm", "none")
 _FULL_TASK, _PADDED_TASK, _TRAIN_STEPS = make_copy_task(), make_copy_task(shortest=2), 200

@@ -9,11 +9,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from polyhead.config.model import ModelConfig
-from polyhead.core.choice import Choice
-from polyhead.lab.registry import EXPERIMENTS, LabContext
-from polyhead.lab.result import Claim, DotPlot, ExperimentResult, Figure, LinePlot, ResultTable
-from polyhead.lab.short_training import (
+from polyhead import Choice, ModelConfig
+from polyhead.models.seq2seq import Seq2Seq
+from polyhead_lab.registry import EXPERIMENTS, LabContext
+from polyhead_lab.result import Claim, DotPlot, ExperimentResult, Figure, LinePlot, ResultTable
+from polyhead_lab.short_training import (
     FIRST_HELD_OUT,
     TrainingResult,
     collect_first_curves,
@@ -21,7 +21,7 @@ from polyhead.lab.short_training import (
     run_short_training,
     shrink_if_quick,
 )
-from polyhead.lab.statistics import (
+from polyhead_lab.statistics import (
     format_mean,
     format_mean_percent,
     verdict_above,
@@ -29,8 +29,7 @@ from polyhead.lab.statistics import (
     verdict_below,
     verdict_less,
 )
-from polyhead.lab.tasks import make_lookup_task
-from polyhead.models.seq2seq import Seq2Seq
+from polyhead_lab.tasks import make_lookup_task
 
 LOOKUP_TASK = make_lookup_task(symbols=10)
 D_FF = 192

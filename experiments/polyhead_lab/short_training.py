@@ -13,15 +13,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from polyhead.config.model import ModelConfig
+from polyhead import ModelConfig, build
 from polyhead.config.recipe import TrainConfig
 from polyhead.core.errors import UserError
 from polyhead.data.batching.collate import PairBatch, make_dummy_pairs
 from polyhead.evaluate.perplexity import TokenLoss, token_losses
-from polyhead.lab.registry import LabContext
-from polyhead.lab.result import SEEDS_NOTE, DotPlot, LinePlot
-from polyhead.lab.tasks import SyntheticTask
-from polyhead.models.build import build
 from polyhead.models.seq2seq import Seq2Seq
 from polyhead.nn.loss import Loss
 from polyhead.train.distributed.process_group import MapFn
@@ -31,6 +27,9 @@ from polyhead.train.strategies.parallelize import parallelize
 from polyhead.train.tasks import common as seq2seq_common
 from polyhead.train.train_state import TrainState
 from polyhead.viz.plot import Curve
+from polyhead_lab.registry import LabContext
+from polyhead_lab.result import SEEDS_NOTE, DotPlot, LinePlot
+from polyhead_lab.tasks import SyntheticTask
 
 FIRST_HELD_OUT = 1_000_000  # batch numbers from here on are not used in training
 _BASE_CONFIG: dict[str, Any] = {

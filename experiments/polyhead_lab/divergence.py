@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polyhead import Choice
 from polyhead.cache.factory import make_cache
 from polyhead.cache.policies import Policy
-from polyhead.core.choice import Choice
-from polyhead.lab.models import EvalRows
-from polyhead.lab.statistics import pick_clock
 from polyhead.nn.cache import Cache, CacheMemory
 from polyhead.nn.loss import IGNORE_INDEX
+from polyhead_lab.models import EvalRows
+from polyhead_lab.statistics import pick_clock
 
 BATCH_ROWS = 16  # texts that are decoded in one batch
 _STEPS_PER_ROUND = 16  # steps of one timing round

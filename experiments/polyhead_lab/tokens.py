@@ -12,12 +12,16 @@ from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
-import polyhead.lab
-from polyhead.core.choice import Choice
+import polyhead
+from polyhead import Choice
 from polyhead.core.i18n import load_catalog
-from polyhead.lab.registry import EXPERIMENTS, LabContext
-from polyhead.lab.result import SEEDS_NOTE, Claim, DotPlot, ExperimentResult, Figure, LinePlot, ResultTable
-from polyhead.lab.statistics import (
+from polyhead.tokenizers.special_tokens import SPECIAL_TOKENS
+from polyhead.tokenizers.tokenizer import Tokenizer
+from polyhead.tokenizers.train_tokenizer import train_tokenizer
+from polyhead.viz.plot import Curve
+from polyhead_lab.registry import EXPERIMENTS, LabContext
+from polyhead_lab.result import SEEDS_NOTE, Claim, DotPlot, ExperimentResult, Figure, LinePlot, ResultTable
+from polyhead_lab.statistics import (
     format_mean,
     format_mean_percent,
     verdict_above,
@@ -25,10 +29,6 @@ from polyhead.lab.statistics import (
     verdict_below,
     verdict_less,
 )
-from polyhead.tokenizers.special_tokens import SPECIAL_TOKENS
-from polyhead.tokenizers.tokenizer import Tokenizer
-from polyhead.tokenizers.train_tokenizer import train_tokenizer
-from polyhead.viz.plot import Curve
 
 N_BASE_TOKENS = len(SPECIAL_TOKENS) + 256  # tokens without any merge: special tokens and bytes
 # words by how often the training text has them: (name, from, below)
@@ -237,7 +237,7 @@ def hold_out_documents(documents: Sequence[str], seed: int) -> tuple[list[str], 
 
 def read_docstrings() -> list[str]:
     """Read the docstrings of this package, one text per file: English prose that is always at hand."""
-    files = sorted(Path(polyhead.lab.__file__).parents[1].rglob("*.py"))
+    files = sorted(Path(polyhead.__file__).parent.rglob("*.py"))
     texts = ["\n\n".join(find_docstrings(file.read_text(encoding="utf-8"))) for file in files]
     return [text for text in texts if text]
 

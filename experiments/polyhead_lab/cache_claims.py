@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 from polyhead.cache.policies import EXACT_FAMILIES, H2O_SHARE, Policy
-from polyhead.lab.divergence import Divergence
-from polyhead.lab.result import Claim
-from polyhead.lab.statistics import (
+from polyhead_lab.divergence import Divergence
+from polyhead_lab.result import Claim
+from polyhead_lab.statistics import (
     format_mean,
     mean_interval,
     time_ratios,

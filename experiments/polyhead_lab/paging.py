@@ -11,10 +11,12 @@ from torch import Tensor
 from polyhead.cache.block_manager import BlockManager, BlockStats, WriteSpan
 from polyhead.cache.paged import PagedCache, choose_block_size, estimate_waste
 from polyhead.core.errors import UserError
-from polyhead.lab.models import ModelUnderTest, load_subject
-from polyhead.lab.registry import EXPERIMENTS, LabContext, mark_accepts_run
-from polyhead.lab.result import Claim, DotPlot, ExperimentResult, Figure, LinePlot, ResultTable
-from polyhead.lab.serving import (
+from polyhead.run.run import Run
+from polyhead.viz.plot import Curve
+from polyhead_lab.models import ModelUnderTest, load_subject
+from polyhead_lab.registry import EXPERIMENTS, LabContext, mark_accepts_run
+from polyhead_lab.result import Claim, DotPlot, ExperimentResult, Figure, LinePlot, ResultTable
+from polyhead_lab.serving import (
     SCHEDULE_BATCHES,
     SCHEDULE_PAGES,
     SCHEDULE_RESERVED,
@@ -22,15 +24,13 @@ from polyhead.lab.serving import (
     make_requests,
     time_serving,
 )
-from polyhead.lab.statistics import format_mean, format_mean_percent, time_ratios, verdict_above
-from polyhead.run.run import Run
-from polyhead.viz.plot import Curve
+from polyhead_lab.statistics import format_mean, format_mean_percent, time_ratios, verdict_above
 
 
 class RecordingPagedCache(PagedCache):
     """Paged cache that records its block statistics at every step.
 
-    Selected by its import path: polyhead.lab.paging:RecordingPagedCache.
+    Selected by its import path: polyhead_lab.paging:RecordingPagedCache.
     """
 
     history: ClassVar[list[BlockStats]] = []
@@ -77,7 +77,7 @@ def measure_sharing(
     """
     RecordingPagedCache.history.clear()
     rest: dict[str, Any] = {
-        "cache": {"name": "polyhead.lab.paging:RecordingPagedCache", "block_size": block_size}
+        "cache": {"name": "polyhead_lab.paging:RecordingPagedCache", "block_size": block_size}
     }
     if run.config.kind != "encoder-decoder":
         rest["max_new_tokens"] = new_tokens

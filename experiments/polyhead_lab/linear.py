@@ -8,14 +8,17 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from polyhead import Choice, build
 from polyhead.config.model import AttentionShape
-from polyhead.core.choice import Choice
 from polyhead.core.registry import ATTENTION
-from polyhead.lab.caches import Stepper, decode_stepwise
-from polyhead.lab.registry import EXPERIMENTS, LabContext
-from polyhead.lab.result import SEEDS_NOTE, Claim, DotPlot, ExperimentResult, Figure, LinePlot, ResultTable
-from polyhead.lab.short_training import collect_losses, make_small_config, train_designs
-from polyhead.lab.statistics import (
+from polyhead.nn.kv import KV
+from polyhead.nn.position.base import Position
+from polyhead.viz.plot import Curve
+from polyhead_lab.caches import Stepper, decode_stepwise
+from polyhead_lab.registry import EXPERIMENTS, LabContext
+from polyhead_lab.result import SEEDS_NOTE, Claim, DotPlot, ExperimentResult, Figure, LinePlot, ResultTable
+from polyhead_lab.short_training import collect_losses, make_small_config, train_designs
+from polyhead_lab.statistics import (
     format_mean,
     median_times,
     time_interleaved,
@@ -23,11 +26,7 @@ from polyhead.lab.statistics import (
     verdict_less,
     verdict_within,
 )
-from polyhead.lab.tasks import make_copy_task, make_recall_task
-from polyhead.models.build import build
-from polyhead.nn.kv import KV
-from polyhead.nn.position.base import Position
-from polyhead.viz.plot import Curve
+from polyhead_lab.tasks import make_copy_task, make_recall_task
 
 KATHAROPOULOS = "Katharopoulos et al., 2020"
 _KINDS = ("softmax", "linear")

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-import polyhead.lab
+import polyhead
+from polyhead import load
 from polyhead.config.recipe import Recipe
 from polyhead.core.blank_text import is_blank
 from polyhead.core.errors import UserError
@@ -20,15 +21,14 @@ from polyhead.data.readers.files import check_file, is_text, iter_lines
 from polyhead.data.readers.parallel_corpus import open_corpus, read_pairs
 from polyhead.data.readers.plain_text import TextFiles, TextReport, open_text
 from polyhead.data.readers.tabular import infer_format
-from polyhead.lab.registry import LabContext
-from polyhead.lab.short_training import LossRecorder
 from polyhead.nn.kv import arange_positions
 from polyhead.nn.loss import IGNORE_INDEX
-from polyhead.run.load import load
 from polyhead.run.run import Run
 from polyhead.tokenizers.languages import with_languages
 from polyhead.train.run_training import run_training
 from polyhead.train.tasks.common import open_text_like
+from polyhead_lab.registry import LabContext
+from polyhead_lab.short_training import LossRecorder
 
 
 class EvalRows(NamedTuple):
@@ -185,7 +185,7 @@ def read_sources(run: Run, files: tuple[Path, ...]) -> tuple[list[str], list[str
 @cache
 def train_small_model(seed: int, quick: bool) -> ModelUnderTest:
     """Train a language model on the sources of this package; a tenth of the files is held out."""
-    root = Path(polyhead.lab.__file__).parents[1]
+    root = Path(polyhead.__file__).parent
     files = sorted(root.rglob("*.py"))
     with tempfile.TemporaryDirectory() as directory:
         for name, split_files in (

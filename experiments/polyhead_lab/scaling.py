@@ -8,11 +8,12 @@ import statistics
 import torch
 from torch import Tensor, nn
 
-from polyhead.core.choice import Choice
-from polyhead.lab.registry import EXPERIMENTS, LabContext
-from polyhead.lab.result import SEEDS_NOTE, Claim, DotPlot, ExperimentResult, Figure, LinePlot, ResultTable
-from polyhead.lab.short_training import make_small_config, run_short_training, shrink_if_quick
-from polyhead.lab.statistics import (
+from polyhead import Choice, build
+from polyhead.viz.plot import Curve
+from polyhead_lab.registry import EXPERIMENTS, LabContext
+from polyhead_lab.result import SEEDS_NOTE, Claim, DotPlot, ExperimentResult, Figure, LinePlot, ResultTable
+from polyhead_lab.short_training import make_small_config, run_short_training, shrink_if_quick
+from polyhead_lab.statistics import (
     format_mean,
     mean_interval,
     verdict_all,
@@ -20,9 +21,7 @@ from polyhead.lab.statistics import (
     verdict_less,
     verdict_within,
 )
-from polyhead.lab.tasks import make_recall_task
-from polyhead.models.build import build
-from polyhead.viz.plot import Curve
+from polyhead_lab.tasks import make_recall_task
 
 VASWANI = "Vaswani et al., 2017, section 3.2.1"
 N_KEYS = 64  # keys per query

@@ -9,9 +9,11 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn.functional import cosine_similarity
 
-from polyhead.lab.registry import EXPERIMENTS, LabContext
-from polyhead.lab.result import Claim, ExperimentResult, Figure, LinePlot, ResultTable
-from polyhead.lab.short_training import (
+from polyhead import build
+from polyhead.viz.plot import Curve
+from polyhead_lab.registry import EXPERIMENTS, LabContext
+from polyhead_lab.result import Claim, ExperimentResult, Figure, LinePlot, ResultTable
+from polyhead_lab.short_training import (
     collect_losses,
     collect_mean_losses,
     make_small_config,
@@ -20,7 +22,7 @@ from polyhead.lab.short_training import (
     plot_mean_losses,
     train_by_task,
 )
-from polyhead.lab.statistics import (
+from polyhead_lab.statistics import (
     format_mean,
     verdict_above,
     verdict_all,
@@ -28,9 +30,7 @@ from polyhead.lab.statistics import (
     verdict_less,
     verdict_within,
 )
-from polyhead.lab.tasks import COPY_AND_RECALL, make_copy_task
-from polyhead.models.build import build
-from polyhead.viz.plot import Curve
+from polyhead_lab.tasks import COPY_AND_RECALL, make_copy_task
 
 _SOURCE = "Vaswani et al., 2017, section 3.4"
 _TASK = make_copy_task(64, 256)  # positions and tokens whose vectors are measured

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from polyhead.core.choice import Choice
-from polyhead.lab.registry import EXPERIMENTS, LabContext
-from polyhead.lab.result import Claim, ExperimentResult, Figure, ResultTable
-from polyhead.lab.short_training import (
+from polyhead import Choice
+from polyhead_lab.registry import EXPERIMENTS, LabContext
+from polyhead_lab.result import Claim, ExperimentResult, Figure, ResultTable
+from polyhead_lab.short_training import (
     TrainingResult,
     collect_losses,
     collect_mean_losses,
@@ -14,8 +14,8 @@ from polyhead.lab.short_training import (
     plot_mean_losses,
     train_by_task,
 )
-from polyhead.lab.statistics import format_mean, verdict_all, verdict_less
-from polyhead.lab.tasks import COPY_AND_RECALL
+from polyhead_lab.statistics import format_mean, verdict_all, verdict_less
+from polyhead_lab.tasks import COPY_AND_RECALL
 
 _TIES = {"none": "Q, K, V", "kv": "Q, K=V", "qk": "Q=K, V", "qkv": "Q=K=V"}
 _TASKS = COPY_AND_RECALL
