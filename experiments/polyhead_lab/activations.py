@@ -79,6 +79,8 @@ def measure_activations(lab: LabContext) -> ExperimentResult:
                     f"{100 * cell.dead_shares[-1]:.1f} %"
                 )
     normal, high = cells["normal"], cells["high"]
+    loss = {name: format_mean(cell.losses) for name, cell in normal.items()}
+    dead = {name: format_mean_percent(cell.dead_shares) for name, cell in high.items()}
     smooth, leaky = ("gelu", "silu"), ("leaky_relu", "prelu")
     gain = [x - y for x, y in zip(high["relu"].dead_shares, normal["relu"].dead_shares, strict=True)]
     claims = [
@@ -86,38 +88,32 @@ def measure_activations(lab: LabContext) -> ExperimentResult:
             "A high learning rate kills ReLU units permanently.",
             "Maas et al., 2013, section 2; Lu et al., 2019, section 1",
             f"Dead ReLU units: {format_mean_percent(normal['relu'].dead_shares)} at the normal, "
-            f"{format_mean_percent(high['relu'].dead_shares)} at the high rate.",
+            f"{dead['relu']} at the high rate.",
             verdict_above(gain, 0.01),
         ),
         Claim(
             "Leaky ReLU and PReLU do not die.",
             "Maas et al., 2013; He et al., 2015, section 2.1",
-            f"At the high rate: leaky_relu {format_mean_percent(high['leaky_relu'].dead_shares)}, prelu "
-            f"{format_mean_percent(high['prelu'].dead_shares)} dead.",
+            f"At the high rate: leaky_relu {dead['leaky_relu']}, prelu {dead['prelu']} dead.",
             verdict_all(verdict_below(high[name].dead_shares, 0.01) for name in leaky),
         ),
         Claim(
             "GELU and SiLU have fewer dead units than ReLU.",
             "commonly claimed for smooth activations; Hendrycks & Gimpel, 2016, section 4",
-            f"At the high rate: gelu {format_mean_percent(high['gelu'].dead_shares)}, silu "
-            f"{format_mean_percent(high['silu'].dead_shares)}, relu "
-            f"{format_mean_percent(high['relu'].dead_shares)} dead.",
+            f"At the high rate: gelu {dead['gelu']}, silu {dead['silu']}, relu {dead['relu']} dead.",
             verdict_all(verdict_less(high[name].dead_shares, high["relu"].dead_shares) for name in smooth),
         ),
         Claim(
             "GELU and SiLU reach a lower loss than ReLU.",
             "Hendrycks & Gimpel, 2016; Ramachandran et al., 2017",
-            f"At the normal rate: gelu {format_mean(normal['gelu'].losses)}, silu "
-            f"{format_mean(normal['silu'].losses)}, relu {format_mean(normal['relu'].losses)}.",
+            f"At the normal rate: gelu {loss['gelu']}, silu {loss['silu']}, relu {loss['relu']}.",
             verdict_all(verdict_less(normal[name].losses, normal["relu"].losses) for name in smooth),
         ),
         Claim(
             "Gated layers are better than plain ones with equal parameters.",
             "Shazeer, 2020, table 1",
-            "At the normal rate: " + ", ".join(f"{name} {format_mean(normal[name].losses)}"
-                for name in _GATED_ACTIVATIONS)
-            + f" against relu {format_mean(normal['relu'].losses)}, gelu "
-              f"{format_mean(normal['gelu'].losses)}, silu {format_mean(normal['silu'].losses)}.",
+            "At the normal rate: " + ", ".join(f"{name} {loss[name]}" for name in _GATED_ACTIVATIONS)
+            + f" against relu {loss['relu']}, gelu {loss['gelu']}, silu {loss['silu']}.",
             verdict_all(
                 verdict_less(normal[gated].losses, normal[plain].losses)
                 for gated, plain in zip(_GATED_ACTIVATIONS, ("relu", "gelu", "silu"), strict=True)
@@ -126,46 +122,36 @@ def measure_activations(lab: LabContext) -> ExperimentResult:
         Claim(
             "Dead units cost quality.",
             "implied where they are called a problem",
-            f"At the high rate relu loses {format_mean_percent(high['relu'].dead_shares)} of its units and "
-            f"has the loss {format_mean(high['relu'].losses)}, leaky_relu "
-            f"{format_mean_percent(high['leaky_relu'].dead_shares)} and "
+            f"At the high rate relu loses {dead['relu']} of its units and has the loss "
+            f"{format_mean(high['relu'].losses)}, leaky_relu {dead['leaky_relu']} and "
             f"{format_mean(high['leaky_relu'].losses)}.",
-            verdict_less(high["leaky_relu"].losses, high["relu"].losses) if verdict_above(gain,
-                0.01) else None,
+            verdict_less(high["leaky_relu"].losses, high["relu"].losses)
+            if verdict_above(gain, 0.01)
+            else None,
         ),
     ]  # fmt: skip
     figures: list[Figure] = [
-        DotPlot(
+        *(DotPlot(
             f"Dead hidden units, {rate} learning rate ({_LEARNING_RATES[rate]:g})",
             "% of all hidden units",
             {name: [100 * d for d in cell.dead_shares] for name, cell in by_name.items()},
             "A unit is dead if its output is the same for every held-out token: it "
             "carries no information, and a ReLU that is always 0 gets no gradient to recover.",
-        )
-        for rate, by_name in cells.items()
-    ]
-    figures += [
-        DotPlot(f"Held-out loss, {rate} learning rate ({_LEARNING_RATES[rate]:g})", "nats per token",
-             {name: cell.losses for name, cell in by_name.items()})
-        for rate, by_name in cells.items()
-    ]  # fmt: skip
-    figures.append(
+        ) for rate, by_name in cells.items()),
+        *(DotPlot(f"Held-out loss, {rate} learning rate ({_LEARNING_RATES[rate]:g})", "nats per token",
+             {name: cell.losses for name, cell in by_name.items()}) for rate, by_name in cells.items()),
         LinePlot("Training loss, normal learning rate (first seed)", "step",
-             collect_first_curves({name: cell.runs for name, cell in normal.items()}))
-    )  # fmt: skip
-    figures.append(
+             collect_first_curves({name: cell.runs for name, cell in normal.items()})),
         ResultTable(
             "All numbers",
             ("activation", "loss, normal", "loss, high", "dead, normal", "dead, high"),
             [
-                (name, format_mean(normal[name].losses),
-                    format_mean(high[name].losses) if name in high else "not measured",
-                 format_mean_percent(normal[name].dead_shares),
-                     format_mean_percent(high[name].dead_shares) if name in high else "not measured")
+                (name, loss[name], format_mean(high[name].losses) if name in high else "not measured",
+                 format_mean_percent(normal[name].dead_shares), dead.get(name, "not measured"))
                 for name in normal
             ],
-        )
-    )  # fmt: skip
+        ),
+    ]  # fmt: skip
     return ExperimentResult(
         "Activations and dead units",
         "A feed-forward layer has a nonlinear activation between its two matrices. A ReLU unit "
@@ -174,11 +160,10 @@ def measure_activations(lab: LabContext) -> ExperimentResult:
         claims,
         figures,
         f"Encoder-decoder of 1+1 layers, d_model 64, {D_FF} hidden units (two thirds of that for gated "
-        "layers, which have three matrices; of these only reglu is tried at the high rate), pre-norm. "
-        f"Task: a random table of 100 entries, which the feed-forward layers must memorise. {steps} steps, "
-        f"warm-up over a tenth, cosine, no clipping, {len(lab.make_seeds(5))} seeds.\n\nDead: over four "
-        "held-out batches the unit's output (after the gate, if there is one) moves by less than a "
-        "thousandth of the "
+        "layers, which have three matrices; of these only reglu is tried at the high rate), pre-norm. Task: "
+        f"a random table of 100 entries, which the feed-forward layers must memorise. {steps} steps, warm-up "
+        f"over a tenth, cosine, no clipping, {len(lab.make_seeds(5))} seeds.\n\nDead: over four held-out "
+        "batches the unit's output (after the gate, if there is one) moves by less than a thousandth of the "
         "root mean square of its layer. Claims about dead units require 1 % of units.",
     )
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from statistics import fmean
 
 from polyhead.cache.policies import EXACT_FAMILIES, H2O_SHARE, Policy
 from polyhead_lab.divergence import Divergence
@@ -22,6 +21,7 @@ from polyhead_lab.statistics import (
 
 KL_ROUNDING = 1e-7  # nats per token
 _NEGLIGIBLE_INCREASE = 0.01  # relative increase of perplexity that counts as nearly none
+_LESS = f"less than {100 * _NEGLIGIBLE_INCREASE:.0f} % more"
 _LOSSY_FAMILIES = ("window+sink", "window", "h2o", "subgen", "low rank")
 
 Divergences = Mapping[str, Divergence]
@@ -79,29 +79,27 @@ def quantized_claims(
         for p in policies
         if p.family in _LOSSY_FAMILIES and peak_bytes(divergences[p.name]) >= size.peak_bytes
     }
-    best = min(rivals, key=lambda name: fmean(rivals[name].kl), default=None)
+    best = min(rivals, key=lambda name: rivals[name].mean_kl, default=None)
     return [
         Claim(
             "Eight bits per number lose nothing measurable.",
             "assumed by Liu et al., 2024 (KIVI), and Hooper et al., 2024 (KVQuant), who use 2 and 3 bits",
-            f"Perplexity {format_change(eight)}, divergence {fmean(divergences['8 bits'].kl):.2g} nats per "
-            "token (nothing: within 0.1 % of the "
-            "perplexity).",
+            f"Perplexity {format_change(eight)}, divergence {divergences['8 bits'].mean_kl:.2g} nats per "
+            "token (nothing: within 0.1 % of the perplexity).",
             verdict_within(eight, 0.0, 0.001),
         ),
         Claim(
             "Four bits cost less than 0.1 of perplexity.",
             "Hooper et al., 2024 (KVQuant), abstract: at 3 bits, with unevenly spaced numbers",
-            f"Perplexity {divergences['4 bits'].perplexity:.4g} against {baseline.perplexity:.4g}: "
-            f"{format_change(four)}.",
+            f"{describe_perplexity(divergences['4 bits'], baseline)}.",
             verdict_below(four, tenth),
         ),
         Claim(
             "At equal bytes, fewer bits are better than fewer tokens or directions.",
             "not claimed there; tested here",
-            f"4 bits: {fmean(divergences['4 bits'].kl):.2g} nats per token; "
+            f"4 bits: {divergences['4 bits'].mean_kl:.2g} nats per token; "
             + ("no other lossy cache has as many bytes." if best is None else "the best cache with as many "
-                f"bytes, {best}: {fmean(rivals[best].kl):.2g}."),
+                f"bytes, {best}: {rivals[best].mean_kl:.2g}."),
             None if best is None else verdict_less(divergences["4 bits"].kl, rivals[best].kl),
         ),
     ]  # fmt: skip
@@ -114,18 +112,16 @@ def heavy_hitter_claims(divergences: Divergences, baseline: Divergence) -> list[
         [share for share in ("1/2", "1/4", "1/8") if f"window {share}" in divergences],
     )
     comparison = "; ".join(
-        f"{share}: {fmean(divergences[f'h2o {share}'].kl):.2g} against "
-        f"{fmean(divergences[f'window {share}'].kl):.2g}"
+        f"{share}: {divergences[f'h2o {share}'].mean_kl:.2g} against "
+        f"{divergences[f'window {share}'].mean_kl:.2g}"
         for share in shares
     )
     claims = [
         Claim(
             "A fifth of the tokens, heavy hitters and newest, keeps nearly all quality.",
             "Zhang et al., 2023 (H2O), abstract and section 5",
-            f"Perplexity {divergences[fifth].perplexity:.4g} against {baseline.perplexity:.4g}: "
-            f"{format_change(loss_changes(divergences[fifth], baseline))} (nearly "
-            f"all: less than {100 * _NEGLIGIBLE_INCREASE:.0f} % more).",
-            verdict_below(loss_changes(divergences[fifth], baseline), math.log1p(_NEGLIGIBLE_INCREASE)),
+            f"{describe_perplexity(divergences[fifth], baseline)} (nearly all: {_LESS}).",
+            keeps_perplexity(divergences[fifth], baseline),
         )
     ]
     if shares:
@@ -145,31 +141,26 @@ def heavy_hitter_claims(divergences: Divergences, baseline: Divergence) -> list[
 
 def window_claims(divergences: Divergences, baseline: Divergence) -> list[Claim]:
     """Claims about sliding windows, with and without attention sinks."""
-    plain, sink = "window 1/4", "window+sink 1/4"
+    plain, sink, quarter = "window 1/4", "window+sink 1/4", " at a quarter of the tokens"
     return [
         Claim(
             "A plain window breaks when the first tokens are evicted.",
             "Xiao et al., 2023 (StreamingLLM), section 3.1 and figure 3",
-            f"Perplexity {divergences[plain].perplexity:.4g} against {baseline.perplexity:.4g} at a quarter "
-            f"of the tokens: {format_change(loss_changes(divergences[plain], baseline))} (fails: twice as "
-            "high).",
+            f"{describe_perplexity(divergences[plain], baseline, quarter)} (fails: twice as high).",
             verdict_above(loss_changes(divergences[plain], baseline), math.log(2)),
         ),
         Claim(
             "A window with a few first tokens is better than the same number of newest tokens.",
             "Xiao et al., 2023 (StreamingLLM), section 3.1 and table 1",
-            f"Divergence at a quarter of the tokens {fmean(divergences[sink].kl):.2g} nats per token with "
-            "first tokens, "
-            f"{fmean(divergences[plain].kl):.2g} without.",
+            f"Divergence at a quarter of the tokens {divergences[sink].mean_kl:.2g} nats per token with "
+            f"first tokens, {divergences[plain].mean_kl:.2g} without.",
             verdict_less(divergences[sink].kl, divergences[plain].kl),
         ),
         Claim(
             "With first tokens the window keeps the perplexity.",
             "Xiao et al., 2023 (StreamingLLM), section 4.1, on texts far longer than those in training",
-            f"Perplexity {divergences[sink].perplexity:.4g} against {baseline.perplexity:.4g} at a quarter "
-            f"of the tokens: {format_change(loss_changes(divergences[sink], baseline))} (preserves: less "
-            f"than {100 * _NEGLIGIBLE_INCREASE:.0f} % more).",
-            verdict_below(loss_changes(divergences[sink], baseline), math.log1p(_NEGLIGIBLE_INCREASE)),
+            f"{describe_perplexity(divergences[sink], baseline, quarter)} (preserves: {_LESS}).",
+            keeps_perplexity(divergences[sink], baseline),
         ),
     ]
 
@@ -179,8 +170,8 @@ def cluster_claim(divergences: Divergences) -> Claim:
     shares = ("1/2", "1/4", "1/8")
     rivals = [name for name in ("h2o", "window+sink") if f"{name} 1/4" in divergences]
     comparison = "; ".join(
-        f"{share}: {fmean(divergences[f'subgen {share}'].kl):.2g} against "
-        + " and ".join(f"{fmean(divergences[f'{name} {share}'].kl):.2g}" for name in rivals)
+        f"{share}: {divergences[f'subgen {share}'].mean_kl:.2g} against "
+        + " and ".join(f"{divergences[f'{name} {share}'].mean_kl:.2g}" for name in rivals)
         for share in shares
     )
     return Claim(
@@ -201,10 +192,8 @@ def low_rank_claim(divergences: Divergences, baseline: Divergence) -> Claim:
     return Claim(
         "Two fifths of the width of keys and values can be removed at hardly any cost.",
         "Saxena et al., 2024 (Eigen Attention), abstract: up to 40 % of the cache",
-        f"Perplexity {divergences[name].perplexity:.4g} against {baseline.perplexity:.4g}: "
-        f"{format_change(loss_changes(divergences[name], baseline))} (hardly any: "
-        f"less than {100 * _NEGLIGIBLE_INCREASE:.0f} % more).",
-        verdict_below(loss_changes(divergences[name], baseline), math.log1p(_NEGLIGIBLE_INCREASE)),
+        f"{describe_perplexity(divergences[name], baseline)} (hardly any: {_LESS}).",
+        keeps_perplexity(divergences[name], baseline),
     )
 
 
@@ -254,6 +243,17 @@ def loss_changes(divergence: Divergence, baseline: Divergence) -> list[float]:
         (a - b) * n / mean_len
         for a, b, n in zip(divergence.nll, baseline.nll, baseline.token_counts, strict=True)
     ]
+
+
+def keeps_perplexity(divergence: Divergence, baseline: Divergence) -> bool | None:
+    """Whether the perplexity increases by less than ``_NEGLIGIBLE_INCREASE``."""
+    return verdict_below(loss_changes(divergence, baseline), math.log1p(_NEGLIGIBLE_INCREASE))
+
+
+def describe_perplexity(divergence: Divergence, baseline: Divergence, where: str = "") -> str:
+    """The perplexities of a cache and of no cache, and the change."""
+    change = format_change(loss_changes(divergence, baseline))
+    return f"Perplexity {divergence.perplexity:.4g} against {baseline.perplexity:.4g}{where}: {change}"
 
 
 def format_change(changes: Sequence[float]) -> str:

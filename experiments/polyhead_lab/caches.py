@@ -204,7 +204,7 @@ def make_cache_figures(policies: Sequence[Policy], divergences: Divergences, n_t
             (
                 p.name,
                 peak_bytes(divergences[p.name]) / 1024 / min(BATCH_ROWS, n_texts),
-                fmean(divergences[p.name].kl),
+                divergences[p.name].mean_kl,
             )
             for p in family_policies
         ]
@@ -226,8 +226,7 @@ def make_cache_figures(policies: Sequence[Policy], divergences: Divergences, n_t
             "token",
             [Curve(name, average_by_position(divergences[name].kl_by_position)) for name in lines],
             "Nats per token, means over the texts of that length and over neighbouring positions, at a "
-            "quarter of the tokens or of the width; values below "
-            f"{KL_ROUNDING:.0e} are shown as that.",
+            f"quarter of the tokens or of the width; values below {KL_ROUNDING:.0e} are shown as that.",
         ),
     ]
 
@@ -264,8 +263,8 @@ def make_cache_table(
         ]
         ratio = time_ratios(divergences[base].seconds, divergence.seconds)
         lines.append(
-            [name, format_mean(divergence.kl) if fmean(divergence.kl) > KL_ROUNDING
-                else f"{fmean(divergence.kl):.0e}", f"{100 * fmean(divergence.top1_agreement):.2f} %",
+            [name, format_mean(divergence.kl) if divergence.mean_kl > KL_ROUNDING
+                else f"{divergence.mean_kl:.0e}", f"{100 * fmean(divergence.top1_agreement):.2f} %",
              f"{divergence.perplexity:.5g}", format_change(loss_changes(divergence, baseline)),
                  f"{100 * fmean(agreement[name]):.1f} %",
              *([f"{scores[name]:.2f}"] if scores else []), *sizes, f"{divergence.tokens_per_second:,.0f}",

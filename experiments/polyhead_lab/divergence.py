@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -45,6 +46,11 @@ class Divergence:
         return math.exp(
             sum(nll * n for nll, n in zip(self.nll, self.token_counts, strict=True)) / sum(self.token_counts)
         )
+
+    @property
+    def mean_kl(self) -> float:
+        """Mean divergence of the texts, nats per token."""
+        return fmean(self.kl)
 
     @property
     def tokens_per_second(self) -> float:

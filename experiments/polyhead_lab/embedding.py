@@ -10,24 +10,15 @@ import torch
 from torch.nn.functional import cosine_similarity
 
 from polyhead import build
-from polyhead.viz.plot import Curve
 from polyhead_lab.registry import EXPERIMENTS, LabContext
-from polyhead_lab.result import Claim, ExperimentResult, Figure, LinePlot, ResultTable
-from polyhead_lab.short_training import (
-    collect_losses,
-    collect_mean_losses,
-    make_small_config,
-    plot_loss_curves,
-    plot_losses,
-    plot_mean_losses,
-    train_by_task,
-)
+from polyhead_lab.result import Claim, ExperimentResult, Figure, LinePlot, ResultTable, mean_curves
+from polyhead_lab.short_training import describe_steps, make_small_config, train_by_task, verdict_by_task
 from polyhead_lab.statistics import (
     format_mean,
+    time_ratios,
     verdict_above,
     verdict_all,
     verdict_below,
-    verdict_less,
     verdict_within,
 )
 from polyhead_lab.tasks import COPY_AND_RECALL, make_copy_task
@@ -55,24 +46,12 @@ def measure_embedding_scale(lab: LabContext) -> ExperimentResult:
     }
     lab.info("initial vectors measured; now training with and without the factor")
     runs = train_by_task(lab, COPY_AND_RECALL, _DESIGNS)
-    loss = {task: collect_losses(cells) for task, cells in runs.items()}
-    mean_loss = {task: collect_mean_losses(cells) for task, cells in runs.items()}
     ratios = {name: {d: [x.ratio for x in of[d]] for d in widths} for name, of in inputs.items()}
     cosines = {name: {d: [x.cosine for x in of[d]] for d in widths} for name, of in inputs.items()}
     first, last = widths[0], widths[-1]
     growth = math.log(last / first)
-    exponents = [
-        math.log(b / a) / growth
-        for a, b in zip(ratios[_NO_FACTOR][first], ratios[_NO_FACTOR][last], strict=True)
-    ]
-
-    def compare_losses(a: str, b: str) -> str:
-        return "; ".join(
-            f"{task}: {format_mean(loss[task][a])} against {format_mean(loss[task][b])} at the end, "
-            f"{format_mean(mean_loss[task][a])} against {format_mean(mean_loss[task][b])} on average over "
-            "training"
-            for task in COPY_AND_RECALL
-        )
+    growths = time_ratios(ratios[_NO_FACTOR][last], ratios[_NO_FACTOR][first])
+    exponents = [math.log(ratio) / growth for ratio in growths]
 
     claims = [
         Claim(
@@ -104,8 +83,8 @@ def measure_embedding_scale(lab: LabContext) -> ExperimentResult:
         Claim(
             "With sinusoidal positions a model learns faster with the factor than without.",
             f"implied where the factor is used; not measured in {_SOURCE}",
-            f"Loss, {compare_losses(_WITH_FACTOR, _NO_FACTOR)} (faster: less on average over training).",
-            verdict_all(verdict_less(of[_WITH_FACTOR], of[_NO_FACTOR]) for of in mean_loss.values()),
+            f"Loss, {runs.compare(_WITH_FACTOR, _NO_FACTOR)} (faster: less on average over training).",
+            verdict_by_task(runs.mean_loss, _WITH_FACTOR, _NO_FACTOR),
         ),
         Claim(
             "Learned positions are as small as the rows of tokens without any factor.",
@@ -118,41 +97,35 @@ def measure_embedding_scale(lab: LabContext) -> ExperimentResult:
         Claim(
             "With learned positions a model learns as well without the factor.",
             "Radford et al., 2019 (GPT-2) and Devlin et al., 2018 (BERT) do without",
-            f"Loss, {compare_losses(_LEARNED_ROWS, _LEARNED_FACTOR)} (as well: at most {_WORSE_MARGIN} nats "
+            f"Loss, {runs.compare(_LEARNED_ROWS, _LEARNED_FACTOR)} (as well: at most {_WORSE_MARGIN} nats "
             "worse).",
-            verdict_all(
-                verdict_less(of[task][_LEARNED_ROWS], of[task][_LEARNED_FACTOR], -_WORSE_MARGIN)
-                for of in (loss, mean_loss)
-                for task in COPY_AND_RECALL
-            ),
+            runs.verdict_no_worse(_LEARNED_ROWS, _LEARNED_FACTOR, _WORSE_MARGIN),
         ),
     ]
     figures: list[Figure] = [
         LinePlot(
             "Norm of a token's row over norm of a position, before training",
             "d_model",
-            [Curve(name, [(d, fmean(values)) for d, values in of.items()]) for name, of in ratios.items()],
+            mean_curves(ratios),
             "Near 1 a vector shows which token it is as much as where it is.",
             log=True,
         ),
         LinePlot(
             "Cosine of two tokens at the same position, before training",
             "d_model",
-            [Curve(name, [(d, fmean(values)) for d, values in of.items()]) for name, of in cosines.items()],
+            mean_curves(cosines),
             "At 1 the model cannot tell one token from another.",
             log=True,
             from_zero=True,
         ),
-        *(plot_losses(task, cells) for task, cells in loss.items()),
-        *(plot_mean_losses(task, cells) for task, cells in mean_loss.items()),
-        *(plot_loss_curves(task, cells) for task, cells in runs.items()),
+        *runs.make_figures(),
         ResultTable(
             "All numbers",
             ("design", f"row / position, d_model {first}", f"row / position, d_model {last}",
              f"cosine, d_model {last}", *(f"loss, {task}" for task in COPY_AND_RECALL)),
             [
                 (name, format_mean(ratios[name][first]), format_mean(ratios[name][last]),
-                 format_mean(cosines[name][last]), *(format_mean(cells[name]) for cells in loss.values()))
+                 format_mean(cosines[name][last]), *(format_mean(of[name]) for of in runs.loss.values()))
                 for name in _DESIGNS
             ],
         ),
@@ -167,9 +140,7 @@ def measure_embedding_scale(lab: LabContext) -> ExperimentResult:
         f"Vectors: {len(lab.make_seeds(5))} Xavier-initialised models for each d_model; all of 256 tokens, "
         "64 positions. The norm of a sinusoidal position is sqrt(d_model / 2).\n\nTrainings: "
         "encoder-decoders of 2+2 layers, d_model 64, 4 heads, pre-norm, one table for source, target and "
-        "output; "
-        + ", ".join(f"{task} {lab.pick_size(steps, 4)} steps" for task, (_, steps) in COPY_AND_RECALL.items())
-        + f"; {len(lab.make_seeds(3))} seeds, which share data between designs. The factor also multiplies "
+        f"output; {describe_steps(lab, COPY_AND_RECALL)} The factor also multiplies "
         "the effect of every step of the optimizer on the rows; the trainings do not tell that apart from "
         "the size at the start.",
     )

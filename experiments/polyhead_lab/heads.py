@@ -11,13 +11,11 @@ from polyhead_lab.caches import Stepper, cache_bytes_per_token
 from polyhead_lab.registry import EXPERIMENTS, LabContext
 from polyhead_lab.result import Claim, DotPlot, ExperimentResult, Figure, ResultTable
 from polyhead_lab.short_training import (
-    collect_losses,
-    collect_mean_losses,
+    describe_steps,
+    format_by_task,
     make_small_config,
-    plot_loss_curves,
-    plot_losses,
-    plot_mean_losses,
     train_by_task,
+    verdict_by_task,
 )
 from polyhead_lab.statistics import (
     format_mean,
@@ -26,7 +24,6 @@ from polyhead_lab.statistics import (
     time_ratios,
     verdict_above,
     verdict_all,
-    verdict_less,
 )
 from polyhead_lab.tasks import COPY_AND_RECALL, make_copy_task
 
@@ -42,8 +39,7 @@ def measure_heads(lab: LabContext) -> ExperimentResult:
     """One head against many, and MHA against GQA and MQA: quality, bytes of the cache, decoding speed."""
     designs = {name: {"n_heads": n, "n_kv_heads": kv} for name, (n, kv) in HEAD_DESIGNS.items()}
     runs = train_by_task(lab, _TASKS, designs)
-    loss = {task: collect_losses(cells) for task, cells in runs.items()}
-    mean_loss = {task: collect_mean_losses(cells) for task, cells in runs.items()}
+    loss, mean_loss = runs.loss, runs.mean_loss
     parameters = {name: rs[0].parameters for name, rs in runs["recall"].items()}
     exact = {name: cache_bytes_per_token(rs[0].model) for name, rs in runs["recall"].items()}
     lab.info("trained; now decoding speed on a long cache")
@@ -56,42 +52,34 @@ def measure_heads(lab: LabContext) -> ExperimentResult:
         Claim(
             "Several heads are better than one with the same total width.",
             "Vaswani et al., 2017, section 3.2.2 and table 3 (A)",
-            "; ".join(f"{task}: {format_mean(loss[task][MHA])} with 4 heads, "
-                      f"{format_mean(loss[task][SINGLE])} with 1" for task in _TASKS)
-            + f". Parameters are equal: {parameters[MHA]:,}.",
-            verdict_all(verdict_less(loss[task][MHA], loss[task][SINGLE]) for task in _TASKS),
+            f"{format_by_task(loss, MHA, SINGLE, '{} with 4 heads, {} with 1')}. Parameters are equal: "
+            f"{parameters[MHA]:,}.",
+            verdict_by_task(loss, MHA, SINGLE),
         ),
         Claim(
             "Several heads learn faster than one.",
             "not claimed there; tested here because both may end equal",
             "Mean loss over training, "
-            + "; ".join(f"{task}: {format_mean(mean_loss[task][MHA])} with 4 heads, "
-                        f"{format_mean(mean_loss[task][SINGLE])} with 1" for task in _TASKS)
-            + ".",
-            verdict_all(verdict_less(mean_loss[task][MHA], mean_loss[task][SINGLE]) for task in _TASKS),
+            f"{format_by_task(mean_loss, MHA, SINGLE, '{} with 4 heads, {} with 1')}.",
+            verdict_by_task(mean_loss, MHA, SINGLE),
         ),
         Claim(
             "Grouped-query attention is about as good as multi-head attention.",
             f"{AINSLIE}, section 3.2",
-            "; ".join(f"{task}: {format_mean(loss[task][GQA])} against {format_mean(loss[task][MHA])}"
-                for task in _TASKS)
-            + f" (about as good: less than {_WORSE_MARGIN} nats worse).",
-            verdict_all(verdict_less(loss[task][GQA], loss[task][MHA], -_WORSE_MARGIN) for task in _TASKS),
+            f"{format_by_task(loss, GQA, MHA)} (about as good: less than {_WORSE_MARGIN} nats worse).",
+            verdict_by_task(loss, GQA, MHA, -_WORSE_MARGIN),
         ),
         Claim(
             "Multi-query attention costs only a little quality.",
             f"{SHAZEER}, section 4",
-            "; ".join(f"{task}: {format_mean(loss[task][MQA])} against {format_mean(loss[task][MHA])}"
-                for task in _TASKS)
-            + f" (a little: less than {_WORSE_MARGIN} nats).",
-            verdict_all(verdict_less(loss[task][MQA], loss[task][MHA], -_WORSE_MARGIN) for task in _TASKS),
+            f"{format_by_task(loss, MQA, MHA)} (a little: less than {_WORSE_MARGIN} nats).",
+            verdict_by_task(loss, MQA, MHA, -_WORSE_MARGIN),
         ),
         Claim(
             "The cache shrinks by the factor n_heads / n_kv_heads.",
             f"{SHAZEER}, section 3; {AINSLIE}, section 2.2",
-            f"MHA {exact[MHA] - 8:,.0f} bytes per token, GQA {exact[GQA] - 8:,.0f} bytes per token, "
-            f"MQA {exact[MQA] - 8:,.0f} bytes per token; in closed form "
-            "2 x layers x n_kv_heads x head_dim x 4.",
+            f"MHA {exact[MHA] - 8:,.0f} bytes per token, GQA {exact[GQA] - 8:,.0f} bytes per token, MQA "
+            f"{exact[MQA] - 8:,.0f} bytes per token; in closed form 2 x layers x n_kv_heads x head_dim x 4.",
             all(exact[name] - 8 == closed_form_bytes[name] for name in HEAD_DESIGNS)
                 and closed_form_bytes[MHA] == 2 * closed_form_bytes[GQA] == 4 * closed_form_bytes[MQA],
         ),
@@ -103,19 +91,17 @@ def measure_heads(lab: LabContext) -> ExperimentResult:
             verdict_all(verdict_above(r, 1.0) for r in faster.values()),
         ),
     ]  # fmt: skip
-    figures: list[Figure] = [plot_losses(task, means) for task, means in loss.items()]
-    figures += [plot_mean_losses(task, means) for task, means in mean_loss.items()]
-    figures.append(plot_loss_curves("recall", runs["recall"]))
-    figures.append(
+    *loss_figures, _, recall_curves = runs.make_figures()
+    figures: list[Figure] = [
+        *loss_figures,
+        recall_curves,
         DotPlot(
             f"One decoding step over {context:,} cached tokens",
             "milliseconds",
             {name: [1e3 * t for t in seconds] for name, seconds in step_times.items()},
             "One small dot per round; the designs alternated. Here the model is wider, so that reading the "
             "cache dominates the time.",
-        )
-    )
-    figures.append(
+        ),
         ResultTable(
             "All numbers",
             ("design", "parameters", "cache bytes per token", *(f"loss, {task}" for task in _TASKS),
@@ -126,10 +112,10 @@ def measure_heads(lab: LabContext) -> ExperimentResult:
                  f"{1e3 * medians[name]:.2f}" if name in medians else "not measured")
                 for name in HEAD_DESIGNS
             ],
-            "8 of the bytes are the token's position. GQA and MQA have fewer parameters: their key "
-                    "and value projections are narrower.",
-        )
-    )  # fmt: skip
+            "8 of the bytes are the token's position. GQA and MQA have fewer parameters: their key and value "
+            "projections are narrower.",
+        ),
+    ]  # fmt: skip
     return ExperimentResult(
         "Heads and their cache",
         "Several heads attend to several positions at once. In decoding, each head's keys and values of all "
@@ -137,12 +123,10 @@ def measure_heads(lab: LabContext) -> ExperimentResult:
         "share them between heads.",
         claims,
         figures,
-        "Quality: encoder-decoders of 2+2 layers, d_model 64, d_ff 128, pre-norm; "
-        + ", ".join(f"{task} {lab.pick_size(steps, 4)} steps" for task, (_, steps) in _TASKS.items())
-        + f"; {len(lab.make_seeds(3))} seeds, which share data between designs. Every attention of a "
-        "design (encoder, decoder, cross) has these heads.\n\nSpeed: a decoder of 2 layers, "
-        f"d_model 256, 8 heads on 8, 4 or 1, random weights, 8 rows of {context:,} cached tokens, "
-        "fp32; alternating rounds.",
+        f"Quality: encoder-decoders of 2+2 layers, d_model 64, d_ff 128, pre-norm; "
+        f"{describe_steps(lab, _TASKS)} Every attention of a design "
+        "(encoder, decoder, cross) has these heads.\n\nSpeed: a decoder of 2 layers, d_model 256, 8 heads "
+        f"on 8, 4 or 1, random weights, 8 rows of {context:,} cached tokens, fp32; alternating rounds.",
     )
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 import polyhead
+import polyhead_lab
 from polyhead import load
 from polyhead.config.recipe import Recipe
 from polyhead.core.blank_text import is_blank
@@ -182,11 +183,16 @@ def read_sources(run: Run, files: tuple[Path, ...]) -> tuple[list[str], list[str
     return sources, references
 
 
+def list_sources() -> list[Path]:
+    """The modules of Polyhead and of the lab: text that is always at hand."""
+    packages = (Path(package.__path__[0]) for package in (polyhead, polyhead_lab))
+    return [file for package in packages for file in sorted(package.rglob("*.py"))]
+
+
 @cache
 def train_small_model(seed: int, quick: bool) -> ModelUnderTest:
     """Train a language model on the sources of this package; a tenth of the files is held out."""
-    root = Path(polyhead.__file__).parent
-    files = sorted(root.rglob("*.py"))
+    files = list_sources()
     with tempfile.TemporaryDirectory() as directory:
         for name, split_files in (
             ("train", [f for i, f in enumerate(files) if i % 10]),

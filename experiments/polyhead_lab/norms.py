@@ -13,6 +13,7 @@ from polyhead_lab.registry import EXPERIMENTS, LabContext
 from polyhead_lab.result import Claim, DotPlot, ExperimentResult, Figure, ResultTable
 from polyhead_lab.short_training import (
     collect_losses,
+    format_by_task,
     make_small_config,
     plot_loss_curves,
     plot_losses,
@@ -20,6 +21,7 @@ from polyhead_lab.short_training import (
     shrink_if_quick,
     train_by_task,
     train_designs,
+    verdict_by_task,
 )
 from polyhead_lab.statistics import (
     format_mean,
@@ -45,7 +47,7 @@ _ROUNDING = 1e-4  # difference of features that counts as none
 def measure_norms(lab: LabContext) -> ExperimentResult:
     """LayerNorm, RMSNorm, BatchNorm and none: loss, cost, and whether padding matters."""
     runs = train_by_task(lab, _TASKS, {norm: {"norm": norm} for norm in _NORMS})
-    loss = {name: collect_losses(cells) for name, cells in runs.items()}
+    loss = runs.loss
     gap = {
         name: {norm: [r.loss - r.training_loss for r in rs] for norm, rs in cells.items()}
         for name, cells in runs.items()
@@ -60,11 +62,8 @@ def measure_norms(lab: LabContext) -> ExperimentResult:
         Claim(
             "RMSNorm reaches the loss of LayerNorm: centring does not help.",
             "Zhang & Sennrich, 2019, section 5",
-            "; ".join(f"{name}: {format_mean(loss[name]['rmsnorm'])} against "
-                      f"{format_mean(loss[name]['layernorm'])}" for name in _TASKS)
-            + f" (the same: within {_SAME_MARGIN} nats).",
-            verdict_all(verdict_same(cells["rmsnorm"], cells["layernorm"],
-                _SAME_MARGIN) for cells in loss.values()),
+            f"{format_by_task(loss, 'rmsnorm', 'layernorm')} (the same: within {_SAME_MARGIN} nats).",
+            verdict_all(verdict_same(of["rmsnorm"], of["layernorm"], _SAME_MARGIN) for of in loss.values()),
         ),
         Claim(
             "RMSNorm is faster than LayerNorm.",
@@ -75,33 +74,25 @@ def measure_norms(lab: LabContext) -> ExperimentResult:
         Claim(
             "BatchNorm is worse than LayerNorm in a Transformer.",
             "Shen et al., 2020 (PowerNorm), table 1",
-            "; ".join(f"{name}: {format_mean(loss[name]['batchnorm'])} against "
-                      f"{format_mean(loss[name]['layernorm'])}" for name in _TASKS)
-            + ".",
-            verdict_all(verdict_less(cells["layernorm"], cells["batchnorm"]) for cells in loss.values()),
+            f"{format_by_task(loss, 'batchnorm', 'layernorm')}.",
+            verdict_by_task(loss, "layernorm", "batchnorm"),
         ),
         Claim(
             "BatchNorm is worse in evaluation, with running statistics, than in training.",
             "Shen et al., 2020, section 3",
             "Held-out minus training loss: "
-            + "; ".join(
-                f"{name}: batchnorm {format_mean(g['batchnorm'])}, layernorm {format_mean(g['layernorm'])}"
-                for name, g in gap.items()
-            )
-            + ".",
-            verdict_all(verdict_less(g["layernorm"], g["batchnorm"]) for g in gap.values()),
+            f"{format_by_task(gap, 'batchnorm', 'layernorm', 'batchnorm {}, layernorm {}')}.",
+            verdict_by_task(gap, "layernorm", "batchnorm"),
         ),
         Claim(
             "Without a norm a Transformer trains worse or not at all.",
             "Vaswani et al., 2017, section 3.1, uses one in every residual; Xiong et al., 2020",
-            "; ".join(f"{name}: {format_mean(loss[name]['none'])} against "
-                      f"{format_mean(loss[name]['layernorm'])}" for name in _TASKS) + ".",
-            verdict_all(verdict_less(cells["layernorm"], cells["none"]) for cells in loss.values()),
+            f"{format_by_task(loss, 'none', 'layernorm')}.",
+            verdict_by_task(loss, "layernorm", "none"),
         ),
         Claim(
             "Without a norm a deeper Transformer trains worse or not at all.",
-            "Xiong et al., 2020; Zhang et al., 2019 (Fixup), for the opposite, with a special "
-                    "initialisation",
+            "Xiong et al., 2020; Zhang et al., 2019 (Fixup), for the opposite, with a special initialisation",
             f"{_DEEP_LAYERS}+{_DEEP_LAYERS} layers: {format_mean(deep['none'])} against "
             f"{format_mean(deep['layernorm'])}.",
             verdict_less(deep["layernorm"], deep["none"]),
@@ -114,17 +105,13 @@ def measure_norms(lab: LabContext) -> ExperimentResult:
             with_pos < _ROUNDING,
         ),
     ]  # fmt: skip
-    figures: list[Figure] = [plot_losses(name, cells) for name, cells in loss.items()]
-    figures.append(
-        DotPlot(f"Held-out loss, full rows, {_DEEP_LAYERS}+{_DEEP_LAYERS} layers", "nats per token", deep)
-    )
-    figures += [plot_loss_curves(name, cells) for name, cells in runs.items()]
-    figures.append(
+    figures: list[Figure] = [
+        *(plot_losses(name, losses) for name, losses in loss.items()),
+        DotPlot(f"Held-out loss, full rows, {_DEEP_LAYERS}+{_DEEP_LAYERS} layers", "nats per token", deep),
+        *(plot_loss_curves(name, cells) for name, cells in runs.items()),
         DotPlot("A training step", "milliseconds",
             {norm: [1e3 * t for t in step_times[norm]] for norm in _NORMS},
-             "One small dot per round; the norms alternated.")
-    )  # fmt: skip
-    figures.append(
+             "One small dot per round; the norms alternated."),
         ResultTable(
             "All numbers",
             ("norm", *(f"loss, {name}" for name in _TASKS),
@@ -136,8 +123,8 @@ def measure_norms(lab: LabContext) -> ExperimentResult:
                  f"{1e3 * medians[norm]:.2f}", format_mean(cost[norm]))
                 for norm in _NORMS
             ],
-        )
-    )  # fmt: skip
+        ),
+    ]  # fmt: skip
     return ExperimentResult(
         "Which norm",
         "A norm limits the size of activations. LayerNorm and RMSNorm use one token. BatchNorm uses one "
@@ -161,12 +148,9 @@ def train_deep_models(lab: LabContext) -> dict[str, list[float]]:
         norm: make_small_config(problem, norm=norm, n_layers=lab.pick_size(_DEEP_LAYERS, 2))
         for norm in ("layernorm", "none")
     }
-    status_format = f"{_DEEP_LAYERS} layers, seed {{seed}}, {{name}}"
-    return collect_losses(
-        train_designs(
-            lab, problem, designs, steps=lab.pick_size(150, 4), lr=2e-3, status_format=status_format
-        )
-    )
+    status = f"{_DEEP_LAYERS} layers, seed {{seed}}, {{name}}: loss {{run.loss:.3f}}"
+    steps = lab.pick_size(150, 4)
+    return collect_losses(train_designs(lab, problem, designs, steps=steps, lr=2e-3, status_format=status))
 
 
 def time_steps(lab: LabContext) -> dict[str, list[float]]:

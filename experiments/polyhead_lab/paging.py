@@ -182,28 +182,25 @@ def measure_paging(lab: LabContext) -> ExperimentResult:
     return ExperimentResult(
         "Pages: empty slots and sharing",
         "A service that reserves the maximum length for every text leaves most of its memory empty. With "
-        "pages of a few "
-        "tokens, memory is allocated as texts grow, and texts with a common prefix store it once. How much "
-        f"does that save for {subject.description}?",
+        "pages of a few tokens, memory is allocated as texts grow, and texts with a common prefix store it "
+        f"once. How much does that save for {subject.description}?",
         [
             *page_waste_claims(lengths, block_size, full, growing),
             *sharing_claims(savings),
             *serving_claims(result),
         ],
         [*make_paging_figures(lengths, block_size, full, growing, savings), *make_serving_figures(result)],
-        f"Measured on {subject.description}. Empty slots are counted in the block "
-        f"table, for rows of the lengths of {'targets' if subject.references else 'lines'}, {_ACTIVE_ROWS} "
-        "in memory at once; each grows by one token per step, and the next replaces one that is complete. "
-        f"Sharing: {len(texts)} texts one at a time, decoded with the settings of the "
+        f"Measured on {subject.description}. Empty slots are counted in the block table, for rows of the "
+        f"lengths of {'targets' if subject.references else 'lines'}, {_ACTIVE_ROWS} in memory at once; each "
+        f"grows by one token per step, and the next replaces one that is complete. Sharing: {len(texts)} "
+        "texts one at a time, decoded with the settings of the "
         f"run{'' if subject.is_translator else f', {new} new tokens each'}, with the block that the cache "
         "chooses; saved is the share of the pages of as many rows without common tokens.\n\nServing: "
-        f"{len(requests)} texts, all waiting at the start, "
-        f"{description}, "
-        f"{statistics.fmean(request.length for request in requests):.0f} on average in the cache. The "
-        f"memory is that of {result.memory.rows} rows of the longest, {result.memory.max_len} tokens: that "
-        f"many rows, or {result.memory.n_blocks} pages of {result.memory.block_size}; when these run out, "
-        "the newest text is preempted and recomputed. The rounds alternate, CPU time if there is one "
-        "thread; "
+        f"{len(requests)} texts, all waiting at the start, {description}, "
+        f"{statistics.fmean(request.length for request in requests):.0f} on average in the cache. The memory "
+        f"is that of {result.memory.rows} rows of the longest, {result.memory.max_len} tokens: that many "
+        f"rows, or {result.memory.n_blocks} pages of {result.memory.block_size}; when these run out, the "
+        "newest text is preempted and recomputed. The rounds alternate, CPU time if there is one thread; "
         "memory for sources is not counted.",
     )
 
@@ -254,8 +251,7 @@ def page_waste_claims(
             f"{KWON}, section 3.1 and figure 2: 62 to 80 %, for a service that does not know lengths in "
             "advance",
             f"Rows of {max(lengths):,} tokens, the longest of {len(lengths):,}, for {mean:.1f} on average: "
-            f"{format_share(reserved)} "
-            "empty (most: more than half).",
+            f"{format_share(reserved)} empty (most: more than half).",
             reserved > 0.5,
         ),
         Claim(
@@ -392,8 +388,7 @@ def make_paging_figures(
                 for b in full_waste
             ],
             f"{len(lengths):,} rows of {min(lengths)} to {max(lengths)} tokens, {mean:.1f} on average. "
-            "Reserved for the longest, "
-            f"{format_share(1 - mean / max(lengths))} would be empty.",
+            f"Reserved for the longest, {format_share(1 - mean / max(lengths))} would be empty.",
         ),
         ResultTable(
             "Sharing",

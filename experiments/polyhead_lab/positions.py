@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from statistics import fmean
 from typing import NamedTuple
 
 from polyhead import Choice, build
@@ -11,7 +10,16 @@ from polyhead.core.errors import UserError
 from polyhead.core.registry import POSITION
 from polyhead.viz.plot import Curve
 from polyhead_lab.registry import EXPERIMENTS, LabContext
-from polyhead_lab.result import SEEDS_NOTE, Claim, DotPlot, ExperimentResult, Figure, LinePlot, ResultTable
+from polyhead_lab.result import (
+    SEEDS_NOTE,
+    Claim,
+    DotPlot,
+    ExperimentResult,
+    Figure,
+    LinePlot,
+    ResultTable,
+    mean_curves,
+)
 from polyhead_lab.short_training import (
     TrainingResult,
     evaluate_held_out,
@@ -95,8 +103,7 @@ def measure_positions(lab: LabContext) -> ExperimentResult:
             "Rotary positions extrapolate better than sinusoidal ones, but not well.",
             "Press et al., 2022, section 2.2",
             f"Loss of rope {format_losses('rope')}; it grows by {format_mean(loss_growth('rope'))} from "
-            f"{_TRAIN_LEN} to {far_len} tokens, "
-            f"sinusoidal's by {format_mean(loss_growth('sinusoidal'))}.",
+            f"{_TRAIN_LEN} to {far_len} tokens, sinusoidal's by {format_mean(loss_growth('sinusoidal'))}.",
             verdict_all([verdict_less(loss_growth("rope"), loss_growth("sinusoidal")),
                 verdict_less([_SAME_MARGIN] * len(loss_growth("rope")), loss_growth("rope"))]),
         ),
@@ -138,18 +145,15 @@ def measure_positions(lab: LabContext) -> ExperimentResult:
         LinePlot(
             "Held-out loss beyond the training length",
             "tokens",
-            [Curve(name, [(n, fmean(v)) for n, v in by.items()]) for name, by in losses.items()
-             if name not in _SCALED_ROPE and len(by) > 1],
+            mean_curves({name: losses[name] for name in _SCHEMES if len(losses[name]) > 1}),
             f"Trained on {_TRAIN_LEN} tokens. By chance the loss is {_CHANCE_LOSS:.2f}; above that, a model "
-            "is wrong and confident. "
-            "Learned positions end at the training length and are not plotted.",
+            "is wrong and confident. Learned positions end at the training length and are not plotted.",
             log=True,
         ),
         LinePlot(
             "Rope, and rope with scaled angles",
             "tokens",
-            [Curve(name, [(n, fmean(v)) for n, v in losses[name].items()]) for name in ("rope",
-                *_SCALED_ROPE)],
+            mean_curves({name: losses[name] for name in ("rope", *_SCALED_ROPE)}),
             "The same trained weights; only the angles are scaled, by a factor of 4.",
             log=True,
         ),
@@ -181,13 +185,12 @@ def measure_positions(lab: LabContext) -> ExperimentResult:
         "encoded. Some encodings still work beyond the training length, others do not.",
         claims,
         figures,
-        "A decoder of 2 layers (after an encoder of one layer that reads a single dummy token), d_model "
-        "64, 4 heads, pre-norm. Task: output the token that was read two positions before, 1 of "
-        f"{_N_SYMBOLS}; only positions are needed. Shaw's distances are clipped at 16 and T5's last bucket "
-        f"starts there, so that training covers all of them. {lab.pick_size(150, 4)} steps of 32 rows of "
-        f"{_TRAIN_LEN} tokens, cosine, {len(lab.make_seeds(5))} seeds. Losses at other lengths are means "
-        "over all tokens of fresh rows of that length. Other tasks, especially natural language, depend "
-        "less on exact distances.",
+        "A decoder of 2 layers (after an encoder of one layer that reads a single dummy token), d_model 64, "
+        f"4 heads, pre-norm. Task: output the token that was read two positions before, 1 of {_N_SYMBOLS}; "
+        "only positions are needed. Shaw's distances are clipped at 16 and T5's last bucket starts there, so "
+        f"that training covers all of them. {lab.pick_size(150, 4)} steps of 32 rows of {_TRAIN_LEN} tokens, "
+        f"cosine, {len(lab.make_seeds(5))} seeds. Losses at other lengths are means over all tokens of fresh "
+        "rows of that length. Other tasks, especially natural language, depend less on exact distances.",
     )
 
 

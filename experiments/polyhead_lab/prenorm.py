@@ -10,11 +10,13 @@ from polyhead import build
 from polyhead.nn.loss import cross_entropy
 from polyhead.viz.plot import Curve
 from polyhead_lab.registry import EXPERIMENTS, LabContext
-from polyhead_lab.result import SEEDS_NOTE, Claim, DotPlot, ExperimentResult, Figure, LinePlot, ResultTable
+from polyhead_lab.result import Claim, ExperimentResult, Figure, LinePlot, ResultTable
 from polyhead_lab.short_training import (
     TrainingResult,
-    collect_first_curves,
+    collect_losses,
     make_small_config,
+    plot_loss_curves,
+    plot_losses,
     run_short_training,
     shrink_if_quick,
 )
@@ -36,6 +38,15 @@ _NORM_PLACEMENTS: dict[str, dict[str, Any]] = {
     "pre-norm": {"norm_first": True},
     "sandwich": {"norm_first": True, "sandwich_norm": True},
 }
+# displayed name -> placement of the norm, and whether the learning rate is warmed up
+_TRAINED_DESIGNS = {
+    "post-norm, no warm-up": ("post-norm", False),
+    "post-norm, warm-up": ("post-norm", True),
+    "pre-norm, no warm-up": ("pre-norm", False),
+    "pre-norm, warm-up": ("pre-norm", True),
+    "sandwich, no warm-up": ("sandwich", False),
+}
+_POST, _POST_WARM, _PRE, _PRE_WARM, _SANDWICH = _TRAINED_DESIGNS
 GradientNorms = dict[str, dict[int, list[list[float]]]]
 """placement -> depth -> a row for every seed: gradient norms of the decoder layers, first to last."""
 
@@ -58,7 +69,10 @@ def measure_prenorm(lab: LabContext) -> ExperimentResult:
     at = f"{max(trained)}+{max(trained)} layers"
     growth = {name: [row[-1] / row[0] for row in by_depth[deepest]] for name, by_depth in norms.items()}
     slope = {name: fit_depth_exponents(by_depth) for name, by_depth in norms.items()}
-    loss = {key: [run.loss for run in runs] for key, runs in deep.items()}
+    loss = collect_losses(deep)
+    post, post_warm, pre, pre_warm, sandwich = (
+        format_mean(loss[name]) for name in (_POST, _POST_WARM, _PRE, _PRE_WARM, _SANDWICH)
+    )
 
     claims = [
         Claim(
@@ -90,39 +104,34 @@ def measure_prenorm(lab: LabContext) -> ExperimentResult:
         Claim(
             "Post-norm requires warm-up: without it, it trains worse or not at all.",
             f"{XIONG}, section 3.2; Vaswani et al., 2017, warm up over 4,000 steps",
-            f"{at}, {steps} steps: loss {format_mean(loss['post-norm', False])} without and "
-            f"{format_mean(loss['post-norm', True])} with warm-up; chance is {_CHANCE_LOSS:.2f}.",
-            verdict_less(loss["post-norm", True], loss["post-norm", False]),
+            f"{at}, {steps} steps: loss {post} without and {post_warm} with warm-up; chance is "
+            f"{_CHANCE_LOSS:.2f}.",
+            verdict_less(loss[_POST_WARM], loss[_POST]),
         ),
         Claim(
             "Pre-norm trains without warm-up.",
             f"{XIONG}, section 4",
-            f"{at}: loss {format_mean(loss['pre-norm', False])} without warm-up; half of chance is "
-            f"{_CHANCE_LOSS / 2:.2f}.",
-            is_learned(loss["pre-norm", False]),
+            f"{at}: loss {pre} without warm-up; half of chance is {_CHANCE_LOSS / 2:.2f}.",
+            is_learned(loss[_PRE]),
         ),
         Claim(
             "Warm-up makes no difference to pre-norm.",
             f"{XIONG}, section 4: it can be removed",
-            f"{at}: loss {format_mean(loss['pre-norm', False])} without and "
-            f"{format_mean(loss['pre-norm', True])} with warm-up "
-            "(no difference: within 0.1).",
-            verdict_same(loss["pre-norm", False], loss["pre-norm", True], 0.1),
+            f"{at}: loss {pre} without and {pre_warm} with warm-up (no difference: within 0.1).",
+            verdict_same(loss[_PRE], loss[_PRE_WARM], 0.1),
         ),
         Claim(
             "Without warm-up pre-norm learns faster than post-norm with it.",
             f"{XIONG}, section 4",
-            f"{at}: loss {format_mean(loss['pre-norm', False])} against "
-            f"{format_mean(loss['post-norm', True])} after {steps} steps.",
-            verdict_less(loss["pre-norm", False], loss["post-norm", True]),
+            f"{at}: loss {pre} against {post_warm} after {steps} steps.",
+            verdict_less(loss[_PRE], loss[_POST_WARM]),
         ),
         Claim(
             "With a second norm on the sub-layer output pre-norm still trains without warm-up.",
             "Ding et al., 2021 (CogView), section 2.4: sandwich-LN",
-            f"{at}: loss {format_mean(loss['sandwich', False])} against "
-            f"{format_mean(loss['pre-norm', False])} of pre-norm, both without warm-up (preserved: at most "
-            "0.1 worse).",
-            verdict_less(loss["sandwich", False], loss["pre-norm", False], -0.1),
+            f"{at}: loss {sandwich} against {pre} of pre-norm, both without warm-up (preserved: at most 0.1 "
+            "worse).",
+            verdict_less(loss[_SANDWICH], loss[_PRE], -0.1),
         ),
     ]  # fmt: skip
     figures: list[Figure] = [
@@ -145,50 +154,29 @@ def measure_prenorm(lab: LabContext) -> ExperimentResult:
         ),
     ]
     for depth, cells in trained.items():
-        figures.append(
-            LinePlot(
-                f"Training loss, {depth}+{depth} layers (first seed)",
-                "step",
-                collect_first_curves({format_design(*key): runs for key, runs in cells.items()}),
-                f"Chance is {_CHANCE_LOSS:.2f}.",
-                from_zero=True,
-            )
-        )
-        figures.append(
-            DotPlot(
-                f"Held-out loss, {depth}+{depth} layers",
-                "nats per token",
-                {format_design(*key): [run.loss for run in runs] for key, runs in cells.items()},
-                SEEDS_NOTE,
-            )
-        )
+        layers = f"{depth}+{depth} layers"
+        curves = plot_loss_curves(layers, cells)._replace(caption=f"Chance is {_CHANCE_LOSS:.2f}.")
+        figures += [curves, plot_losses(layers, collect_losses(cells))]
+    columns = [collect_losses(cells) for cells in trained.values()]
     figures.append(
         ResultTable(
             "All numbers",
             ("design", *(f"loss, {depth}+{depth} layers" for depth in trained)),
-            [
-                (
-                    format_design(*key),
-                    *(format_mean([run.loss for run in cells[key]]) for cells in trained.values()),
-                )
-                for key in deep
-            ],
+            [(name, *(format_mean(losses[name]) for losses in columns)) for name in deep],
         )
     )
     return ExperimentResult(
         "Position of the norm",
         "The original Transformer normalises after each residual addition, N(x + F(x)), and needs a warm-up "
         "of the learning rate. Later ones normalise before the sub-layer, x + F(N(x)). The proposed "
-        "explanation is the size "
-        "of the gradients at the start.",
+        "explanation is the size of the gradients at the start.",
         claims,
         figures,
-        f"Gradients: of the mean cross-entropy of one batch of a copying task, for random Xavier weights, "
+        "Gradients: of the mean cross-entropy of one batch of a copying task, for random Xavier weights, "
         f"{len(lab.make_seeds(8))} seeds, d_model 64, as many encoder as decoder layers. The exponent of L "
         f"is the slope of log norm over log L.\n\nTrainings: copying 12 of 16 symbols, {steps} steps of 32 "
-        "rows at a constant rate of 2e-3, after a linear warm-up over 40 % of the steps where there is "
-        f"one, no clipping; {len(lab.make_seeds(3))} seeds, "
-        "which share weights and data between designs.",
+        "rows at a constant rate of 2e-3, after a linear warm-up over 40 % of the steps where there is one, "
+        f"no clipping; {len(lab.make_seeds(3))} seeds, which share weights and data between designs.",
     )
 
 
@@ -220,33 +208,23 @@ def average_by_layer(rows: list[list[float]]) -> list[tuple[float, float]]:
     return [(i + 1, statistics.mean(values)) for i, values in enumerate(zip(*rows, strict=True))]
 
 
-def train_norm_placements(
-    lab: LabContext, depth: int, steps: int
-) -> dict[tuple[str, bool], list[TrainingResult]]:
-    """Train each placement of the norm without and with warm-up (sandwich only without), one run per seed."""
-    cells: dict[tuple[str, bool], list[TrainingResult]] = {}
+def train_norm_placements(lab: LabContext, depth: int, steps: int) -> dict[str, list[TrainingResult]]:
+    """Train each design with a number of layers, one run per seed."""
+    runs: dict[str, list[TrainingResult]] = {name: [] for name in _TRAINED_DESIGNS}
     for seed in lab.make_seeds(3):
-        for name, placement in _NORM_PLACEMENTS.items():
-            for has_warmup in (False, True) if name != "sandwich" else (False,):
-                run = run_short_training(
-                    make_small_config(COPY_TASK, n_layers=depth, **placement),
-                    shrink_if_quick(lab, COPY_TASK),
-                    seed=seed,
-                    steps=steps,
-                    warmup=round(0.4 * steps) if has_warmup else 0,
-                    schedule="constant",
-                    clip_norm=0.0,
-                )
-                lab.info(
-                    f"{depth} layers, seed {seed}, {format_design(name, has_warmup)}: loss {run.loss:.3f}"
-                )
-                cells.setdefault((name, has_warmup), []).append(run)
-    return cells
-
-
-def format_design(name: str, has_warmup: bool) -> str:
-    """Displayed name of a design."""
-    return f"{name}, {'warm-up' if has_warmup else 'no warm-up'}"
+        for name, (placement, has_warmup) in _TRAINED_DESIGNS.items():
+            run = run_short_training(
+                make_small_config(COPY_TASK, n_layers=depth, **_NORM_PLACEMENTS[placement]),
+                shrink_if_quick(lab, COPY_TASK),
+                seed=seed,
+                steps=steps,
+                warmup=round(0.4 * steps) if has_warmup else 0,
+                schedule="constant",
+                clip_norm=0.0,
+            )
+            lab.info(f"{depth} layers, seed {seed}, {name}: loss {run.loss:.3f}")
+            runs[name].append(run)
+    return runs
 
 
 def is_learned(losses: list[float]) -> bool | None:

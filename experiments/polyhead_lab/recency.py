@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from polyhead import Choice, build
+from polyhead.data.batching.collate import PairBatch
 from polyhead.models.seq2seq import Seq2Seq
 from polyhead.nn.loss import IGNORE_INDEX
 from polyhead.train.tasks.common import seq2seq_features
@@ -27,15 +28,21 @@ from polyhead_lab.statistics import (
 )
 from polyhead_lab.tasks import SyntheticTask, make_latch_task
 
+
+def choose_recurrent(kind: str, **options: bool) -> dict[str, Choice]:
+    """Settings of a model with recurrent blocks, which need no positions."""
+    return {"block": Choice(kind, **options), "position": Choice("none")}
+
+
 LENGTH, N_VALUES = 32, 8
 LATCH_TASK = make_latch_task(LENGTH, N_VALUES)
 PLAIN_RNN, GATED_RNNS, CNN, FULL_ATTENTION = "RNN", ("LSTM", "GRU"), "CNN", "Transformer"
 # only the decoder reads the text, so attention to the source would add nothing
 _DESIGNS: dict[str, dict[str, Any]] = {
     FULL_ATTENTION: {},
-    PLAIN_RNN: {"block": Choice("rnn", attention=False, bidirectional=False), "position": Choice("none")},
-    "LSTM": {"block": Choice("lstm", attention=False, bidirectional=False), "position": Choice("none")},
-    "GRU": {"block": Choice("gru", attention=False, bidirectional=False), "position": Choice("none")},
+    PLAIN_RNN: choose_recurrent("rnn", attention=False, bidirectional=False),
+    "LSTM": choose_recurrent("lstm", attention=False, bidirectional=False),
+    "GRU": choose_recurrent("gru", attention=False, bidirectional=False),
     CNN: {"block": Choice("gated_conv")},
 }
 NEAR_SLICE, FAR_SLICE = slice(1, 5), slice(LENGTH - 8, LENGTH)  # distances that the claims compare
@@ -60,7 +67,7 @@ def measure_recency(lab: LabContext) -> RecencyResult:
             gradients[name].append(measure_gradient_by_distance(build(config, seed), LATCH_TASK, seed))
             task = shrink_if_quick(lab, LATCH_TASK)
             model = run_short_training(config, task, seed=seed, steps=steps).model
-            recall[name].append(measure_recall(model, LATCH_TASK, lab.pick_size(8, 1)))
+            recall[name].append(measure_recall(model, LATCH_TASK, lab.pick_size(8, 1), find_latch_distances))
         lab.info(f"seed {seed}: recall and gradients by distance measured")
     return RecencyResult(
         make_claims(recall, gradients), make_figures(recall, gradients), _describe(lab, steps)
@@ -157,18 +164,26 @@ def make_figures(
 
 
 @torch.inference_mode()
-def measure_recall(model: Seq2Seq, task: SyntheticTask, n_batches: int) -> list[float]:
-    """Share of correct values at each distance from the marked token, on held-out rows."""
+def measure_recall(
+    model: Seq2Seq, task: SyntheticTask, n_batches: int, find_distances: Callable[[PairBatch], Tensor]
+) -> list[float]:
+    """Share of correct labels at each distance, on held-out rows; the distances of labels are (B, T)."""
     model.eval()
-    n_correct, n_labels = torch.zeros(LENGTH), torch.zeros(LENGTH)
+    distances, is_correct = [], []
     for number in range(FIRST_HELD_OUT, FIRST_HELD_OUT + n_batches):
         batch = task.batch(0, number)
-        is_correct = (model.head(seq2seq_features(model, batch)).argmax(-1) == batch.labels).float()
         is_label = batch.labels != IGNORE_INDEX
-        distances = is_label.long().cumsum(1) - 1
-        n_correct.index_add_(0, distances[is_label], is_correct[is_label])
-        n_labels.index_add_(0, distances[is_label], torch.ones(int(is_label.sum())))
-    return list((n_correct / n_labels).tolist())
+        predicted = model.head(seq2seq_features(model, batch)).argmax(-1)
+        distances.append(find_distances(batch)[is_label])
+        is_correct.append((predicted == batch.labels)[is_label])
+    at, n = torch.cat(distances), batch.labels.size(1)
+    n_correct = torch.bincount(at, torch.cat(is_correct).float(), n)
+    return list((n_correct / torch.bincount(at, minlength=n)).tolist())
+
+
+def find_latch_distances(batch: PairBatch) -> Tensor:
+    """Distance of each label from the marked token, where the labels begin."""
+    return (batch.labels != IGNORE_INDEX).long().cumsum(1) - 1
 
 
 def measure_gradient_by_distance(model: Seq2Seq, task: SyntheticTask, seed: int) -> list[float]:

@@ -9,18 +9,14 @@ import torch
 
 from polyhead import Choice, ModelConfig, build
 from polyhead.data.batching.collate import PairBatch
-from polyhead.models.seq2seq import Seq2Seq
-from polyhead.train.tasks.common import seq2seq_features
 from polyhead.viz.plot import Curve
 from polyhead_lab.caches import Stepper
-from polyhead_lab.recency import measure_recency
+from polyhead_lab.recency import choose_recurrent, measure_recall, measure_recency
 from polyhead_lab.registry import EXPERIMENTS, LabContext
 from polyhead_lab.result import SEEDS_NOTE, Claim, DotPlot, ExperimentResult, Figure, LinePlot, ResultTable
 from polyhead_lab.short_training import (
-    FIRST_HELD_OUT,
     TrainingResult,
     collect_first_curves,
-    collect_mean_losses,
     make_small_config,
     run_backward,
     run_short_training,
@@ -44,14 +40,11 @@ RECALL_TASK = make_recall_task(ITEMS, ITEMS, VALUES)
 TRANSFORMER, _LSTM_ALONE = "Transformer", "LSTM, no attention"
 _RECURRENT_DESIGNS: dict[str, dict[str, Any]] = {
     TRANSFORMER: {},
-    "LSTM": {"block": Choice("lstm"), "position": Choice("none")},
-    "GRU": {"block": Choice("gru"), "position": Choice("none")},
+    "LSTM": choose_recurrent("lstm"),
+    "GRU": choose_recurrent("gru"),
     "CNN": {"block": Choice("gated_conv")},
-    _LSTM_ALONE: {"block": Choice("lstm", attention=False, bidirectional=False), "position": Choice("none")},
-    "GRU, no attention": {
-        "block": Choice("gru", attention=False, bidirectional=False),
-        "position": Choice("none"),
-    },
+    _LSTM_ALONE: choose_recurrent("lstm", attention=False, bidirectional=False),
+    "GRU, no attention": choose_recurrent("gru", attention=False, bidirectional=False),
 }
 _WITH_ATTENTION, _WITHOUT_ATTENTION = ("LSTM", "GRU"), (_LSTM_ALONE, "GRU, no attention")
 
@@ -76,10 +69,12 @@ def measure_recurrence(lab: LabContext) -> ExperimentResult:
     capacity = {ITEMS: [run.accuracy for run in runs[_LSTM_ALONE]]} | {
         n: measure_capacity(lab, n, steps) for n in lab.pick_size((4, 12), (4,))
     }
+    n_batches = lab.pick_size(8, 1)
     near_far = {
-        name: [measure_by_distance(run.model, lab.pick_size(8, 1)) for run in rs] for name, rs in runs.items()
+        name: [measure_recall(r.model, RECALL_TASK, n_batches, find_item_distances) for r in rs]
+        for name, rs in runs.items()
     }
-    mean_loss = collect_mean_losses(runs)
+    mean_loss = {name: [run.mean_loss for run in rs] for name, rs in runs.items()}
     accuracy = {name: [run.accuracy for run in rs] for name, rs in runs.items()}
     recency = measure_recency(lab)
     lab.info("recall measured; now speeds")
@@ -200,8 +195,7 @@ def measure_recurrence(lab: LabContext) -> ExperimentResult:
     return ExperimentResult(
         "Transformer, recurrence, convolution",
         "A recurrent network reads token by token into a state of fixed size. Attention keeps every token "
-        "and can attend to "
-        "any of them. How do recall and time differ?",
+        "and can attend to any of them. How do recall and time differ?",
         claims,
         figures,
         "Encoder-decoders of 2+2 layers, d_model 64, pre-norm; recurrent decoders attend to the source "
@@ -228,25 +222,16 @@ def measure_capacity(lab: LabContext, items: int, steps: int) -> list[float]:
     ]
 
 
-@torch.inference_mode()
-def measure_by_distance(model: Seq2Seq, n_batches: int) -> list[float]:
-    """Share of correct values, from the last item of the source to the first."""
-    model.eval()
-    n_correct, n_queries = torch.zeros(ITEMS), torch.zeros(ITEMS)
-    for number in range(FIRST_HELD_OUT, FIRST_HELD_OUT + n_batches):
-        batch = RECALL_TASK.batch(0, number)
-        is_correct = (model.head(seq2seq_features(model, batch)).argmax(-1) == batch.labels).float()
-        distance = ITEMS - 1 - find_item_positions(batch)
-        n_correct.index_add_(0, distance.flatten(), is_correct.flatten())
-        n_queries.index_add_(0, distance.flatten(), torch.ones(is_correct.numel()))
-    return list((n_correct / n_queries).tolist())
-
-
 def find_item_positions(batch: PairBatch) -> torch.Tensor:
     """Position in the source of the item that each query asks for: (B, T)."""
     keys = (batch.source - FIRST_SYMBOL) // VALUES  # token ids of the recall task: key * values + value
     query_keys = batch.target - (FIRST_SYMBOL + ITEMS * VALUES)
     return (keys[:, None, :] == query_keys[:, :, None]).int().argmax(-1)
+
+
+def find_item_distances(batch: PairBatch) -> torch.Tensor:
+    """Distance of that item from the end of the source, 0 for the last."""
+    return ITEMS - 1 - find_item_positions(batch)
 
 
 def average_by_distance(rows: list[list[float]]) -> list[tuple[float, float]]:

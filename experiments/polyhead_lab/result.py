@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from polyhead.viz.plot import Curve
@@ -67,6 +68,11 @@ class ParetoPlot(NamedTuple):
     families: Mapping[str, Sequence[tuple[str, float, float]]]
     caption: str = ""
     floor: float = 1e-7
+
+
+def mean_curves(by_name: Mapping[str, Mapping[int, Sequence[float]]]) -> list[Curve]:
+    """A curve of means for each name, from its repetitions at each x."""
+    return [Curve(name, [(x, fmean(y)) for x, y in by_x.items()]) for name, by_x in by_name.items()]
 
 
 Figure = LinePlot | DotPlot | ResultTable | ParetoPlot

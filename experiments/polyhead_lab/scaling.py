@@ -74,8 +74,7 @@ def measure_scaling(lab: LabContext) -> ExperimentResult:
             f"At d_k = {last} the largest of {N_KEYS} weights is {plain[last].peak:.3f} without the scale "
             f"and {scaled[last].peak:.3f} with it; the median norm of the softmax's Jacobian "
             f"{plain[last].slope:.2g} and {scaled[last].slope:.2g}. At d_k = {widths[0]}: "
-            f"{plain[widths[0]].slope:.2g} and "
-            f"{scaled[widths[0]].slope:.2g}.",
+            f"{plain[widths[0]].slope:.2g} and {scaled[widths[0]].slope:.2g}.",
             verdict_below(plain[last].slopes, scaled[last].slope / 10),
         ),
         Claim(
@@ -152,10 +151,9 @@ def measure_scaling(lab: LabContext) -> ExperimentResult:
         figures,
         f"{_N_GROUPS} groups of {lab.pick_size(20_000, 2_000):,} pairs of standard normal vectors for each "
         f"d_k; intervals are Student's t over the groups. Saturation: {rows:,} queries over {N_KEYS} keys "
-        "each. The Jacobian of softmax p is diag(p) - p p^T; its Frobenius norm is given.\n\nTrainings: "
-        f"an encoder-decoder with one head in every attention, d_model 128, 1+1 layers, {steps} "
-        "steps; the two designs differ only in the option scale of softmax attention, and share seeds and "
-        "data.",
+        "each. The Jacobian of softmax p is diag(p) - p p^T; its Frobenius norm is given.\n\nTrainings: an "
+        f"encoder-decoder with one head in every attention, d_model 128, 1+1 layers, {steps} steps; the two "
+        "designs differ only in the option scale of softmax attention, and share seeds and data.",
     )
 
 

@@ -28,7 +28,8 @@ from polyhead.train.tasks import common as seq2seq_common
 from polyhead.train.train_state import TrainState
 from polyhead.viz.plot import Curve
 from polyhead_lab.registry import LabContext
-from polyhead_lab.result import SEEDS_NOTE, DotPlot, LinePlot
+from polyhead_lab.result import SEEDS_NOTE, DotPlot, Figure, LinePlot
+from polyhead_lab.statistics import format_mean, verdict_all, verdict_less
 from polyhead_lab.tasks import SyntheticTask
 
 FIRST_HELD_OUT = 1_000_000  # batch numbers from here on are not used in training
@@ -120,7 +121,7 @@ def train_designs(
     *,
     steps: int,
     lr: float = 5e-3,
-    status_format: str = "seed {seed}, {name}",
+    status_format: str = "seed {seed}, {name}: loss {run.loss:.3f}",
 ) -> dict[str, list[TrainingResult]]:
     """Train every design with each of three seeds, which give all designs the same data.
 
@@ -131,21 +132,83 @@ def train_designs(
         for name, config in designs.items():
             run = run_short_training(config, shrink_if_quick(lab, problem), seed=seed, steps=steps, lr=lr)
             runs[name].append(run)
-            lab.info(f"{status_format.format(seed=seed, name=name)}: loss {run.loss:.3f}")
+            lab.info(status_format.format(seed=seed, name=name, run=run))
     return runs
+
+
+LossesByTask = dict[str, dict[str, list[float]]]
+"""task -> design -> a loss of every seed."""
+
+
+class TaskRuns(dict[str, dict[str, list[TrainingResult]]]):
+    """Runs of designs on several tasks: task -> design -> a run of every seed."""
+
+    @property
+    def loss(self) -> LossesByTask:
+        """Held-out losses."""
+        return {task: collect_losses(runs) for task, runs in self.items()}
+
+    @property
+    def mean_loss(self) -> LossesByTask:
+        """Mean training losses."""
+        return {
+            task: {name: [run.mean_loss for run in seeds] for name, seeds in runs.items()}
+            for task, runs in self.items()
+        }
+
+    def compare(self, a: str, b: str) -> str:
+        """Format the losses of two designs on each task, at the end and over training."""
+        ends, means = self.loss, self.mean_loss
+        return "; ".join(
+            f"{task}: {format_mean(ends[task][a])} against {format_mean(ends[task][b])} at the end, "
+            f"{format_mean(means[task][a])} against {format_mean(means[task][b])} on average over training"
+            for task in self
+        )
+
+    def verdict_no_worse(self, a: str, b: str, tolerance: float) -> bool | None:
+        """Whether a is no worse than b, within a tolerance, on every task, at the end and over training."""
+        return verdict_all(
+            verdict_by_task(losses, a, b, -tolerance) for losses in (self.loss, self.mean_loss)
+        )
+
+    def make_figures(self) -> list[Figure]:
+        """Held-out losses of each task, mean training losses of each, and the curves of each."""
+        return [
+            *(plot_losses(task, losses) for task, losses in self.loss.items()),
+            *(plot_mean_losses(task, losses) for task, losses in self.mean_loss.items()),
+            *(plot_loss_curves(task, runs) for task, runs in self.items()),
+        ]
+
+
+def format_by_task(losses: LossesByTask, a: str, b: str, words: str = "{} against {}") -> str:
+    """Format the losses of two designs on each task."""
+    return "; ".join(
+        f"{task}: {words.format(format_mean(of[a]), format_mean(of[b]))}" for task, of in losses.items()
+    )
+
+
+def verdict_by_task(losses: LossesByTask, a: str, b: str, margin: float = 0.0) -> bool | None:
+    """``verdict_less`` on every task."""
+    return verdict_all(verdict_less(of[a], of[b], margin) for of in losses.values())
+
+
+def describe_steps(lab: LabContext, tasks: Mapping[str, tuple[SyntheticTask, int]]) -> str:
+    """The numbers of training steps and of seeds, for the description of a method."""
+    steps = ", ".join(f"{task} {lab.pick_size(n, 4)} steps" for task, (_, n) in tasks.items())
+    return f"{steps}; {len(lab.make_seeds(3))} seeds, which share data between designs."
 
 
 def train_by_task(
     lab: LabContext,
     tasks: Mapping[str, tuple[SyntheticTask, int]],
     designs: Mapping[str, Mapping[str, Any]],
-    status_format: str = "{task}, seed {seed}, {name}",
-) -> dict[str, dict[str, list[TrainingResult]]]:
-    """``train_designs`` on several tasks with their numbers of steps: task -> design -> runs.
+    status_format: str = "{task}, seed {seed}, {name}: loss {run.loss:.3f}",
+) -> TaskRuns:
+    """``train_designs`` on several tasks with their numbers of steps.
 
     A design is a mapping of changes to the small model.
     """
-    runs = {}
+    runs = TaskRuns()
     for task, (problem, steps) in tasks.items():
         configs = {name: make_small_config(problem, **changes) for name, changes in designs.items()}
         of_task = status_format.replace("{task}", task)
@@ -163,11 +226,6 @@ def collect_losses(runs: Mapping[str, Sequence[TrainingResult]]) -> dict[str, li
 def collect_first_curves(runs: Mapping[str, Sequence[TrainingResult]]) -> list[Curve]:
     """Training loss of the first seed of every design, if it has a curve."""
     return [Curve(name, seeds[0].curve) for name, seeds in runs.items() if seeds[0].curve]
-
-
-def collect_mean_losses(runs: Mapping[str, Sequence[TrainingResult]]) -> dict[str, list[float]]:
-    """Mean training loss of every seed."""
-    return {name: [run.mean_loss for run in seeds] for name, seeds in runs.items()}
 
 
 def plot_losses(label: str, losses: Mapping[str, Sequence[float]]) -> DotPlot:

@@ -35,7 +35,8 @@ def test_recall_is_measured_by_distance(monkeypatch):
     monkeypatch.setattr(recency, "seq2seq_features", answer_nearby)
     model = torch.nn.Module()
     model.head = torch.nn.Identity()
-    assert recency.measure_recall(model, recency.LATCH_TASK, 4) == [1.0] * 6 + [0.0] * 26
+    recall = recency.measure_recall(model, recency.LATCH_TASK, 4, recency.find_latch_distances)
+    assert recall == [1.0] * 6 + [0.0] * 26
 
 
 def test_gradients_match_difference_quotient():
