@@ -2,7 +2,7 @@ import re
 from pathlib import Path
 
 from polyhead.estimate.expected_quality import _MEASUREMENTS, CORPUS_UNITS, OWN_RESULTS, find_measurements
-from polyhead.estimate.summary import describe_measurement
+from polyhead.estimate.report import describe_measurement
 
 
 def test_quality_is_that_of_corpora_of_similar_size():

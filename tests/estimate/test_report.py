@@ -1,10 +1,42 @@
+import json
+
 from tests.estimate.plan_helpers import workdir as workdir
 from tests.estimate.plan_helpers import write_finetuning_recipe
 
 from polyhead.config.model import ModelConfig
+from polyhead.cost.communication import ParallelLayout
 from polyhead.estimate.plan import estimate
-from polyhead.estimate.report import format_details, format_si
+from polyhead.estimate.report import format_details, format_si, summarize
+from polyhead.export.targets import describe_targets, find_obstacles
+from polyhead.models import preset_config
 from polyhead.run.recipe import load_recipe
+from polyhead.viz.eta_model import format_seconds
+
+
+def test_plan_is_json_and_text(workdir):
+    recipe = load_recipe("translation.yaml")
+    plan = estimate(recipe, probe=False, layout=ParallelLayout(2, 2), batch_size=None)
+    tree = json.loads(json.dumps(plan.to_json()))
+    assert tree["parameters"] == plan.parameters
+    assert tree["memory"]["optimizer"] == plan.memory.optimizer
+    assert tree["decoding"]["caches"][0]["cache"] == {"name": "static", "chunk": 32, "preallocate": False}
+    assert tree["traffic"]["data"] == plan.traffic.data
+    assert f"{plan.parameters:,} parameters" in "\n".join(format_details(plan))
+    assert "note:" not in "\n".join(summarize(plan))
+
+
+def test_summary_is_size_time_memory_quality_and_exports(workdir):
+    recipe = load_recipe("translation.yaml", ["train.steps=7"])
+    plan = estimate(recipe, seconds=0.1)
+    size, time, memory, quality, exports = summarize(plan)
+    assert size == f"size: {plan.parameters:,} parameters, {format_si(4 * plan.parameters)}B in fp32"
+    assert time.startswith(f"time on this machine now: {format_seconds(plan.time.run)} for 7 updates of ")
+    assert memory.startswith(f"memory: training holds {format_si(plan.memory.total)}B of tensors at its peak")
+    assert memory.endswith(f"this machine has {format_si(plan.machine)}B")
+    assert quality == "quality: no measurement of this size"
+    assert exports == describe_targets(find_obstacles(recipe.model.with_vocabulary(300)))
+    lines = list(summarize(estimate(preset_config("tiny", 50), probe=False, seq_len=8, context_len=8)))
+    assert lines[1:4:2] == ["time on this machine now: not measured", "quality: unknown without the text"]
 
 
 def test_adapters_have_no_gradients_of_weights(workdir):

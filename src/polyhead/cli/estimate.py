@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -14,6 +15,9 @@ from polyhead.core.errors import UserError, did_you_mean
 
 if TYPE_CHECKING:
     from polyhead.config.model import ModelConfig
+
+_Count = partial(typer.Option, min=1)
+_Bandwidth = partial(typer.Option, min=0.001, metavar="GB/S")
 
 
 def run(
@@ -37,46 +41,37 @@ def run(
         ),
     ] = True,
     batch_size: Annotated[
-        int | None, typer.Option(min=1, help="number of rows per batch, for a preset", show_default="1")
+        int | None, _Count(help="number of rows per batch, for a preset", show_default="1")
     ] = None,
     seq_len: Annotated[
-        int | None, typer.Option(min=1, help="number of tokens per row, for a preset", show_default="max_len")
+        int | None, _Count(help="number of tokens per row, for a preset", show_default="max_len")
     ] = None,
     train_tokens: Annotated[
-        float | None, typer.Option(min=1, help="number of training tokens, for a preset, e.g. 300e9")
+        float | None, _Count(help="number of training tokens, for a preset, e.g. 300e9")
     ] = None,
     context_len: Annotated[
-        int | None,
-        typer.Option(min=1, help="number of tokens per row in decoding", show_default="data.max_len"),
+        int | None, _Count(help="number of tokens per row in decoding", show_default="data.max_len")
     ] = None,
     decode_batch: Annotated[
         list[int] | None,
-        typer.Option(min=1, help="number of rows decoded together; may be repeated", show_default="1 and 32"),
+        _Count(help="number of rows decoded together; may be repeated", show_default="1 and 32"),
     ] = None,
     data_parallel: Annotated[
-        int,
-        typer.Option(
-            min=1, help="number of data-parallel ranks: each has the whole model and a share of the batch"
-        ),
+        int, _Count(help="number of data-parallel ranks: each has the whole model and a share of the batch")
     ] = 1,
     tensor_parallel: Annotated[
-        int, typer.Option(min=1, help="number of tensor-parallel ranks, which share every layer")
+        int, _Count(help="number of tensor-parallel ranks, which share every layer")
     ] = 1,
-    pipeline: Annotated[
-        int, typer.Option(min=1, help="number of pipeline stages, which share the layers")
-    ] = 1,
-    micro_batches: Annotated[
-        int, typer.Option(min=1, help="number of micro-batches per batch in the pipeline")
-    ] = 1,
+    pipeline: Annotated[int, _Count(help="number of pipeline stages, which share the layers")] = 1,
+    micro_batches: Annotated[int, _Count(help="number of micro-batches per batch in the pipeline")] = 1,
     shard: Annotated[
-        int,
-        typer.Option(min=1, help="number of ranks that shard weights, gradients and optimizer state (FSDP)"),
+        int, _Count(help="number of ranks that shard weights, gradients and optimizer state (FSDP)")
     ] = 1,
     context_parallel: Annotated[
-        int, typer.Option(min=1, help="number of context-parallel ranks, which share the tokens of a row")
+        int, _Count(help="number of context-parallel ranks, which share the tokens of a row")
     ] = 1,
     interleave: Annotated[
-        int, typer.Option(min=1, help="number of model chunks per pipeline stage (interleaved 1F1B)")
+        int, _Count(help="number of model chunks per pipeline stage (interleaved 1F1B)")
     ] = 1,
     recompute: Annotated[
         Literal["none", "selective", "blocks"] | None,
@@ -92,25 +87,17 @@ def run(
     ] = None,
     bandwidth: Annotated[
         float | None,
-        typer.Option(
-            min=0.001,
-            metavar="GB/S",
-            help="send bandwidth of a rank, to other machines",
-            show_default="of the hardware",
-        ),
+        _Bandwidth(help="send bandwidth of a rank, to other machines", show_default="of the hardware"),
     ] = None,
     intra_node_bandwidth: Annotated[
         float | None,
-        typer.Option(
-            min=0.001,
-            metavar="GB/S",
+        _Bandwidth(
             help="send bandwidth of a rank, within a machine",
             show_default="of the hardware, else --bandwidth",
         ),
     ] = None,
     nproc_per_node: Annotated[
-        int | None,
-        typer.Option(min=1, help="number of ranks per machine", show_default="of the hardware, else 8"),
+        int | None, _Count(help="number of ranks per machine", show_default="of the hardware, else 8")
     ] = None,
     show_details: Annotated[
         bool,
@@ -140,21 +127,14 @@ def run(
     )
     from polyhead.cost.communication import ParallelLayout
     from polyhead.estimate.plan import estimate
-    from polyhead.estimate.report import format_details, format_ranks
-    from polyhead.estimate.summary import summarize
+    from polyhead.estimate.report import format_details, format_ranks, summarize
 
     layout = ParallelLayout(
-        data_parallel,
-        tensor_parallel,
-        pipeline,
-        micro_batches,
-        bandwidth=bandwidth and bandwidth * 1e9,
-        shard=shard,
-        context_parallel=context_parallel,
-        interleave=interleave,
+        data_parallel, tensor_parallel, pipeline, micro_batches, bandwidth=bandwidth and bandwidth * 1e9,
+        shard=shard, context_parallel=context_parallel, interleave=interleave,
         intra_node_bandwidth=intra_node_bandwidth and intra_node_bandwidth * 1e9,
         nproc_per_node=nproc_per_node,
-    )
+    )  # fmt: skip
     is_split = layout.ranks > 1 or micro_batches > 1
     result = estimate(
         subject, probe=probe, batch_size=batch_size, seq_len=seq_len, train_tokens=train_tokens,
