@@ -162,22 +162,6 @@ def _add(read: ArrayReader, value: dict[str, Any]) -> Array:
     return total
 
 
-def _scale(read: ArrayReader, value: dict[str, Any]) -> Array:
-    return np.asarray(read(value["x"]) * value["by"])
-
-
-def _mean(read: ArrayReader, value: dict[str, Any]) -> Array:
-    return np.asarray(read(value["x"]).mean(-1))
-
-
-def _variance(read: ArrayReader, value: dict[str, Any]) -> Array:
-    return np.asarray(read(value["x"]).var(-1))
-
-
-def _mean_square(read: ArrayReader, value: dict[str, Any]) -> Array:
-    return np.asarray(np.square(read(value["x"])).mean(-1))
-
-
 def _normalize(read: ArrayReader, value: dict[str, Any]) -> Array:
     x, spread = read(value["x"]), read(value["spread"])
     mean = read(value["mean"]) if value["mean"] else np.zeros_like(spread)
@@ -235,10 +219,10 @@ def _rotate(read: ArrayReader, value: dict[str, Any]) -> Array:
 
 OPERATIONS: dict[str, Callable[[ArrayReader, dict[str, Any]], Array]] = {
     "add": _add,
-    "scale": _scale,
-    "mean": _mean,
-    "variance": _variance,
-    "mean_square": _mean_square,
+    "scale": lambda read, value: np.asarray(read(value["x"]) * value["by"]),
+    "mean": lambda read, value: np.asarray(read(value["x"]).mean(-1)),
+    "variance": lambda read, value: np.asarray(read(value["x"]).var(-1)),
+    "mean_square": lambda read, value: np.asarray(np.square(read(value["x"])).mean(-1)),
     "norm": _normalize,
     "softmax": _softmax,
     "ratio": _ratio,

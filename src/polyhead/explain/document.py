@@ -12,7 +12,7 @@ from polyhead.core.errors import UserError
 from polyhead.core.i18n import get_language
 from polyhead.explain.costs import count_costs, count_step, count_weight_bytes
 from polyhead.explain.inputs import ModelInputs, choose_windows, describe_side, read_inputs
-from polyhead.explain.levers.explain_levers import explain_levers
+from polyhead.explain.levers.table import explain_levers
 from polyhead.explain.part_notes import describe_part, list_sources
 from polyhead.explain.record_parts import SHOWN_UNITS
 from polyhead.explain.search import describe_logits, describe_predictions, explain_search

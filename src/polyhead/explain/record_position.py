@@ -54,6 +54,11 @@ def describe_scheme(scheme: Position, tokens: Tokens) -> tuple[Arrays, Facts]:
     return {}, {}
 
 
+def _describe_facts(*names: str) -> Callable[[Any, Tokens], tuple[Arrays, Facts]]:
+    """Describe a scheme without arrays by its attributes."""
+    return lambda scheme, tokens: ({}, {name: getattr(scheme, name) for name in names})
+
+
 def _describe_rope(scheme: Rope, tokens: Tokens) -> tuple[Arrays, Facts]:
     cos, sin = scheme.prepare(tokens.pos, tokens.length, scheme.inv_freq.device, (1,)).tables[1]
     arrays: Arrays = {
@@ -68,10 +73,6 @@ def _describe_rope(scheme: Rope, tokens: Tokens) -> tuple[Arrays, Facts]:
         "factor": scheme.factor,
     }
     return arrays, facts | {"attention_factor": scheme.attention_factor, "rotary_dim": scheme.rotary_dim}
-
-
-def _describe_alibi(scheme: Alibi, tokens: Tokens) -> tuple[Arrays, Facts]:
-    return {"slopes": torch.tensor(scheme.slopes)}, {}
 
 
 def _describe_t5(scheme: T5Bias, tokens: Tokens) -> tuple[Arrays, Facts]:
@@ -89,19 +90,6 @@ def _describe_disentangled(scheme: DisentangledPosition, tokens: Tokens) -> tupl
     return {"index": _pair_index(scheme, tokens)}, facts
 
 
-def _describe_sinusoidal(scheme: SinusoidalPosition, tokens: Tokens) -> tuple[Arrays, Facts]:
-    return {}, {
-        "base": scheme.base,
-        "layout": scheme.layout,
-        "endpoint": scheme.endpoint,
-        "offset": scheme.offset,
-    }
-
-
-def _describe_learned(scheme: LearnedPosition, tokens: Tokens) -> tuple[Arrays, Facts]:
-    return {}, {"offset": scheme.offset, "rows": len(scheme.weight)}
-
-
 def _pair_index(scheme: PairPosition, tokens: Tokens) -> Tensor:
     """The row of the table for each pair of tokens shown: [T, S]."""
     pos = tokens.pos
@@ -116,10 +104,10 @@ def _pair_index(scheme: PairPosition, tokens: Tokens) -> Tensor:
 
 _SCHEMES: dict[type[Position], Callable[[Any, Tokens], tuple[Arrays, Facts]]] = {
     Rope: _describe_rope,
-    Alibi: _describe_alibi,
+    Alibi: lambda scheme, tokens: ({"slopes": torch.tensor(scheme.slopes)}, {}),
     T5Bias: _describe_t5,
     Shaw: _describe_shaw,
     DisentangledPosition: _describe_disentangled,
-    SinusoidalPosition: _describe_sinusoidal,
-    LearnedPosition: _describe_learned,
+    SinusoidalPosition: _describe_facts("base", "layout", "endpoint", "offset"),
+    LearnedPosition: lambda scheme, tokens: ({}, {"offset": scheme.offset, "rows": len(scheme.weight)}),
 }

@@ -16,8 +16,8 @@ from polyhead.core.blank_text import is_blank
 from polyhead.core.errors import UserError
 from polyhead.explain.document import check_explainable, choose_shown, explain
 from polyhead.explain.inputs import read_inputs
-from polyhead.explain.levers.explain_levers import explain_case
 from polyhead.explain.levers.lever_input import copy_modules
+from polyhead.explain.levers.table import explain_case
 from polyhead.kernels.pack_model import is_packed
 from polyhead.run.load import load
 from polyhead.run.run import Run

@@ -8,7 +8,7 @@ from tests.serve.conftest import get_error, serve_run
 
 from polyhead.explain.document import explain
 from polyhead.explain.inputs import read_inputs
-from polyhead.explain.levers.explain_levers import explain_case
+from polyhead.explain.levers.table import explain_case
 from polyhead.run.run_ensemble import ensemble_runs
 from polyhead.serve.auth import ApiKeys
 

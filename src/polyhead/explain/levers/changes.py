@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -19,6 +19,12 @@ from polyhead.nn.position.base import Position
 
 _MAX_SCALE = 1000.0
 _MAX_SEED = 2**31 - 1
+_NO_HEADS = "this model has no attention heads"
+
+
+def _require(list_parts: Callable[[Any], Iterator[Any]], obstacle: str) -> Callable[[LeverInput], str]:
+    """The ``find_obstacle`` of a lever on parts: the obstacle if a model has none of them."""
+    return lambda lever_input: "" if any(True for _ in list_parts(lever_input.model)) else obstacle
 
 
 def list_scales(model: nn.Module) -> list[float]:
@@ -72,15 +78,10 @@ def remove_causal_masks(model: Model, lever_input: LeverInput, setting: Setting)
         attention.causal = False
 
 
-def _find_mask_obstacle(lever_input: LeverInput) -> str:
-    has_mask = any(True for _ in list_causal_attentions(lever_input.model))
-    return "" if has_mask else "attention of this model has no causal mask"
-
-
 CAUSAL_MASK_LEVER = Lever(
     "causal_mask",
     "attention",
-    _find_mask_obstacle,
+    _require(list_causal_attentions, "attention of this model has no causal mask"),
     lambda _: [],
     lambda _: [{}],
     run_changed(remove_causal_masks),
@@ -101,15 +102,10 @@ def remove_positions(model: Model, lever_input: LeverInput, setting: Setting) ->
         part.position = Position(model.config.attention_shape(causal=False))
 
 
-def _find_position_obstacle(lever_input: LeverInput) -> str:
-    has_positions = any(True for _ in list_positioned(lever_input.model))
-    return "" if has_positions else "this model has no position scheme"
-
-
 POSITIONS_LEVER = Lever(
     "positions",
     "attention",
-    _find_position_obstacle,
+    _require(list_positioned, "this model has no position scheme"),
     lambda _: [],
     lambda _: [{}],
     run_changed(remove_positions),
@@ -142,13 +138,9 @@ def _list_movable_words(lever_input: LeverInput) -> list[list[int]]:
     return [word for word in words if word]
 
 
-def _find_shuffle_obstacle(lever_input: LeverInput) -> str:
-    return "" if len(_list_movable_words(lever_input)) > 1 else "the text has fewer than two words to move"
-
-
 def _list_shuffle_cases(lever_input: LeverInput) -> list[Setting]:
-    without = [] if _find_position_obstacle(lever_input) else [{"positions": "none"}]
-    return [{"positions": "kept"}, *without]
+    has_positions = any(True for _ in list_positioned(lever_input.model))
+    return [{"positions": "kept"}, *([{"positions": "none"}] if has_positions else [])]
 
 
 def _compute_shuffle(lever_input: LeverInput, setting: Setting) -> LeverOutput:
@@ -182,7 +174,9 @@ def _compute_shuffle(lever_input: LeverInput, setting: Setting) -> LeverOutput:
 SHUFFLE_LEVER = Lever(
     "shuffle",
     "attention",
-    _find_shuffle_obstacle,
+    lambda lever_input: (
+        "" if len(_list_movable_words(lever_input)) > 1 else "the text has fewer than two words to move"
+    ),
     lambda _: [
         Field("positions", "choice", "kept", values=("kept", "none")),
         Field("seed", "integer", 0, 0, _MAX_SEED),
@@ -240,10 +234,6 @@ def knock_out_head(model: Model, lever_input: LeverInput, setting: Setting) -> N
     reuse_layers(model, lever_input.plain_states, address.stack, address.layer)
 
 
-def _find_head_obstacle(lever_input: LeverInput) -> str:
-    return "" if any(True for _ in list_heads(lever_input.model)) else "this model has no attention heads"
-
-
 def _list_head_fields(lever_input: LeverInput) -> list[Field]:
     heads = [*list_heads(lever_input.model)]
     first = heads[0]
@@ -269,7 +259,7 @@ def _compute_head(lever_input: LeverInput, setting: Setting) -> LeverOutput:
 HEAD_LEVER = Lever(
     "head",
     "weights",
-    _find_head_obstacle,
+    _require(list_heads, _NO_HEADS),
     _list_head_fields,
     lambda lever_input: [head._asdict() for head in list_heads(lever_input.model)][: _max_cases(lever_input)],
     _compute_head,
@@ -282,10 +272,6 @@ def skip_layer(model: Model, lever_input: LeverInput, setting: Setting) -> None:
     stack = list_stacks(model)[setting["stack"]]
     stack.layers = nn.ModuleList(layer for i, layer in enumerate(stack.layers) if i != setting["layer"])
     reuse_layers(model, lever_input.plain_states, setting["stack"], setting["layer"])
-
-
-def _find_layer_obstacle(lever_input: LeverInput) -> str:
-    return "" if _list_layer_cases(lever_input) else "every stack of this model has one layer"
 
 
 def _list_layer_fields(lever_input: LeverInput) -> list[Field]:
@@ -321,7 +307,7 @@ def _compute_layer(lever_input: LeverInput, setting: Setting) -> LeverOutput:
 LAYER_LEVER = Lever(
     "layer",
     "weights",
-    _find_layer_obstacle,
+    lambda lever_input: "" if _list_layer_cases(lever_input) else "every stack of this model has one layer",
     _list_layer_fields,
     _list_layer_cases,
     _compute_layer,
@@ -337,7 +323,7 @@ def _list_kv_heads(lever_input: LeverInput) -> list[int]:
 
 def _find_kv_obstacle(lever_input: LeverInput) -> str:
     if not any(True for _ in list_heads(lever_input.model)):
-        return "this model has no attention heads"
+        return _NO_HEADS
     if not _list_kv_heads(lever_input):
         return "this model has one key/value head"
     try:
