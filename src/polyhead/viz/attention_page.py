@@ -48,11 +48,8 @@ def attention_section(maps: AttentionMap | Sequence[AttentionMap]) -> PageSectio
         raise UserError("no attention map: expected at least one")
     kinds = list(dict.fromkeys(attention.kind for attention in map_list))
     heading = tr(kinds[0]).capitalize() if len(kinds) == 1 else tr("Attention")
-    body = (
-        "<div "
-        f'class="attention">{json_script([map_to_json(attention) for attention in map_list])}'
-        f"{heat_map_svg(map_list[0])}</div>"
-    )
+    data = json_script([map_to_json(attention) for attention in map_list])
+    body = f'<div class="attention">{data}{heat_map_svg(map_list[0])}</div>'
     return PageSection(
         heading, tr(CROSS_ATTENTION_HELP if kinds == ["cross-attention"] else ATTENTION_HELP), body
     )
@@ -91,7 +88,7 @@ def heat_map_svg(
     left, top = 12 + 7.4 * max(map(cell_len, target)), 24 + 6.6 * max(map(cell_len, source))
     right = 14 + 5.4 * cell_len(source[-1])
     width, height = round(left + cell * len(source) + right), round(top + cell * len(target) + 4)
-    parts = []
+    parts, side = [], cell - 2
     for s, token in enumerate(source):
         turned = f"translate({left + cell * (s + 0.5):.1f} {top - 8:.1f}) rotate(-50)"
         parts.append(tag("text", "token", escape(token), transform=turned))
@@ -99,15 +96,10 @@ def heat_map_svg(
         y = top + cell * t
         parts.append(text("token end", left - 8, y + cell / 2 + 5, token))
         for s, weight in enumerate(row):
-            box: dict[str, Any] = {
-                "x": left + cell * s,
-                "y": y,
-                "width": cell - 2,
-                "height": cell - 2,
-                "rx": 3,
-            }
-            parts.append(tag("rect", "under", **box))
-            parts.append(tag("rect", "cell", fill_opacity=cell_opacity(weight), **box))
+            box: dict[str, Any] = {"x": left + cell * s, "y": y, "width": side, "height": side, "rx": 3}
+            # the power 0.7 keeps small weights visible, as in the script of the page
+            opacity = f"{max(weight, 0.0) ** 0.7:.3f}"
+            parts += [tag("rect", "under", **box), tag("rect", "cell", fill_opacity=opacity, **box)]
     name = tr(
         "{kind}: {rows} target by {columns} source tokens",
         kind=tr(attention.kind),
@@ -115,8 +107,3 @@ def heat_map_svg(
         columns=len(source),
     )
     return svg("heat", width, height, name, parts, width=f"{width}", height=f"{height}")
-
-
-def cell_opacity(weight: float) -> str:
-    """The opacity of a weight: the power 0.7 keeps small weights visible, as in the script of the page."""
-    return f"{max(weight, 0.0) ** 0.7:.3f}"

@@ -85,14 +85,9 @@ def position_section(heading: str, caption: str, matrices: Sequence[Matrix]) -> 
         return PageSection(heading, caption, f"<p>{escape(message)}</p>")
     first, *rest = matrices
     if first.row != "head":
-        large = matrix_figure(first, 600 if len(rest) == 1 else 300)
-        return PageSection(
-            heading,
-            caption,
-            "<div "
-            f'class="{"pair" if len(rest) == 1 else "small"}">{large}{"".join(map(matrix_figure, rest))}</d'
-            "iv>",
-        )
+        width, kind = (600, "pair") if len(rest) == 1 else (300, "small")
+        figures = matrix_figure(first, width) + "".join(map(matrix_figure, rest))
+        return PageSection(heading, caption, f'<div class="{kind}">{figures}</div>')
     rows = to_rows(first)
     body = matrix_figure(first, 900, max(40, min(26 * len(rows), 400)))
     if len(rows) <= _MAX_CURVES:
@@ -128,13 +123,8 @@ def token_section(tokens: TokenPoints, perplexity: float) -> PageSection:
     names = [display_token(name.replace("␣", " ")) for name in tokens.names]
     neighbours = nearest_neighbours(x, _N_NEIGHBOURS).tolist()
     data: dict[str, Any] = {"names": list(tokens.names), "near": neighbours, "counts": tokens.counts}
-    groups = (
-        "".join(
-            f'<span class="key c{c}">{escape(g)}</span>' for c, g in zip(PALETTE, tokens.groups, strict=False)
-        )
-        if len(tokens.groups) > 1
-        else ""
-    )
+    keys = zip(PALETTE, tokens.groups if len(tokens.groups) > 1 else (), strict=False)
+    groups = "".join(f'<span class="key c{c}">{escape(g)}</span>' for c, g in keys)
     body = (
         f'<div class="clouds"><div class="finder"><label>{escape(tr("Find a token"))} <input type="search" '
         'list="tokens" autocomplete="off"></label>'

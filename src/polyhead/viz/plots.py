@@ -29,6 +29,7 @@ from polyhead.viz.plot import (
     Y_SPACING,
     ChartAxis,
     Scale,
+    caption,
     clip_label,
     distinct_digits,
     draw_axes,
@@ -74,21 +75,19 @@ def matrix_figure(matrix: Matrix, width: int = 300, height: int = 248) -> str:
     has_negative = any(v < 0 for row in shades for v in row)
     low_label, kind = (f"−{format_number(max_abs)}", "both") if has_negative else ("0", "plus")
     ramp = (
-        f'<p class="ramp2"><span>{low_label}</span><i '
-        f'class="{kind}"></i><span>{format_number(max_abs)}</span>'
-        '<output aria-live="polite"></output></p>'
+        f'<p class="ramp2"><span>{low_label}</span><i class="{kind}"></i>'
+        f'<span>{format_number(max_abs)}</span><output aria-live="polite"></output></p>'
     )
     data = {"rows": len(rows), "columns": len(rows[0]), "most": max_abs, "values": encoded,
                  "row": tr(matrix.row), "column": tr(matrix.column), "first": [matrix.first_row,
                      matrix.first_column]}  # fmt: skip
-    caption = f'<p class="about">{escape(matrix.caption)}</p>' if matrix.caption else ""
     sizes = [(width, height)]
     if width > _NARROW_SIZE[0]:
         sizes.append((_NARROW_SIZE[0], min(height, _NARROW_SIZE[1])))
     pictures = "".join(matrix_svg(matrix, shades, *size) for size in sizes)
     return (
         f'<figure class="card matrix{" sizes" * (len(sizes) > 1)}"><figcaption><b>{escape(matrix.title)}</b>'
-        f"</figcaption>{pictures}{ramp}{caption}{json_script(data)}</figure>"
+        f"</figcaption>{pictures}{ramp}{caption(matrix.caption)}{json_script(data)}</figure>"
     )
 
 

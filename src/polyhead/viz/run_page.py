@@ -18,6 +18,7 @@ from polyhead.viz.training_report import (
     LARGE_SIZES,
     SMALL_CHARTS,
     SMALL_SIZE,
+    facts_list,
     headline_section,
     metric_curves,
 )
@@ -182,19 +183,13 @@ def result_section(record: RunRecord) -> PageSection:
     """The main numbers, and the table of the README.md of the finished run, if there is one."""
     tiles = {tr("State"): tr(STATE_TITLES.get(record.state, record.state))} | final_measures(record)
     section = headline_section(tiles)
-    rows = facts_table(translate_facts(record.facts)) if record.facts else ""
+    rows = facts_list(translate_facts(record.facts)) if record.facts else ""
     return PageSection(tr("Result"), "", section.body + rows)
 
 
 def translate_facts(facts: Mapping[str, str]) -> dict[str, str]:
     """The table of a run's README.md in the current language."""
     return {translate_fact(name): translate_fact(value) for name, value in facts.items()}
-
-
-def facts_table(facts: Mapping[str, str]) -> str:
-    """Names and values, one per line."""
-    items = "".join(f"<div><dt>{escape(n)}</dt><dd>{escape(v)}</dd></div>" for n, v in facts.items())
-    return f'<dl class="facts">{items}</dl>'
 
 
 def loss_section(records: Sequence[RunRecord]) -> PageSection:
@@ -308,7 +303,7 @@ def plan_section(record: RunRecord) -> PageSection:
         tr("Training time in seconds"), curves, tr("step"), (860, 260), (380, 230), from_zero=True
     )
     return PageSection(
-        tr("Predicted and actual time"), lead, facts_table({k: v for k, v in facts.items() if v}) + chart
+        tr("Predicted and actual time"), lead, facts_list({k: v for k, v in facts.items() if v}) + chart
     )
 
 
@@ -318,9 +313,7 @@ def recipe_section(record: RunRecord) -> PageSection:
     if not keys:
         return PageSection("", "", "")
     summary = escape(tr("All keys of the recipe"))
-    return PageSection(
-        tr("Recipe"), "", f"<details><summary>{summary}</summary>{facts_table(keys)}</details>"
-    )
+    return PageSection(tr("Recipe"), "", f"<details><summary>{summary}</summary>{facts_list(keys)}</details>")
 
 
 def flatten_tree(tree: Mapping[str, Any], prefix: str = "") -> dict[str, str]:

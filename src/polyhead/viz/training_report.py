@@ -59,14 +59,16 @@ def headline_section(facts: Mapping[str, Any]) -> PageSection:
     for name, value in facts.items():
         if isinstance(value, Mapping):
             rows |= {f"{name}: {key}": format_fact(inner) for key, inner in value.items()}
-    body = ""
-    if tiles:
-        items = "".join(f"<div><dt>{escape(n)}</dt><dd>{escape(t)}</dd></div>" for n, t in tiles.items())
-        body += f'<dl class="tiles">{items}</dl>'
+    body = facts_list(tiles, "tiles") if tiles else ""
     if rows:
-        items = "".join(f"<div><dt>{escape(n)}</dt><dd>{escape(t)}</dd></div>" for n, t in rows.items())
-        body += f'<details><summary>{escape(tr("Details"))}</summary><dl class="facts">{items}</dl></details>'
+        body += f"<details><summary>{escape(tr('Details'))}</summary>{facts_list(rows)}</details>"
     return PageSection(tr("Result"), "", body)
+
+
+def facts_list(facts: Mapping[str, str], kind: str = "facts") -> str:
+    """Names and values, one per line, or as tiles."""
+    items = "".join(f"<div><dt>{escape(n)}</dt><dd>{escape(v)}</dd></div>" for n, v in facts.items())
+    return f'<dl class="{kind}">{items}</dl>'
 
 
 def format_fact(value: Any) -> str:
