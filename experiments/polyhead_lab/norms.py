@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -17,8 +16,8 @@ from polyhead_lab.short_training import (
     make_small_config,
     plot_loss_curves,
     plot_losses,
-    run_backward,
     shrink_if_quick,
+    time_training_steps,
     train_by_task,
     train_designs,
     verdict_by_task,
@@ -26,7 +25,6 @@ from polyhead_lab.short_training import (
 from polyhead_lab.statistics import (
     format_mean,
     median_times,
-    time_interleaved,
     time_ratios,
     verdict_all,
     verdict_below,
@@ -157,10 +155,8 @@ def time_steps(lab: LabContext) -> dict[str, list[float]]:
     """Seconds of a forward and backward pass with each norm, interleaved."""
     problem = shrink_if_quick(lab, _FULL_TASK)
     size: dict[str, Any] = lab.pick_size({"d_model": 128, "d_ff": 256}, {"d_model": 16, "d_ff": 16})
-    models = {norm: build(make_small_config(problem, norm=norm, **size), lab.seed).train() for norm in _NORMS}
-    batch = problem.batch(lab.seed, 0)
-    runners = {norm: partial(run_backward, model, batch) for norm, model in models.items()}
-    return time_interleaved(runners, lab.pick_size(15, 3))
+    designs = {norm: make_small_config(problem, norm=norm, **size) for norm in _NORMS}
+    return time_training_steps(lab, designs, problem.batch(lab.seed, 0), lab.pick_size(15, 3))
 
 
 @torch.no_grad()

@@ -15,12 +15,12 @@ from polyhead_lab.recency import choose_recurrent, measure_recall, measure_recen
 from polyhead_lab.registry import EXPERIMENTS, LabContext
 from polyhead_lab.result import SEEDS_NOTE, Claim, DotPlot, ExperimentResult, Figure, LinePlot, ResultTable
 from polyhead_lab.short_training import (
-    TrainingResult,
     collect_first_curves,
     make_small_config,
-    run_backward,
     run_short_training,
     shrink_if_quick,
+    time_training_steps,
+    train_designs,
 )
 from polyhead_lab.statistics import (
     format_mean,
@@ -53,19 +53,9 @@ _WITH_ATTENTION, _WITHOUT_ATTENTION = ("LSTM", "GRU"), (_LSTM_ALONE, "GRU, no at
 def measure_recurrence(lab: LabContext) -> ExperimentResult:
     """Transformer, RNN, LSTM, GRU, CNN: recall and gradients by distance, training and decoding speed."""
     steps = lab.pick_size(250, 4)
-    runs: dict[str, list[TrainingResult]] = {name: [] for name in _RECURRENT_DESIGNS}
-    for seed in lab.make_seeds(3):
-        for name in _RECURRENT_DESIGNS:
-            runs[name].append(
-                run_short_training(
-                    make_recurrent_config(name, RECALL_TASK),
-                    shrink_if_quick(lab, RECALL_TASK),
-                    seed=seed,
-                    steps=steps,
-                    lr=5e-3,
-                )
-            )
-            lab.info(f"seed {seed}, {name}: {100 * runs[name][-1].accuracy:.1f} % correct")
+    designs = {name: make_recurrent_config(name, RECALL_TASK) for name in _RECURRENT_DESIGNS}
+    status_format = "seed {seed}, {name}: {run.accuracy:.1%} correct"
+    runs = train_designs(lab, RECALL_TASK, designs, steps=steps, status_format=status_format)
     capacity = {ITEMS: [run.accuracy for run in runs[_LSTM_ALONE]]} | {
         n: measure_capacity(lab, n, steps) for n in lab.pick_size((4, 12), (4,))
     }
@@ -242,15 +232,9 @@ def average_by_distance(rows: list[list[float]]) -> list[tuple[float, float]]:
 def time_training(lab: LabContext, length: int) -> dict[str, list[float]]:
     """Seconds of a forward and backward pass of every design."""
     problem = make_copy_task(length, 64)
-    batch = problem.batch(lab.seed, 0, 8)
-
-    models = {
-        name: build(make_recurrent_config(name, problem, **pick_model_size(lab)), lab.seed).train()
-        for name in _RECURRENT_DESIGNS
-    }
-    return time_interleaved(
-        {name: partial(run_backward, model, batch) for name, model in models.items()}, lab.pick_size(5, 2)
-    )
+    size = pick_model_size(lab)
+    designs = {name: make_recurrent_config(name, problem, **size) for name in _RECURRENT_DESIGNS}
+    return time_training_steps(lab, designs, problem.batch(lab.seed, 0, 8), lab.pick_size(5, 2))
 
 
 def time_decoding(lab: LabContext, contexts: list[int]) -> dict[int, dict[str, list[float]]]:

@@ -12,7 +12,7 @@ from polyhead import Choice, build
 from polyhead.viz.plot import Curve
 from polyhead_lab.registry import EXPERIMENTS, LabContext
 from polyhead_lab.result import SEEDS_NOTE, Claim, DotPlot, ExperimentResult, Figure, LinePlot, ResultTable
-from polyhead_lab.short_training import make_small_config, run_short_training, shrink_if_quick
+from polyhead_lab.short_training import collect_losses, make_small_config, train_designs
 from polyhead_lab.statistics import (
     format_mean,
     mean_interval,
@@ -225,15 +225,14 @@ def record_output(module: nn.Module, records: list[Tensor]) -> None:
 
 def train_scales(lab: LabContext, steps: int) -> dict[str, list[float]]:
     """Losses of one wide head with and without the scale, one value per seed."""
-    problem, losses = (
-        shrink_if_quick(lab, make_recall_task()),
-        {_WITH_SCALE: list[float](), _WITHOUT_SCALE: list[float]()},
+    problem, size = (
+        make_recall_task(),
+        lab.pick_size({"d_model": 128, "d_ff": 128}, {"d_model": 16, "d_ff": 16}),
     )
-    size = lab.pick_size({"d_model": 128, "d_ff": 128}, {"d_model": 16, "d_ff": 16})
-    for seed in lab.make_seeds(3):
-        for name, scale in ((_WITH_SCALE, None), (_WITHOUT_SCALE, 1.0)):
-            choice = Choice("softmax", scale=scale)
-            config = make_small_config(problem, n_heads=1, n_layers=1, attention=choice, **size)
-            losses[name].append(run_short_training(config, problem, seed=seed, steps=steps, lr=3e-3).loss)
-            lab.info(f"seed {seed}, scale {'none' if scale else '1/sqrt(d_k)'}: loss {losses[name][-1]:.4f}")
-    return losses
+    designs = {
+        name: make_small_config(
+            problem, n_heads=1, n_layers=1, attention=Choice("softmax", scale=scale), **size
+        )
+        for name, scale in ((_WITH_SCALE, None), (_WITHOUT_SCALE, 1.0))
+    }
+    return collect_losses(train_designs(lab, problem, designs, steps=steps, lr=3e-3))

@@ -7,6 +7,7 @@ import statistics
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,7 +30,7 @@ from polyhead.train.train_state import TrainState
 from polyhead.viz.plot import Curve
 from polyhead_lab.registry import LabContext
 from polyhead_lab.result import SEEDS_NOTE, DotPlot, Figure, LinePlot
-from polyhead_lab.statistics import format_mean, verdict_all, verdict_less
+from polyhead_lab.statistics import format_mean, time_interleaved, verdict_all, verdict_less
 from polyhead_lab.tasks import SyntheticTask
 
 FIRST_HELD_OUT = 1_000_000  # batch numbers from here on are not used in training
@@ -301,10 +302,20 @@ class GeneratedTask:
         return self.metrics
 
 
-def run_backward(model: Seq2Seq, batch: PairBatch) -> None:
-    """Training step without the optimizer, whose cost depends only on the parameters."""
-    seq2seq_common.seq2seq_loss(model, batch, 0.0).total.backward()
-    model.zero_grad(set_to_none=True)
+def time_training_steps(
+    lab: LabContext, designs: Mapping[str, ModelConfig], batch: PairBatch, rounds: int
+) -> dict[str, list[float]]:
+    """Seconds of a training step of every design, interleaved.
+
+    Without the optimizer, whose cost depends only on the parameters.
+    """
+
+    def run_backward(model: Seq2Seq) -> None:
+        seq2seq_common.seq2seq_loss(model, batch, 0.0).total.backward()
+        model.zero_grad(set_to_none=True)
+
+    models = {name: build(config, lab.seed).train() for name, config in designs.items()}
+    return time_interleaved({name: partial(run_backward, model) for name, model in models.items()}, rounds)
 
 
 @torch.inference_mode()
