@@ -250,10 +250,10 @@ def keeps_perplexity(divergence: Divergence, baseline: Divergence) -> bool | Non
     return verdict_below(loss_changes(divergence, baseline), math.log1p(_NEGLIGIBLE_INCREASE))
 
 
-def describe_perplexity(divergence: Divergence, baseline: Divergence, where: str = "") -> str:
+def describe_perplexity(divergence: Divergence, baseline: Divergence, place: str = "") -> str:
     """The perplexities of a cache and of no cache, and the change."""
     change = format_change(loss_changes(divergence, baseline))
-    return f"Perplexity {divergence.perplexity:.4g} against {baseline.perplexity:.4g}{where}: {change}"
+    return f"Perplexity {divergence.perplexity:.4g} against {baseline.perplexity:.4g}{place}: {change}"
 
 
 def format_change(changes: Sequence[float]) -> str:

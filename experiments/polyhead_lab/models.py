@@ -183,7 +183,7 @@ def read_sources(run: Run, files: tuple[Path, ...]) -> tuple[list[str], list[str
     return sources, references
 
 
-def list_sources() -> list[Path]:
+def list_source_files() -> list[Path]:
     """The modules of Polyhead and of the lab: text that is always at hand."""
     packages = (Path(package.__path__[0]) for package in (polyhead, polyhead_lab))
     return [file for package in packages for file in sorted(package.rglob("*.py"))]
@@ -192,7 +192,7 @@ def list_sources() -> list[Path]:
 @cache
 def train_small_model(seed: int, quick: bool) -> ModelUnderTest:
     """Train a language model on the sources of this package; a tenth of the files is held out."""
-    files = list_sources()
+    files = list_source_files()
     with tempfile.TemporaryDirectory() as directory:
         for name, split_files in (
             ("train", [f for i, f in enumerate(files) if i % 10]),

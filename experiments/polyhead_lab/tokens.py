@@ -17,7 +17,7 @@ from polyhead.tokenizers.special_tokens import SPECIAL_TOKENS
 from polyhead.tokenizers.tokenizer import Tokenizer
 from polyhead.tokenizers.train_tokenizer import train_tokenizer
 from polyhead.viz.plot import Curve
-from polyhead_lab.models import list_sources
+from polyhead_lab.models import list_source_files
 from polyhead_lab.registry import EXPERIMENTS, LabContext
 from polyhead_lab.result import SEEDS_NOTE, Claim, DotPlot, ExperimentResult, Figure, LinePlot, ResultTable
 from polyhead_lab.statistics import (
@@ -236,7 +236,7 @@ def hold_out_documents(documents: Sequence[str], seed: int) -> tuple[list[str], 
 
 def read_docstrings() -> list[str]:
     """Read the docstrings of this package, one text per file: English prose that is always at hand."""
-    texts = ["\n\n".join(find_docstrings(file.read_text(encoding="utf-8"))) for file in list_sources()]
+    texts = ["\n\n".join(find_docstrings(file.read_text(encoding="utf-8"))) for file in list_source_files()]
     return [text for text in texts if text]
 
 
