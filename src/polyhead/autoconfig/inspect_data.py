@@ -15,13 +15,13 @@ from polyhead.autoconfig.column_roles import TableColumns, read_columns
 from polyhead.config.data_config import DataConfig
 from polyhead.core.errors import UserError, known_names_hint, unknown_name_error
 from polyhead.core.i18n import tr
-from polyhead.data.readers.conversations import ConversationReport, open_conversations
+from polyhead.data.readers.conversations import open_conversations
 from polyhead.data.readers.detect_language import are_unrelated, read_first_lines
 from polyhead.data.readers.files import check_file, iter_lines
-from polyhead.data.readers.labeled import LabeledReport, collect_labels, open_labeled
-from polyhead.data.readers.parallel_corpus import CorpusReport, open_corpus
-from polyhead.data.readers.plain_text import TextReport, infer_table_format, open_text
-from polyhead.data.readers.tabular import check_unique, is_blank_line
+from polyhead.data.readers.labeled import collect_labels, open_labeled
+from polyhead.data.readers.parallel_corpus import open_corpus
+from polyhead.data.readers.plain_text import open_text
+from polyhead.data.readers.tabular import check_unique, infer_table_format, is_blank_line
 from polyhead.train.tasks.swapped_sides import check_sides
 
 _TASKS = ("translation", "language-model", "masked-lm", "classification", "chat")
@@ -205,21 +205,21 @@ def _iter_row_sizes(
     """Yield the bytes of every text of each row."""
     if summary.task == "translation":
         corpus = open_corpus(paths, format=data.format, source=data.source, target=data.target)
-        for pair in corpus.iter_pairs(CorpusReport(corpus.source_label)):
+        for pair in corpus.iter_pairs():
             yield _byte_lengths(pair.source, pair.target)
     elif summary.task == "classification":
         labeled_files = open_labeled(paths, format=data.format, text=data.text, label=data.label)
         summary.labels = len(collect_labels(labeled_files))
-        for example in labeled_files.iter_examples(LabeledReport(labeled_files.source_label)):
+        for example in labeled_files.iter_examples():
             yield _byte_lengths(*example.texts)
     elif summary.task == "chat":
         conversations = open_conversations(paths)
-        for conversation in conversations.read(ConversationReport(conversations.source_label)):
+        for conversation in conversations.read():
             yield (sum(_byte_lengths(*(message.content for message in conversation.messages))),)
     else:
         text = open_text(paths, data.document_separator, columns=data.text, format=data.format)
         size = 0
-        for piece in text.read_chunks(TextReport(text.source_label)):
+        for piece in text.read_chunks():
             size += len(piece.text.encode())
             if piece.is_last or size > _MAX_BYTES:
                 yield (size,)

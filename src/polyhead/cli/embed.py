@@ -37,7 +37,7 @@ from polyhead.cli.options import (
 from polyhead.cli.output_file import PartialFile, check_output_path
 from polyhead.config.generation_config import GenerationConfig, verb_settings
 from polyhead.core.errors import UserError
-from polyhead.data.readers.reader_common import iter_chunks
+from polyhead.data.readers.rows import iter_chunks
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -19,7 +19,7 @@ from polyhead.cli.line_io import (
 )
 from polyhead.cli.options import Device, Dtype, EnsembleOption, OutputFile, ReadBatch, TextSource, load_run
 from polyhead.cli.output_file import check_output_path, open_output
-from polyhead.data.readers.reader_common import iter_chunks
+from polyhead.data.readers.rows import iter_chunks
 
 if TYPE_CHECKING:
     from polyhead.evaluate.fill_mask import MaskPrediction

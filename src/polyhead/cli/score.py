@@ -22,7 +22,7 @@ from polyhead.cli.output_file import check_output_path, open_output
 from polyhead.core.blank_text import is_blank
 from polyhead.core.errors import UserError
 from polyhead.core.i18n import tr
-from polyhead.data.readers.reader_common import iter_chunks
+from polyhead.data.readers.rows import iter_chunks
 
 _TOO_LONG = "{count:,} tokens, the model's maximum is {most:,}"
 

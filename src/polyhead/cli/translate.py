@@ -34,7 +34,7 @@ from polyhead.cli.options import (
 from polyhead.cli.output_file import check_output_path, open_output
 from polyhead.config.generation_config import GenerationConfig, verb_settings
 from polyhead.core.blank_text import clear_blank
-from polyhead.data.readers.reader_common import iter_chunks
+from polyhead.data.readers.rows import iter_chunks
 
 _TOO_LONG = (
     "{count:,} tokens, the model's maximum is {most:,}: split it, or translate its beginning with --truncate"

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from polyhead.config.recipe import Recipe
-from polyhead.data.readers.plain_text import infer_table_format
+from polyhead.data.readers.tabular import infer_table_format
 from polyhead.tokenizers.tokenizer import Tokenizer
 
 

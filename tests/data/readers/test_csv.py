@@ -1,11 +1,13 @@
 import csv
 import gzip
+import io
 import json
 
 import pytest
 
 from polyhead.cli import main
 from polyhead.core.errors import UserError
+from polyhead.data.readers.csv import LineStream
 from polyhead.data.readers.files import fingerprint, iter_lines
 from polyhead.data.readers.labeled import LabeledReport, open_labeled
 from polyhead.data.readers.parallel_corpus import CorpusReport, open_corpus
@@ -174,3 +176,14 @@ def test_commands_read_csv(tmp_path, monkeypatch, capsys):
     run("train r.yaml", 0, "")
     run("eval run good.csv", 0, "300 texts")
     run("classify run good.csv", 2, "good.csv is a table; expected lines of text")
+
+
+CHUNKS = [b"a", b"bc\nd", b"\n", b"e" * 5000 + b"\n", "犬\n".encode(), b"the last"]
+
+
+@pytest.mark.parametrize("size", [1, 3, 8192])
+def test_chunks_are_read_as_one_file(size):
+    source = io.BytesIO()
+    with io.BufferedReader(LineStream(iter(CHUNKS), source), size) as stream:
+        assert list(stream) == io.BytesIO(b"".join(CHUNKS)).readlines()
+    assert source.closed

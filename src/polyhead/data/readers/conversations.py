@@ -6,7 +6,6 @@ Lines that cannot be used are counted, never dropped silently.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,19 +13,9 @@ from typing import Any, NamedTuple
 from polyhead.chat.base import Message
 from polyhead.core.blank_text import is_blank
 from polyhead.core.errors import UserError
-from polyhead.core.i18n import Translate, format_english, tr
 from polyhead.data.readers.files import check_file, is_text, iter_lines
-from polyhead.data.readers.reader_common import (
-    count_problem,
-    describe_boms,
-    describe_skipped,
-    describe_truncated,
-    iter_split,
-    join_names,
-    number_lines,
-    parse_lines,
-)
-from polyhead.data.readers.tabular import SAMPLE_LINES, is_blank_line, parse_json_line
+from polyhead.data.readers.rows import ReadReport, Rows
+from polyhead.data.readers.tabular import SAMPLE_LINES, is_blank_line, parse_json_line, parse_lines
 
 MESSAGE_KEYS = ("messages", "conversations")
 _ROLE_NAMES = {"human": "user", "gpt": "assistant", "developer": "system"}  # roles of other formats
@@ -39,82 +28,33 @@ class ConversationExample(NamedTuple):
     messages: list[Message]
 
 
-@dataclass
-class ConversationReport:
-    """Read counts of conversations: total = used + empty + too_long + malformed + unsupported.
+class ConversationReport(ReadReport):
+    """Read counts of conversations; too_long is one whose first answer does not fit."""
 
-    Unsupported: an order of roles that the chat format cannot write, no answer, or an answer that must not be
-    learned as it is (its ``weight`` is set and not 1; weights of other messages are ignored, because only
-    answers are learned). A conversation with more tokens than fit is cut at its end and counted as
-    ``truncated``; too_long is one whose first answer does not fit. ``bom`` counts byte order marks at the
-    start of further lines.
-    """
-
-    source_label: str
-    total: int = 0
-    used: int = 0
-    answers: int = 0
-    empty: int = 0
-    too_long: int = 0
-    malformed: int = 0
-    unsupported: int = 0
-    truncated: int = 0
-    bom: int = 0
-    examples: dict[str, list[str]] = field(default_factory=dict)
-
-    def __str__(self) -> str:
-        """One line in English.
-
-        Example: 'talks.jsonl: 998 of 1,000 conversations, 2,310 answers; skipped 2 broken (first: line 17)'.
-        """
-        return self.describe(format_english)
-
-    def describe(self, tr: Translate = tr) -> str:
-        """The same line in the current language."""
-        kinds = "empty", "too_long", "malformed", "unsupported"
-        left_out = describe_skipped(self, tr, *kinds) + describe_boms(self, tr)
-        counts = tr(
-            "{where}: {kept:,} of {read:,} conversations, {answers:,} answers",
-            where=self.source_label,
-            kept=self.used,
-            read=self.total,
-            answers=self.answers,
-        )
-        return counts + left_out + describe_truncated(self, self.truncated, tr)
+    unit = "conversation"
+    counts = "{where}: {kept:,} of {read:,} conversations, {answers:,} answers"
 
 
-@dataclass(frozen=True)
-class Conversations:
-    """Files of conversations.
+class Conversations(Rows):
+    """Files of conversations; all with the same messages before the first answer are in the same split."""
 
-    A ``validation_fraction`` is held out, all conversations with the same messages before the first answer in
-    the same split.
-    """
+    unit = "conversation"
 
-    files: tuple[Path, ...]
-    validation_fraction: float = 0.0
-    is_validation: bool = False  # whether these are the held-out lines, or the others
-
-    @property
-    def source_label(self) -> str:
-        return join_names(self.files)
-
-    def read(self, report: ConversationReport) -> Iterator[ConversationExample]:
+    def read(self, report: ConversationReport | None = None) -> Iterator[ConversationExample]:
         """Yield the usable conversations; the caller counts those that it uses in the report."""
-        lines = number_lines(self.files, lambda path: parse_lines(path, parse_chat_line))
-        for place, _, messages in iter_split(
-            lines,
-            _get_question,
-            self.validation_fraction,
-            self.is_validation,
-            "conversation",
-            self.source_label,
-        ):
-            report.total += messages != "bom"
-            if isinstance(messages, str):
-                count_problem(report, messages, place)
-            else:
-                yield ConversationExample(place, messages)
+        for place, _, messages in self.read_rows(report or ConversationReport(self.source_label)):
+            yield ConversationExample(place, messages)
+
+    def read_file(self, path: Path) -> Iterator[tuple[int, list[Message] | str]]:
+        return parse_lines(path, parse_chat_line)
+
+    def get_split_text(self, row: list[Message] | str) -> str | None:
+        """The messages before the first answer; None for a line that is unusable."""
+        if isinstance(row, str):
+            return None
+        return "\n".join(
+            message.content for message in takewhile(lambda message: message.role != "assistant", row)
+        )
 
 
 def open_conversations(
@@ -132,7 +72,7 @@ def open_conversations(
                 'as {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": '
                 '"..."}]}'
             )
-    return Conversations(paths, validation_fraction, is_validation)
+    return Conversations(paths, validation_fraction=validation_fraction, is_validation=is_validation)
 
 
 def parse_chat_line(raw: bytes | None) -> list[Message] | str:
@@ -167,15 +107,6 @@ def parse_chat_line(raw: bytes | None) -> list[Message] | str:
     return messages or "unsupported"
 
 
-def _get_question(line: tuple[str, int, list[Message] | str]) -> str | None:
-    """The messages before the first answer, which decide the split; None for a line that is unusable."""
-    messages = line[2]
-    if isinstance(messages, str):
-        return None
-    asked = takewhile(lambda message: message.role != "assistant", messages)
-    return "\n".join(message.content for message in asked)
-
-
 def _parse_message(raw: Any) -> Message | None:
     """Parse one message, with the keys of OpenAI (role, content) or of ShareGPT (from, value)."""
     if not isinstance(raw, dict):
@@ -192,6 +123,6 @@ def _parse_message(raw: Any) -> Message | None:
 
 def read_conversation_texts(conversations: Conversations) -> Iterator[str]:
     """Yield the texts that the tokenizer is trained on: role and content of each message."""
-    for _, messages in conversations.read(ConversationReport(conversations.source_label)):
+    for _, messages in conversations.read():
         for role, content, *_ in messages:
             yield f"{role.capitalize()}: {content}"

@@ -15,9 +15,7 @@ import re
 from collections.abc import Callable, Iterator
 from itertools import accumulate, chain
 from pathlib import Path
-from typing import BinaryIO, cast
-
-from polyhead.data.readers.line_stream import LineStream
+from typing import Any, BinaryIO, cast
 
 CSV_SUFFIX = ".csv"
 _DELIMITERS = ",;\t"
@@ -25,6 +23,28 @@ _MAGIC_LEN = 8  # bytes that identify compressed formats
 _SEPARATOR_LINE = re.compile(r'"?sep=([^\r\n"])"?[\r\n]*', re.IGNORECASE)
 _BOM = "\ufeff"
 csv.field_size_limit(1 << 24)  # characters; an unclosed quote would take the rest of the file
+
+
+class LineStream(io.RawIOBase):
+    """Raw stream over generated lines of bytes; closing it closes ``file``, the source of ``pieces``."""
+
+    def __init__(self, pieces: Iterator[bytes], file: Any) -> None:
+        self.pieces, self.file, self.rest = pieces, file, memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        if not self.rest:
+            self.rest = memoryview(next(self.pieces, b""))
+        n = min(len(buffer), len(self.rest))
+        buffer[:n] = self.rest[:n]
+        self.rest = self.rest[n:]
+        return n
+
+    def close(self) -> None:
+        self.file.close()
+        super().close()
 
 
 def is_csv(path: Path) -> bool:

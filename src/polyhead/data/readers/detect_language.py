@@ -10,7 +10,7 @@ from pathlib import Path
 
 from polyhead.core.errors import UserError
 from polyhead.data.readers.files import is_text, iter_lines
-from polyhead.data.readers.parallel_corpus import CorpusReport, ParallelFiles
+from polyhead.data.readers.parallel_corpus import ParallelFiles
 from polyhead.tokenizers.languages import script_of_language
 from polyhead.tokenizers.scripts import script_of_text, split_script_words
 
@@ -49,7 +49,7 @@ def describe_language(texts: Sequence[str], code: str = "") -> Language:
 def sample_pairs(corpus: ParallelFiles) -> tuple[list[str], list[str]]:
     """(sources, targets) of the first pairs; empty if they cannot be read, which is reported elsewhere."""
     try:
-        pairs = list(islice(corpus.iter_pairs(CorpusReport(corpus.source_label)), _MAX_SAMPLE))
+        pairs = list(islice(corpus.iter_pairs(), _MAX_SAMPLE))
     except UserError:
         return [], []
     return [pair.source for pair in pairs], [pair.target for pair in pairs]

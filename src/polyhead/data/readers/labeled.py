@@ -7,27 +7,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import partial
-from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from polyhead.core.blank_text import is_blank
-from polyhead.core.errors import MAX_INT, UserError, did_you_mean, format_value
-from polyhead.core.i18n import Translate, format_english, tr
+from polyhead.core.errors import UserError, did_you_mean, format_value
+from polyhead.core.i18n import Translate, tr
 from polyhead.data.readers.files import check_file
-from polyhead.data.readers.reader_common import (
-    check_usable,
-    count_problem,
-    describe_boms,
-    describe_skipped,
-    describe_truncated,
-    iter_split,
-    join_names,
-    number_lines,
-)
-from polyhead.data.readers.tabular import ColumnKey, TableRow, check_columns, infer_format, read_rows
+from polyhead.data.readers.rows import ReadReport, Rows, read_limited
+from polyhead.data.readers.tabular import ColumnKey, infer_table_format
 
 _NUMBER = re.compile(r"[-+]?[0-9]{0,15}\.?[0-9]{1,30}")
 _INTEGER_WITH_FRACTION = re.compile(r"-?[0-9]{1,15}\.0+")
@@ -43,101 +31,37 @@ class LabeledExample(NamedTuple):
     location: str  # line number; with several files also the name
 
 
-@dataclass
-class LabeledReport:
-    """Read counts of labeled texts: total = used + empty + header + too_long + malformed + unknown_label.
+class LabeledReport(ReadReport):
+    """Read counts of labeled texts; a text with more tokens than fit is used, and cut."""
 
-    header is a line that repeats the header; too_long is a line longer than the limit of a line; a text with
-    more tokens than fit is used, cut, and counted as ``truncated``. ``bom`` counts byte order marks at the
-    start of further lines, and ``fractions`` the labels that are numbers with a fraction.
-    """
-
-    source_label: str
-    total: int = 0
-    used: int = 0
-    empty: int = 0
-    header: int = 0
-    too_long: int = 0
-    malformed: int = 0
-    unknown_label: int = 0
-    truncated: int = 0
-    bom: int = 0
-    fractions: int = 0
-    examples: dict[str, list[str]] = field(default_factory=dict)
-    # row numbers, from 1, of the examples that were returned
-    row_numbers: list[int] = field(default_factory=list)
-
-    def __str__(self) -> str:
-        """One line in English.
-
-        Example: 'train.tsv: 5,450 of 5,452 texts; skipped 2 blank (first: line 17); cut 1 (first: line 8)'.
-        """
-        return self.describe(format_english)
-
-    def describe(self, tr: Translate = tr) -> str:
-        """The same line in the current language."""
-        kinds = "empty", "header", "too_long", "malformed", "unknown_label"
-        left_out = describe_skipped(self, tr, *kinds) + describe_boms(self, tr)
-        counts = tr(
-            "{where}: {kept:,} of {read:,} texts", where=self.source_label, kept=self.used, read=self.total
-        )
-        return counts + left_out + describe_truncated(self, self.truncated, tr)
+    unit = "text"
+    counts = "{where}: {kept:,} of {read:,} texts"
 
 
-@dataclass(frozen=True)
-class LabeledFiles:
-    """Files of labeled texts, their format, and the columns of the texts and the label.
+class LabeledFiles(Rows):
+    """Files of labeled texts; all lines of a text (of a pair, its first text) are in the same split."""
 
-    A ``validation_fraction`` of the texts is held out, all lines of a text (of a pair, its first text) in the
-    same split.
-    """
-
-    files: tuple[Path, ...]
-    format: Literal["tsv", "jsonl"]
-    text_columns: tuple[ColumnKey, ...]
-    label_column: ColumnKey
-    validation_fraction: float = 0.0  # fraction of the texts that is held out
-    is_validation: bool = False  # whether these are the held-out lines, or the others
-
-    @property
-    def source_label(self) -> str:
-        return join_names(self.files)
-
-    @property
-    def columns_by_role(self) -> dict[str, ColumnKey]:
-        """The columns by role."""
-        names = (
-            ["text"] if len(self.text_columns) == 1 else [f"text[{i}]" for i in range(len(self.text_columns))]
-        )
-        return dict(zip(names, self.text_columns, strict=True)) | {"label": self.label_column}
+    unit = "text"
 
     def iter_examples(
-        self, report: LabeledReport, labels: Sequence[str] | None = None
+        self, report: LabeledReport | None = None, labels: Sequence[str] | None = None
     ) -> Iterator[LabeledExample]:
         """Yield the usable examples, only those with one of ``labels`` if given.
 
         The others are counted in the report. Raises a UserError if none is usable.
         """
+        report = report or LabeledReport(self.source_label)
         # 1.0 is the label 1, unless the model has a label of that name
         known_labels = None if labels is None else {normalize_label(label): label for label in labels}
-        rows = number_lines(
-            self.files, partial(read_rows, format=self.format, columns_by_role=self.columns_by_role)
-        )
-        for place, line, row in iter_split(
-            rows, _get_first_text, self.validation_fraction, self.is_validation, "text", self.source_label
-        ):
-            if row == "bom":
-                count_problem(report, row, place)
-                continue
-            report.total += 1
-            example = row if isinstance(row, str) else _parse_example(line, row, place)
-            report.fractions += not isinstance(row, str) and has_fraction(row[-1])
+        for place, line, row in self.read_rows(report):
+            report.fractions += has_fraction(row[-1])
+            example = _parse_example(line, row, place)
             if isinstance(example, str):
-                count_problem(report, example, place + _describe_bad_label(row))
+                report.count_problem(example, place + _describe_bad_label(row[-1]))
             elif known_labels is not None and example.label not in known_labels:
                 hint = did_you_mean(example.label, known_labels.values()).removeprefix("; ")
-                count_problem(
-                    report, "unknown_label", f"{place}, {example.label!r}" + (f", {hint}" if hint else "")
+                report.count_problem(
+                    "unknown_label", f"{place}, {example.label!r}" + (f", {hint}" if hint else "")
                 )
             else:
                 report.used += 1
@@ -147,7 +71,7 @@ class LabeledFiles:
             if known_labels and report.unknown_label
             else ""
         )
-        check_usable(report, "text", among)
+        report.check_usable(among)
 
 
 def open_labeled(
@@ -169,21 +93,15 @@ def open_labeled(
     paths = tuple(check_file(Path(root) / file) for file in files)
     if format == "parallel":
         raise UserError("format 'parallel' has no labels: labelled texts must be tsv or jsonl")
-    table_format = {"tsv": "tsv", "jsonl": "jsonl"}.get(format) or infer_format(paths)
+    table_format = infer_table_format(paths, format)
     if table_format is None:
         raise UserError(
             f"cannot detect the format of {paths[0].name}: name it .tsv, .csv or .jsonl, or set data.format"
         )
-    labeled_files = LabeledFiles(
-        paths,
-        "tsv" if table_format == "tsv" else "jsonl",
-        tuple(text),
-        label,
-        validation_fraction,
-        is_validation,
-    )
-    for path in paths:
-        check_columns(path, labeled_files.format, labeled_files.columns_by_role)
+    roles = [f"text[{i}]" for i in range(len(text))] if len(text) != 1 else ["text"]
+    columns_by_role = dict(zip(roles, text, strict=True)) | {"label": label}
+    labeled_files = LabeledFiles(paths, table_format, columns_by_role, validation_fraction, is_validation)
+    labeled_files.check_columns()
     return labeled_files
 
 
@@ -209,28 +127,24 @@ def collect_labels(labeled_files: LabeledFiles) -> tuple[str, ...]:
     if report.used > _FEW_TEXTS and 2 * len(labels) > report.used:
         raise UserError(
             f"{labeled_files.source_label}: {len(labels):,} different labels for {report.used:,} texts, "
-            f"such as {min(labels)[:40]!r}; is {labeled_files.label_column!r} the column of the label?"
+            f"such as {min(labels)[:40]!r}; is {labeled_files.columns_by_role['label']!r} the column of the "
+            "label?"
         )
     return tuple(sorted(labels))
 
 
 def read_labeled_texts(labeled_files: LabeledFiles) -> Iterator[str]:
     """Yield every text, for training a tokenizer."""
-    for example in labeled_files.iter_examples(LabeledReport(labeled_files.source_label)):
+    for example in labeled_files.iter_examples():
         yield from example.texts
 
 
 def read_labeled(
     labeled_files: LabeledFiles, labels: Sequence[str] | None = None, limit: int | None = None
 ) -> tuple[list[LabeledExample], LabeledReport]:
-    """(usable examples, report); for sets that fit into memory, such as validation and test."""
-    report, examples = LabeledReport(labeled_files.source_label), []
-    for example in islice(
-        labeled_files.iter_examples(report, labels), None if limit is None else min(limit, MAX_INT)
-    ):
-        examples.append(example)
-        report.row_numbers.append(report.total)
-    return examples, report
+    """(usable examples, report)."""
+    report = LabeledReport(labeled_files.source_label)
+    return read_limited(labeled_files.iter_examples(report, labels), report, limit), report
 
 
 def _parse_example(line: int, row: tuple[Any, ...], location: str) -> LabeledExample | str:
@@ -290,14 +204,8 @@ def is_label(value: Any) -> bool:
     return value.is_integer() if isinstance(value, float) else isinstance(value, str | int)
 
 
-def _get_first_text(row: tuple[str, int, TableRow]) -> str | None:
-    """The text that decides the split of a row; None if it has none."""
-    text = row[2][0]
-    return None if isinstance(row[2], str) or not isinstance(text, str) or is_blank(text) else text
-
-
-def _describe_bad_label(row: Any) -> str:
-    """What is wrong with the label of a row; "" if nothing is."""
-    if isinstance(row, str) or is_label(row[-1]):
-        return ""
-    return f", label {format_value(row[-1])}, expected text, an integer, true or false"
+def _describe_bad_label(label: Any) -> str:
+    """What is wrong with a label; "" if nothing is."""
+    return (
+        "" if is_label(label) else f", label {format_value(label)}, expected text, an integer, true or false"
+    )

@@ -7,34 +7,17 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from polyhead.core.blank_text import is_blank
-from polyhead.core.errors import MAX_INT, UserError, unknown_name_error
-from polyhead.core.i18n import Translate, format_english, tr
+from polyhead.core.errors import UserError, unknown_name_error
 from polyhead.data.readers.files import BOM, check_file, is_table, is_text, iter_lines
-from polyhead.data.readers.reader_common import (
-    check_usable,
-    count_problem,
-    describe_boms,
-    describe_skipped,
-    iter_split,
-    join_names,
-    number_lines,
-)
-from polyhead.data.readers.tabular import (
-    ColumnKey,
-    check_columns,
-    infer_format,
-    is_blank_line,
-    read_rows,
-)
+from polyhead.data.readers.rows import ReadReport, Rows, read_limited
+from polyhead.data.readers.tabular import ColumnKey, infer_format, is_blank_line
 
 CorpusFormat = Literal["auto", "parallel", "tsv", "jsonl"]
+PairRow = tuple[str, str] | str  # a pair, or the kind of line: "malformed", "too_long", "header", "bom"
 
 
 class SentencePair(NamedTuple):
@@ -46,94 +29,50 @@ class SentencePair(NamedTuple):
     location: str  # line number; with several files also the name
 
 
-@dataclass
-class CorpusReport:
-    """Read counts of a parallel corpus: total = used + empty + header + too_long + malformed.
+class CorpusReport(ReadReport):
+    """Read counts of a parallel corpus."""
 
-    header is a line that repeats the header; ``bom`` counts byte order marks at the start of further lines.
+    unit = "pair"
+    counts = "{where}: {kept:,} of {read:,} pairs"
+
+
+class ParallelFiles(Rows):
+    """Files of a parallel corpus.
+
+    All translations of a source are in the same split: a corpus often repeats a sentence with another
+    translation, and validation must not contain training sentences.
     """
 
-    source_label: str
-    total: int = 0
-    used: int = 0
-    empty: int = 0
-    header: int = 0
-    too_long: int = 0
-    malformed: int = 0
-    bom: int = 0
-    examples: dict[str, list[str]] = field(default_factory=dict)
-    # row numbers, from 1, of the pairs that were returned
-    row_numbers: list[int] = field(default_factory=list)
-
-    def __str__(self) -> str:
-        """One line in English.
-
-        Example: 'train.en + train.de: 29,000 of 29,003 pairs; skipped 3 blank (first: line 17)'.
-        """
-        return self.describe(format_english)
-
-    def describe(self, tr: Translate = tr) -> str:
-        """The same line in the current language."""
-        left_out = describe_skipped(self, tr, "empty", "header", "too_long", "malformed")
-        counts = tr(
-            "{where}: {kept:,} of {read:,} pairs", where=self.source_label, kept=self.used, read=self.total
-        )
-        return counts + left_out + describe_boms(self, tr)
-
-
-@dataclass(frozen=True)
-class ParallelFiles:
-    """Files of a parallel corpus, their format, and the column or key of each side.
-
-    A ``validation_fraction`` of the pairs is held out. The split is a hash of the source, so all translations
-    of a sentence are in the same split: a corpus often repeats a sentence with another translation, and
-    validation must not contain training sentences.
-    """
-
-    files: tuple[Path, ...]
-    format: Literal["parallel", "tsv", "jsonl"]
-    source: ColumnKey = 0
-    target: ColumnKey = 1
-    validation_fraction: float = 0.0
-    is_validation: bool = False  # whether these are the held-out pairs, or the others
-
-    @property
-    def source_label(self) -> str:
-        return join_names(self.files)
-
-    @property
-    def columns_by_role(self) -> dict[str, ColumnKey]:
-        """The columns by role."""
-        return {"source": self.source, "target": self.target}
+    unit = "pair"
 
     @property
     def is_copy(self) -> bool:
         """Whether every target equals its source: one file on both sides, or one column."""
         if self.format == "parallel":
             return self.files[0].samefile(self.files[1])
-        return self.source == self.target
+        return self.columns_by_role["source"] == self.columns_by_role["target"]
 
-    def iter_pairs(self, report: CorpusReport) -> Iterator[SentencePair]:
+    def iter_pairs(self, report: CorpusReport | None = None) -> Iterator[SentencePair]:
         """Yield the usable pairs; the others are counted in the report. A UserError if none is usable."""
-        for place, line, row in iter_split(
-            _read_rows(self),
-            _get_source,
-            self.validation_fraction,
-            self.is_validation,
-            "pair",
-            self.source_label,
-        ):
-            if row == "bom":
-                count_problem(report, row, place)
-                continue
-            report.total += 1
-            kind = row if isinstance(row, str) else "empty" if is_blank(row[0]) or is_blank(row[1]) else ""
-            if kind:
-                count_problem(report, kind, place)
+        report = report or CorpusReport(self.source_label)
+        for place, line, (source, target) in self.read_rows(report):
+            if is_blank(source) or is_blank(target):
+                report.count_problem("empty", place)
             else:
                 report.used += 1
-                yield SentencePair(line, row[0], row[1], place)
-        check_usable(report, "pair")
+                yield SentencePair(line, source, target, place)
+        report.check_usable()
+
+    def number_rows(self) -> Iterator[tuple[str, int, PairRow]]:
+        if self.format != "parallel":
+            yield from super().number_rows()
+            return
+        for line, row in _read_parallel(*self.files):
+            yield f"line {line:,}", line, row
+
+    def read_file(self, path: Path) -> Iterator[tuple[int, PairRow]]:
+        for line, row in super().read_file(path):
+            yield line, row if all(isinstance(text, str) for text in row) else "malformed"
 
 
 def open_corpus(
@@ -159,20 +98,17 @@ def open_corpus(
             f"format 'parallel' expects a source and a target file, got {len(paths)}: "
             f"{', '.join(path.name for path in paths)}"
         )
-    corpus = ParallelFiles(paths, resolved_format, source, target, validation_fraction, is_validation)
+    columns_by_role = {"source": source, "target": target}
+    corpus = ParallelFiles(paths, resolved_format, columns_by_role, validation_fraction, is_validation)
     if resolved_format != "parallel":
-        for path in paths:
-            check_columns(path, resolved_format, corpus.columns_by_role)
+        corpus.check_columns()
     return corpus
 
 
 def read_pairs(corpus: ParallelFiles, limit: int | None = None) -> tuple[list[str], list[str], CorpusReport]:
-    """(sources, targets, report); for sets that fit into memory, such as validation and test."""
+    """(sources, targets, report)."""
     report = CorpusReport(corpus.source_label)
-    pairs = []
-    for pair in islice(corpus.iter_pairs(report), None if limit is None else min(limit, MAX_INT)):
-        pairs.append(pair)
-        report.row_numbers.append(report.total)
+    pairs = read_limited(corpus.iter_pairs(report), report, limit)
     return [pair.source for pair in pairs], [pair.target for pair in pairs], report
 
 
@@ -200,12 +136,9 @@ def merge_references(
 
 def read_corpus_texts(corpus: ParallelFiles) -> Iterator[str]:
     """Yield both sides of every pair, for training a joint tokenizer."""
-    for pair in corpus.iter_pairs(CorpusReport(corpus.source_label)):
+    for pair in corpus.iter_pairs():
         yield pair.source
         yield pair.target
-
-
-PairRow = tuple[str, str] | str  # a pair, or the kind of line: "malformed", "too_long", "header", "bom"
 
 
 def _resolve_format(paths: tuple[Path, ...], format: CorpusFormat) -> Literal["parallel", "tsv", "jsonl"]:
@@ -223,26 +156,6 @@ def _resolve_format(paths: tuple[Path, ...], format: CorpusFormat) -> Literal["p
         f"cannot detect the format of {paths[0].name}: name two parallel files, or one .tsv, .csv "
         "or .jsonl, or set data.format"
     )
-
-
-def _read_rows(corpus: ParallelFiles) -> Iterator[tuple[str, int, PairRow]]:
-    """Yield (location, line number, row) of every row."""
-    if corpus.format == "parallel":
-        yield from ((f"line {line:,}", line, row) for line, row in _read_parallel(*corpus.files))
-        return
-    read_file = partial(read_rows, format=corpus.format, columns_by_role=corpus.columns_by_role)
-    for place, line, row in number_lines(corpus.files, read_file):
-        yield place, line, row if isinstance(row, str) else _check_texts(*row)
-
-
-def _get_source(row: tuple[str, int, PairRow]) -> str | None:
-    """The source of a pair, which decides its split; None if it has none."""
-    return None if isinstance(row[2], str) or is_blank(row[2][0]) else row[2][0]
-
-
-def _check_texts(a: Any, b: Any) -> PairRow:
-    """The pair, or "malformed" if a JSON value is not a string."""
-    return (a, b) if isinstance(a, str) and isinstance(b, str) else "malformed"
 
 
 def _read_parallel(source: Path, target: Path) -> Iterator[tuple[int, PairRow]]:

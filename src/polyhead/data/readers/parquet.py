@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from polyhead.core.errors import UserError
-from polyhead.data.readers.csv import select_columns
-from polyhead.data.readers.line_stream import LineStream
+from polyhead.data.readers.csv import LineStream, select_columns
 
 PARQUET_MAGIC = b"PAR1"  # at both ends of a file
 PARQUET_SUFFIX = ".parquet"

@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple, cast
+from typing import Literal, NamedTuple
 
 from polyhead.core.blank_text import is_blank
 from polyhead.core.errors import UserError
 from polyhead.core.i18n import Translate, format_english, tr
 from polyhead.data.readers.files import BOM, check_file, is_text, iter_spans
-from polyhead.data.readers.reader_common import join_names
-from polyhead.data.readers.tabular import ColumnKey, check_columns, infer_format, read_rows
+from polyhead.data.readers.rows import join_names
+from polyhead.data.readers.tabular import ColumnKey, TableFormat, check_columns, infer_table_format, read_rows
 from polyhead.tokenizers.train_tokenizer import MAX_TRAINING_CHARACTERS
 
 DocumentSeparator = Literal["file", "line", "blank"]
-TableFormat = Literal["tsv", "jsonl"]
 _CHUNK_CHARS = 1 << 16  # characters per chunk
 MAX_VALUE_BYTES = 1 << 24  # bytes of a line of a table; a value may be a complete book
 
@@ -98,8 +97,9 @@ class TextFiles:
         """Whether there may be several documents, so that a separator token is needed."""
         return self.document_separator != "file" or len(self.files) > 1
 
-    def read_chunks(self, report: TextReport) -> Iterator[TextChunk]:
-        """Yield the text in order. Raises a UserError if there is none."""
+    def read_chunks(self, report: TextReport | None = None) -> Iterator[TextChunk]:
+        """Yield the text in order, and count it. Raises a UserError if there is none."""
+        report = report or TextReport(self.source_label)
         total = 0
         if self.fraction_range != (0.0, 1.0):
             total = sum(len(text) for path in self.files for text, kind in self._iter_spans(path))
@@ -211,11 +211,6 @@ def _normalize_newlines(text: str) -> str:
     return text.replace("\r\n", "\n")
 
 
-def infer_table_format(files: Sequence[Path], format: str = "auto") -> TableFormat | None:
-    """The table format of files, from ``format`` or else from their names; None for plain text."""
-    return cast(TableFormat, format) if format in ("tsv", "jsonl") else infer_format(files)
-
-
 def open_text(
     files: Sequence[Path],
     document_separator: DocumentSeparator,
@@ -242,7 +237,7 @@ def open_text(
 
 def read_text_lines(text: TextFiles) -> Iterator[str]:
     """Yield the lines, for training a tokenizer; a very long line in several parts."""
-    for piece in text.read_chunks(TextReport(text.source_label)):
+    for piece in text.read_chunks():
         for line in piece.text.splitlines(keepends=True):
             for start in range(0, len(line), MAX_TRAINING_CHARACTERS):
                 yield line[start : start + MAX_TRAINING_CHARACTERS]

@@ -7,11 +7,11 @@ a tab always ends a column, "\\n" a line. A key of a JSONL file may be a dotted 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, cast
 
 from polyhead.core.blank_text import is_blank
 from polyhead.core.errors import UserError, unknown_name_error
@@ -25,23 +25,24 @@ from polyhead.data.readers.files import (
     open_lines,
     read_column_names,
 )
-from polyhead.data.readers.reader_common import parse_lines
 
+T = TypeVar("T")
 ColumnKey = str | int
+TableFormat = Literal["tsv", "jsonl"]
 # column of each role, as named in recipes and messages: {"source": 0, "target": "de"}
 ColumnsByRole = Mapping[str, ColumnKey]
 # the values of the columns, or the kind of line: "empty", "malformed", "too_long", "header" (repeated), "bom"
 TableRow = tuple[Any, ...] | str
 TABLE_LABELS = {csv.CSV_SUFFIX: "CSV", parquet.PARQUET_SUFFIX: "Parquet"}
 SAMPLE_LINES = 100  # lines examined to find out what a file contains, before it is read
-FORMAT_BY_SUFFIX: dict[str, Literal["tsv", "jsonl"]] = {
+FORMAT_BY_SUFFIX: dict[str, TableFormat] = {
     **dict.fromkeys((".tsv", ".tab"), "tsv"),
     # tables are read as lines of JSON
     **dict.fromkeys((".jsonl", ".ndjson", ".json", *TABLE_LABELS), "jsonl"),
 }
 
 
-def infer_format(paths: Sequence[Path]) -> Literal["tsv", "jsonl"] | None:
+def infer_format(paths: Sequence[Path]) -> TableFormat | None:
     """The format of files by their names, which must agree."""
     kinds = [_format_of_suffix(path) for path in paths]
     if len(set(kinds)) > 1:
@@ -56,6 +57,11 @@ def infer_format(paths: Sequence[Path]) -> Literal["tsv", "jsonl"] | None:
     return kinds[0]
 
 
+def infer_table_format(files: Sequence[Path], format: str = "auto") -> TableFormat | None:
+    """The table format of files, from ``format`` or else from their names; None for plain text."""
+    return cast(TableFormat, format) if format in ("tsv", "jsonl") else infer_format(files)
+
+
 def inherit_format(files: Sequence[str | Path], recipe_files: Sequence[str], format: str) -> Any:
     """The format for ``files``: that of the recipe if named like ``recipe_files``, else "auto"."""
     return (
@@ -66,7 +72,7 @@ def inherit_format(files: Sequence[str | Path], recipe_files: Sequence[str], for
     )
 
 
-def _format_of_suffix(path: Path) -> Literal["tsv", "jsonl"] | None:
+def _format_of_suffix(path: Path) -> TableFormat | None:
     return FORMAT_BY_SUFFIX.get(_suffix(path))
 
 
@@ -78,9 +84,7 @@ def _format_label(path: Path, kind: str | None) -> str:
     return TABLE_LABELS.get(_suffix(path), "plain text" if kind is None else kind.upper())
 
 
-def check_columns(
-    path: Path, format: Literal["tsv", "jsonl"], columns_by_role: ColumnsByRole, max_line: int = MAX_LINE
-) -> None:
+def check_columns(path: Path, format: str, columns_by_role: ColumnsByRole, max_line: int = MAX_LINE) -> None:
     """Raise a UserError that lists the existing columns if a column is missing."""
     if format == "tsv":
         if csv.is_csv(path):
@@ -105,7 +109,7 @@ def check_unique(path: Path, columns: Iterable[object]) -> None:
 
 
 def read_rows(
-    path: Path, format: Literal["tsv", "jsonl"], columns_by_role: ColumnsByRole, max_line: int = MAX_LINE
+    path: Path, format: str, columns_by_role: ColumnsByRole, max_line: int = MAX_LINE
 ) -> Iterator[tuple[int, TableRow]]:
     """Yield (line number from 1, column values); a header is counted but not yielded.
 
@@ -118,6 +122,20 @@ def read_rows(
     columns, header = _column_indices(path, columns_by_role, max_line)
     rows = parse_lines(path, partial(_parse_tsv_row, columns=columns, header=header), max_line)
     yield from islice(rows, int(header is not None), None)
+
+
+def parse_lines(
+    path: Path, parse_line: Callable[[bytes | None], T], max_line: int = MAX_LINE
+) -> Iterator[tuple[int, T | str]]:
+    """Yield (line number from 1, parsed line) of a file.
+
+    A line from which a byte order mark was removed comes after an item "bom" of the same number.
+    """
+    for number, line in enumerate(iter_lines(path, max_line, keep_bom=True), 1):
+        if line is not None and line.startswith(BOM):
+            yield number, "bom"
+            line = line.removeprefix(BOM)
+        yield number, parse_line(line)
 
 
 def _column_indices(

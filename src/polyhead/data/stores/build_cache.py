@@ -1,4 +1,4 @@
-"""Cached directories, built once and then read only: complete or absent, and verified by digests."""
+"""Token ids in cached directories, built once and then read only: complete or absent, verified by digests."""
 
 from __future__ import annotations
 
@@ -6,18 +6,21 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
+from itertools import accumulate
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from polyhead.core.atomic_io import atomic_directory
 from polyhead.core.errors import UserError
+from polyhead.tokenizers.tokenizer import Tokenizer
+from polyhead.tokenizers.unknown_tokens import UnknownTokens, count_unknown_ids
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -39,6 +42,11 @@ class FlatWriter:
         self._file.write(array.tobytes())
         self.count += array.size
 
+    def append_rows(self, rows: Sequence[Sequence[int]], offsets: FlatWriter) -> None:
+        """Append rows, and the end of each one to ``offsets``."""
+        offsets.append([*accumulate(map(len, rows), initial=self.count)][1:])
+        self.append([i for row in rows for i in row])
+
     def __enter__(self) -> Self:
         return self
 
@@ -59,16 +67,6 @@ class FlatWriter:
         )
 
 
-@contextmanager
-def flat_writers(directory: Path, dtypes: Mapping[str, type[np.generic]]) -> Iterator[dict[str, FlatWriter]]:
-    """Open a NAME.npy for each name, for writing."""
-    with ExitStack() as stack:
-        yield {
-            name: stack.enter_context(FlatWriter(directory / f"{name}.npy", dtype))
-            for name, dtype in dtypes.items()
-        }
-
-
 def open_flat_file(path: Path) -> NDArray[Any]:
     """Open the numbers of a .npy file as a memory map, or as an empty array if there are none."""
     array: NDArray[Any] = np.load(
@@ -84,6 +82,51 @@ def cache_dir(root: str | os.PathLike[str], kind: str, settings: object) -> Path
     """The directory of a store under ``root``; it depends on ``settings``, which must be JSON types."""
     key = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:24]
     return Path(root) / f"{kind}-{key}"
+
+
+class IdStore:
+    """Token ids of a corpus and their offsets, read through memory maps: built once, opened instantly.
+
+    Files are NAME.npy for each name of ``dtypes``; names that end with "offsets" hold the start of each row
+    and the end of the last.
+    """
+
+    kind: ClassVar[str]  # prefix of the names of the directories
+    dtypes: ClassVar[Mapping[str, type[np.generic]]]
+
+    def __init__(self, directory: Path, report: Any) -> None:
+        self.directory, self.report = directory, report
+        self.arrays = {name: open_flat_file(directory / f"{name}.npy") for name in self.dtypes}
+        self.ids: IdArray = self.arrays[next(iter(self.dtypes))]
+
+    def count_unknown(self, tokenizer: Tokenizer) -> UnknownTokens:
+        """Count the unknown tokens."""
+        return count_unknown_ids(self.ids, tokenizer)
+
+    @classmethod
+    def build(
+        cls,
+        cache: str | os.PathLike[str],
+        settings: object,
+        report: R,
+        write: Callable[[dict[str, FlatWriter], R], None],
+    ) -> tuple[Path, R]:
+        """(directory, report) of the store with these settings; ``write`` fills both if needed."""
+
+        def write_files(directory: Path) -> R:
+            with ExitStack() as stack:
+                out = {
+                    name: stack.enter_context(FlatWriter(directory / f"{name}.npy", dtype))
+                    for name, dtype in cls.dtypes.items()
+                }
+                for name in cls.dtypes:
+                    if name.endswith("offsets"):
+                        out[name].append([0])
+                write(out, report)
+            return report
+
+        directory = cache_dir(cache, cls.kind, settings)
+        return directory, build_once(directory, cls.dtypes, type(report), write_files)
 
 
 def build_once(directory: Path, names: Iterable[str], report_type: type[R], write: Callable[[Path], R]) -> R:

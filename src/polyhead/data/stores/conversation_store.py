@@ -6,6 +6,7 @@ import os
 from bisect import bisect_left
 from functools import partial
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -18,24 +19,22 @@ from polyhead.core.registry import CHAT
 from polyhead.data.batching.token_windows import TokenWindows
 from polyhead.data.readers.conversations import ConversationReport, Conversations
 from polyhead.data.readers.files import fingerprint
-from polyhead.data.readers.reader_common import check_usable, count_problem
-from polyhead.data.stores.build_cache import IdArray, build_once, cache_dir, flat_writers, open_flat_file
+from polyhead.data.stores.build_cache import FlatWriter, IdArray, IdStore
 from polyhead.nn.loss import IGNORE_INDEX
 from polyhead.tokenizers.tokenizer import Tokenizer
-from polyhead.tokenizers.unknown_tokens import UnknownTokens, count_unknown_ids
 
 _LAYOUT = 1  # version of the file layout; another version makes another cache
-_DTYPES: dict[str, type[np.generic]] = {"ids": np.int32, "learned": np.int8, "offsets": np.int64}
 
 
-class ConversationStore:
+class ConversationStore(IdStore):
     """The tokens of conversations, with a mask of the assistant's tokens, in the order of the files."""
 
+    kind = "chat"
+    dtypes: ClassVar = {"ids": np.int32, "learned": np.int8, "offsets": np.int64}
+
     def __init__(self, directory: Path, report: ConversationReport) -> None:
-        self.directory, self.report = directory, report
-        self.ids: IdArray = open_flat_file(directory / "ids.npy")
-        self.assistant_mask: IdArray = open_flat_file(directory / "learned.npy")
-        self.offsets: IdArray = open_flat_file(directory / "offsets.npy")
+        super().__init__(directory, report)
+        _, self.assistant_mask, self.offsets = self.arrays.values()
         self.lengths: IdArray = np.diff(self.offsets) - 1  # number of tokens that have a next token
 
     def __len__(self) -> int:
@@ -56,10 +55,6 @@ class ConversationStore:
         pos = torch.from_numpy(np.where(padded, -1, columns)) if padded.any() else None
         return TokenWindows(torch.from_numpy(cells[:, :-1]), pos, torch.from_numpy(labels))
 
-    def count_unknown(self, tokenizer: Tokenizer) -> UnknownTokens:
-        """Count the unknown tokens."""
-        return count_unknown_ids(self.ids, tokenizer)
-
     @classmethod
     def open_or_build(
         cls,
@@ -75,38 +70,38 @@ class ConversationStore:
         prints = [fingerprint(path) for path in conversations.files]
         share = [conversations.validation_fraction, conversations.is_validation]
         settings = [_LAYOUT, prints, tokenizer.sha256, share, chat.to_config(), max_len]
-        directory, format = cache_dir(cache, "chat", settings), CHAT.build(chat)
-        write = partial(_write_store, conversations, format, tokenizer, max_len)
-        return cls(directory, build_once(directory, _DTYPES, ConversationReport, write))
+        report = ConversationReport(conversations.source_label)
+        write = partial(_write_rows, conversations, CHAT.build(chat), tokenizer, max_len)
+        return cls(*cls.build(cache, settings, report, write))
 
 
-def _write_store(
-    conversations: Conversations, format: ChatFormat, tokenizer: Tokenizer, max_len: int, directory: Path
-) -> ConversationReport:
-    report = ConversationReport(conversations.source_label)
-    with flat_writers(directory, _DTYPES) as out:
-        out["offsets"].append([0])
-        for place, messages in conversations.read(report):
-            try:
-                pieces = format.render(messages, False)
-            except UserError as error:
-                count_problem(report, "unsupported", f"{place}, {error}")
-                continue
-            row, kept_messages = _truncate_conversation(
-                encode_pieces(pieces, tokenizer), messages, format, tokenizer, max_len
-            )
-            if row is None:
-                count_problem(report, "too_long", place)
-                continue
-            if len(kept_messages) < len(messages):
-                count_problem(report, "truncated", place)
-            report.used += 1
-            report.answers += sum(message.role == "assistant" for message in kept_messages)
-            out["ids"].append(row.ids)
-            out["learned"].append(row.assistant_mask)
-            out["offsets"].append([out["ids"].count])
-    check_usable(report, "conversation")
-    return report
+def _write_rows(
+    conversations: Conversations,
+    format: ChatFormat,
+    tokenizer: Tokenizer,
+    max_len: int,
+    out: dict[str, FlatWriter],
+    report: ConversationReport,
+) -> None:
+    for place, messages in conversations.read(report):
+        try:
+            pieces = format.render(messages, False)
+        except UserError as error:
+            report.count_problem("unsupported", f"{place}, {error}")
+            continue
+        row, kept_messages = _truncate_conversation(
+            encode_pieces(pieces, tokenizer), messages, format, tokenizer, max_len
+        )
+        if row is None:
+            report.count_problem("too_long", place)
+            continue
+        if len(kept_messages) < len(messages):
+            report.count_problem("truncated", place)
+        report.used += 1
+        report.answers += sum(message.role == "assistant" for message in kept_messages)
+        out["ids"].append_rows([row.ids], out["offsets"])
+        out["learned"].append(row.assistant_mask)
+    report.check_usable()
 
 
 def _truncate_conversation(

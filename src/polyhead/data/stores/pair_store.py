@@ -4,46 +4,48 @@ from __future__ import annotations
 
 import os
 from functools import partial
-from itertools import accumulate
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 
 from polyhead.core.errors import UserError
 from polyhead.data.readers.files import fingerprint
 from polyhead.data.readers.parallel_corpus import CorpusReport, ParallelFiles, SentencePair
-from polyhead.data.readers.reader_common import check_usable, count_problem, iter_chunks
-from polyhead.data.stores.build_cache import IdArray, build_once, cache_dir, flat_writers, open_flat_file
+from polyhead.data.readers.rows import iter_chunks
+from polyhead.data.stores.build_cache import FlatWriter, IdArray, IdStore
 from polyhead.tokenizers.special_tokens import Seq2SeqTemplate
 from polyhead.tokenizers.tokenizer import Tokenizer
 from polyhead.tokenizers.unknown_tokens import UnknownTokens, count_unknown_ids
 
 _LAYOUT = 1  # version of the file layout; another version makes another cache
 _CHUNK = 4096  # pairs tokenized at once
-_DTYPES: dict[str, type[np.generic]] = {
-    "source": np.int32,
-    "source_offsets": np.int64,
-    "target": np.int32,
-    "target_offsets": np.int64,
-    "lines": np.int64,
-}
 
 
-class PairStore:
+class PairStore(IdStore):
     """Token ids of all pairs of a corpus that fit, without special tokens, in the order of the corpus.
 
     ``source_lengths`` and ``target_lengths`` are the lengths of a row in a batch: its tokens and special
     tokens, mostly one per side (eos of the source; start of the decoder input, eos of the labels).
     """
 
+    kind = "pairs"
+    dtypes: ClassVar = {
+        "source": np.int32,
+        "source_offsets": np.int64,
+        "target": np.int32,
+        "target_offsets": np.int64,
+        "lines": np.int64,
+    }
+
     def __init__(
         self, directory: Path, report: CorpusReport, max_len: int, template: Seq2SeqTemplate
     ) -> None:
-        self.directory, self.report, self.max_len = directory, report, max_len
-        flat = {name: open_flat_file(directory / f"{name}.npy") for name in _DTYPES}
-        self.source_ids, self.source_offsets = flat["source"], flat["source_offsets"]
-        self.target_ids, self.target_offsets = flat["target"], flat["target_offsets"]
-        self.line_numbers = flat["lines"]  # in the corpus, from 1
+        super().__init__(directory, report)
+        self.max_len = max_len
+        self.source_ids, self.source_offsets, self.target_ids, self.target_offsets, self.line_numbers = (
+            self.arrays.values()
+        )
         of_source, of_target = template.num_special
         self.source_lengths: IdArray = np.diff(self.source_offsets) + of_source
         self.target_lengths: IdArray = np.diff(self.target_offsets) + of_target
@@ -87,42 +89,37 @@ class PairStore:
             "tokenizer": tokenizer.sha256,
             "max_len": max_len,
             "format": corpus.format,
-            "columns": [corpus.source, corpus.target],
+            "columns": [*corpus.columns_by_role.values()],
             **(
                 {"share": [corpus.validation_fraction, corpus.is_validation]}
                 if corpus.validation_fraction
                 else {}
             ),
         }
-        directory = cache_dir(cache, "pairs", settings)
-        write = partial(_write_store, corpus, tokenizer, max_len)
-        return cls(
-            directory,
-            build_once(directory, _DTYPES, CorpusReport, write),
-            max_len,
-            tokenizer.seq2seq_template,
+        report = CorpusReport(corpus.source_label)
+        write = partial(_write_pairs, corpus, tokenizer, max_len)
+        return cls(*cls.build(cache, settings, report, write), max_len, tokenizer.seq2seq_template)
+
+
+def _write_pairs(
+    corpus: ParallelFiles,
+    tokenizer: Tokenizer,
+    max_len: int,
+    out: dict[str, FlatWriter],
+    report: CorpusReport,
+) -> None:
+    for chunk in iter_chunks(corpus.iter_pairs(report), _CHUNK):
+        encoded = zip(
+            chunk,
+            tokenizer.encode([pair.source for pair in chunk]),
+            tokenizer.target_tokenizer.encode([pair.target for pair in chunk]),
+            strict=True,
         )
-
-
-def _write_store(corpus: ParallelFiles, tokenizer: Tokenizer, max_len: int, directory: Path) -> CorpusReport:
-    report = CorpusReport(corpus.source_label)
-    with flat_writers(directory, _DTYPES) as out:
-        for side in ("source", "target"):
-            out[f"{side}_offsets"].append([0])
-        for chunk in iter_chunks(corpus.iter_pairs(report), _CHUNK):
-            encoded = zip(
-                chunk,
-                tokenizer.encode([pair.source for pair in chunk]),
-                tokenizer.target_tokenizer.encode([pair.target for pair in chunk]),
-                strict=True,
-            )
-            rows = [row for row in encoded if _check_length(*row, max_len, report)]
-            for side, ids in (("source", [row[1] for row in rows]), ("target", [row[2] for row in rows])):
-                out[f"{side}_offsets"].append([*accumulate(map(len, ids), initial=out[side].count)][1:])
-                out[side].append([i for row in ids for i in row])
-            out["lines"].append([pair.line for pair, _, _ in rows])
-        check_usable(report, "pair", f" (max_len is {max_len} tokens)")
-    return report
+        rows = [row for row in encoded if _check_length(*row, max_len, report)]
+        out["source"].append_rows([source for _, source, _ in rows], out["source_offsets"])
+        out["target"].append_rows([target for _, _, target in rows], out["target_offsets"])
+        out["lines"].append([pair.line for pair, _, _ in rows])
+    report.check_usable(f" (max_len is {max_len} tokens)")
 
 
 def _check_length(
@@ -133,5 +130,5 @@ def _check_length(
     if shortest > 0 and longest < max_len:
         return True
     report.used -= 1
-    count_problem(report, "too_long" if longest >= max_len else "empty", pair.location)
+    report.count_problem("too_long" if longest >= max_len else "empty", pair.location)
     return False

@@ -6,20 +6,19 @@ import os
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 
 from polyhead.data.readers.files import fingerprint
 from polyhead.data.readers.plain_text import TextFiles, TextReport
-from polyhead.data.stores.build_cache import IdArray, build_once, cache_dir, flat_writers, open_flat_file
+from polyhead.data.stores.build_cache import FlatWriter, IdStore
 from polyhead.tokenizers.tokenizer import Tokenizer
-from polyhead.tokenizers.unknown_tokens import UnknownTokens, count_unknown_ids
 
 _LAYOUT = 2  # version of the file layout; another version makes another cache
-_DTYPES: dict[str, type[np.generic]] = {"ids": np.int32, "begins": np.int64}
 
 
-class TokenStore:
+class TokenStore(IdStore):
     """The token ids of a text, and the positions at which its documents start.
 
     If there may be several documents (``TextFiles.has_documents``), each starts with the end-of-sentence
@@ -28,17 +27,15 @@ class TokenStore:
     tokens, such as the <s> of Llama, which are never predicted.
     """
 
+    kind = "text"
+    dtypes: ClassVar = {"ids": np.int32, "begins": np.int64}
+
     def __init__(self, directory: Path, report: TextReport, has_document_prefix: bool = False) -> None:
-        self.directory, self.report, self.has_document_prefix = directory, report, has_document_prefix
-        self.ids: IdArray = open_flat_file(directory / "ids.npy")
-        self.document_starts: IdArray = open_flat_file(directory / "begins.npy")
+        super().__init__(directory, report)
+        self.has_document_prefix, self.document_starts = has_document_prefix, self.arrays["begins"]
 
     def __len__(self) -> int:
         return len(self.ids)
-
-    def count_unknown(self, tokenizer: Tokenizer) -> UnknownTokens:
-        """Count the unknown tokens."""
-        return count_unknown_ids(self.ids, tokenizer)
 
     @classmethod
     def open_or_build(
@@ -63,25 +60,25 @@ class TokenStore:
             *([text.table, text.columns, "as written"] if text.table else []),
             *([list(prefix_ids)] if has_prefix else []),
         ]
-        directory = cache_dir(cache, "text", settings)
-        write = partial(_write_store, text, tokenizer, prefix_ids if has_prefix else ())
-        return cls(directory, build_once(directory, _DTYPES, TextReport, write), has_prefix)
+        write = partial(_write_tokens, text, tokenizer, prefix_ids if has_prefix else ())
+        return cls(*cls.build(cache, settings, TextReport(text.source_label), write), has_prefix)
 
 
-def _write_store(
-    text: TextFiles, tokenizer: Tokenizer, prefix_ids: Sequence[int], directory: Path
-) -> TextReport:
-    report = TextReport(text.source_label)
-    with flat_writers(directory, _DTYPES) as out:
-        mark = [tokenizer.eos_id] if text.has_documents else []
-        starts_document = True
-        for piece in text.read_chunks(report):
-            if starts_document:
-                if prefix_ids and out["ids"].count:
-                    out["ids"].append(mark)
-                out["begins"].append([out["ids"].count])
-                out["ids"].append(prefix_ids or mark)
-            out["ids"].append(tokenizer.encode([piece.text])[0])
-            starts_document = piece.is_last
-        out["ids"].append(mark)
-    return report
+def _write_tokens(
+    text: TextFiles,
+    tokenizer: Tokenizer,
+    prefix_ids: Sequence[int],
+    out: dict[str, FlatWriter],
+    report: TextReport,
+) -> None:
+    mark = [tokenizer.eos_id] if text.has_documents else []
+    starts_document = True
+    for piece in text.read_chunks(report):
+        if starts_document:
+            if prefix_ids and out["ids"].count:
+                out["ids"].append(mark)
+            out["begins"].append([out["ids"].count])
+            out["ids"].append(prefix_ids or mark)
+        out["ids"].append(tokenizer.encode([piece.text])[0])
+        starts_document = piece.is_last
+    out["ids"].append(mark)

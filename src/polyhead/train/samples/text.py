@@ -10,7 +10,6 @@ import numpy as np
 from polyhead.chat.base import Message
 from polyhead.data.batching.packing import split_documents
 from polyhead.data.batching.token_windows import TokenWindows, collate_windows
-from polyhead.data.readers.conversations import ConversationReport
 from polyhead.models import CausalLM
 from polyhead.nn.device import to_model_device
 from polyhead.nn.loss import IGNORE_INDEX
@@ -70,10 +69,7 @@ def chat_samples(task: ChatTask, run: Run) -> Samples:
     """Answers to the first user turns of some validation conversations."""
     assert run.recipe is not None
     conversations = open_split_conversations(run.recipe, "valid")
-    turns = [
-        _split_first_turn(c.messages)
-        for c in islice(conversations.read(ConversationReport(conversations.source_label)), MAX_CONVERSATIONS)
-    ]
+    turns = [_split_first_turn(c.messages) for c in islice(conversations.read(), MAX_CONVERSATIONS)]
     chat = run.chat_session(run.generation.chat or ChatTask.chat)
     examples: list[dict[str, Any]] = []
     for messages, answer in turns:

@@ -92,4 +92,4 @@ def _check_codes(data: DataConfig, corpus: ParallelFiles, languages: tuple[Langu
 def _side_names(corpus: ParallelFiles) -> SidePair:
     if corpus.format == "parallel":
         return SidePair(corpus.files[0].name, corpus.files[1].name)
-    return SidePair(f"column {corpus.source!r}", f"column {corpus.target!r}")
+    return SidePair(*(f"column {column!r}" for column in corpus.columns_by_role.values()))

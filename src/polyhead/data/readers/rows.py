@@ -1,0 +1,234 @@
+"""Rows of files with columns by role, whatever their format: read, counted, and split for validation.
+
+Rows that cannot be used are counted, never dropped silently.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any, ClassVar, Literal, TypeVar
+
+from polyhead.core.blank_text import is_blank
+from polyhead.core.errors import MAX_INT, UserError
+from polyhead.core.i18n import Translate, format_english, tr
+from polyhead.data.readers.tabular import ColumnsByRole, check_columns, read_rows
+
+T = TypeVar("T")
+_MAX_EXAMPLES = 5  # locations kept for each kind of problem
+# how messages call the counters of a report
+_KIND_WORDS = {
+    "empty": "blank",
+    "header": "equal to the header",
+    "too_long": "overlong",
+    "malformed": "broken",
+    "unsupported": "unfit",
+    "unknown_label": "with an unknown label",
+}
+
+
+@dataclass
+class ReadReport:
+    """Read counts: total = used + the rows of each kind that cannot be used.
+
+    header is a line that repeats the header; too_long is a line longer than the limit of a line, or a row
+    that does not fit; unsupported is a conversation with an order of roles that the chat format cannot write,
+    no answer, or an answer that must not be learned as it is (its ``weight`` is set and not 1; weights of
+    other messages are ignored, because only answers are learned). A row that is used, but cut to fit, is also
+    counted as ``truncated``. ``bom`` counts byte order marks at the start of further lines, and
+    ``fractions`` the labels that are numbers with a fraction.
+    """
+
+    unit: ClassVar[str]  # what a row is
+    counts: ClassVar[str]
+
+    source_label: str
+    total: int = 0
+    used: int = 0
+    answers: int = 0
+    empty: int = 0
+    header: int = 0
+    too_long: int = 0
+    malformed: int = 0
+    unsupported: int = 0
+    unknown_label: int = 0
+    truncated: int = 0
+    bom: int = 0
+    fractions: int = 0
+    examples: dict[str, list[str]] = field(default_factory=dict)  # locations of the first rows of each kind
+    # row numbers, from 1, of the rows that were returned
+    row_numbers: list[int] = field(default_factory=list)
+
+    def count_problem(self, kind: str, location: str) -> None:
+        """Count a row of a kind, and keep the locations of the first ones."""
+        setattr(self, kind, getattr(self, kind) + 1)
+        locations = self.examples.setdefault(kind, [])
+        if len(locations) < _MAX_EXAMPLES:
+            locations.append(location)
+
+    def check_usable(self, details: str = "") -> None:
+        """Raise a UserError if nothing is usable, or if most rows are malformed."""
+        if not self.used:
+            raise UserError(f"no usable {self.unit} in {self}{details}")
+        if 2 * self.malformed > self.total:
+            raise UserError(f"most lines are invalid: {self}")
+
+    def __str__(self) -> str:
+        """One line in English.
+
+        Example: 'train.tsv: 5,450 of 5,452 texts; skipped 2 blank (first: line 17); cut 1 (first: line 8)'.
+        """
+        return self.describe(format_english)
+
+    def describe(self, tr: Translate = tr) -> str:
+        """The same line in the current language."""
+
+        def first(kind: str) -> str:
+            return describe_location(self.examples[kind][0], tr)
+
+        text = tr(self.counts, where=self.source_label, kept=self.used, read=self.total, answers=self.answers)
+        skipped = [
+            tr("{count:,} {kind} (first: {place})", count=count, kind=tr(words), place=first(kind))
+            for kind, words in _KIND_WORDS.items()
+            if (count := getattr(self, kind))
+        ]
+        if skipped:
+            text += tr("; skipped {kinds}", kinds=tr(", ").join(skipped))
+        if self.bom:
+            text += tr(
+                "; removed {count:,} byte order marks inside the file (first: {place})",
+                count=self.bom,
+                place=first("bom"),
+            )
+        if self.truncated:
+            text += tr(
+                "; truncated {count:,} (first: {place})", count=self.truncated, place=first("truncated")
+            )
+        return text
+
+
+def describe_location(location: str, tr: Translate) -> str:
+    """Translate a location such as 'a.tsv line 17'."""
+    return re.sub(r"\bline ([\d,]+)", lambda match: tr("line {line}", line=match[1]), location, count=1)
+
+
+def join_names(files: Sequence[Path]) -> str:
+    """The names of files, joined for messages."""
+    return " + ".join(path.name for path in files)
+
+
+def read_limited(rows: Iterable[T], report: ReadReport, limit: int | None) -> list[T]:
+    """The first rows, with their numbers in the report; for sets that fit into memory, such as validation."""
+    result = []
+    for row in islice(rows, None if limit is None else min(limit, MAX_INT)):
+        result.append(row)
+        report.row_numbers.append(report.total)
+    return result
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Files, their format, and the column of each role.
+
+    A ``validation_fraction`` of the rows is held out: a hash of the text that decides the split of a row, so
+    equal texts are in the same split, and it does not depend on the order: files are often sorted.
+    """
+
+    unit: ClassVar[str]  # what a row is
+
+    files: tuple[Path, ...]
+    format: Literal["parallel", "tsv", "jsonl"] = "jsonl"
+    columns_by_role: ColumnsByRole = field(default_factory=dict)
+    validation_fraction: float = 0.0
+    is_validation: bool = False  # whether these are the held-out rows, or the others
+
+    @property
+    def source_label(self) -> str:
+        return join_names(self.files)
+
+    def check_columns(self) -> None:
+        """Raise a UserError if a file lacks one of the columns."""
+        for path in self.files:
+            check_columns(path, self.format, self.columns_by_role)
+
+    def read_file(self, path: Path) -> Iterator[tuple[int, Any]]:
+        """Yield (line number from 1, values or the kind of problem) of a file."""
+        return read_rows(path, self.format, self.columns_by_role)
+
+    def number_rows(self) -> Iterator[tuple[str, int, Any]]:
+        """Yield (location, line number, row) of all files; with several files, locations include the name."""
+        for path in self.files:
+            name = f"{path.name} " if len(self.files) > 1 else ""
+            for line, row in self.read_file(path):
+                yield f"{name}line {line:,}", line, row
+
+    def get_split_text(self, row: Any) -> str | None:
+        """The text that decides the split of a row; None if it has none."""
+        text = row[0]
+        return None if isinstance(row, str) or not isinstance(text, str) or is_blank(text) else text
+
+    def read_rows(self, report: ReadReport) -> Iterator[tuple[str, int, Any]]:
+        """Yield (location, line number, values) of the rows of this split; others are counted."""
+        for place, line, row in self._iter_split():
+            report.total += row != "bom"
+            if isinstance(row, str):
+                report.count_problem(row, place)
+            else:
+                yield place, line, row
+
+    def _iter_split(self) -> Iterator[tuple[str, int, Any]]:
+        """Yield the rows of this split; rows without a text belong to training.
+
+        A ``validation_fraction`` that selects no row, or all of them, is a UserError.
+        """
+        fraction = self.validation_fraction
+        if not fraction:
+            yield from self.number_rows()
+            return
+        n_selected = n_other = 0
+        lowest, highest = 1.0, 0.0
+        for item in self.number_rows():
+            text = self.get_split_text(item[2])
+            if text is None:
+                if not self.is_validation:
+                    yield item
+                continue
+            position = hash_text(text)
+            lowest, highest = min(lowest, position), max(highest, position)
+            if self.is_validation == (position < fraction):
+                n_selected += 1
+                yield item
+            else:
+                n_other += 1
+        if n_other and not n_selected:
+            word, bound = ("none", lowest) if self.is_validation else ("all", highest)
+            hint = _describe_bound(bound, self.is_validation) if lowest < highest else ""
+            raise UserError(
+                f"data.valid_fraction is {fraction:g}: this selects {word} of the {n_other:,} "
+                f"{self.unit}{'s' * (n_other > 1)} in {self.source_label}; {hint}set data.valid"
+            )
+
+
+def hash_text(text: str) -> float:
+    """A number from 0 to 1 for a text, up to whitespace."""
+    return zlib.crc32(" ".join(text.split()).encode()) / 2**32
+
+
+def iter_chunks(items: Iterable[T], size: int) -> Iterator[list[T]]:
+    """Yield lists of ``size`` items; the last one may be shorter."""
+    stream = iter(items)
+    while chunk := list(islice(stream, min(size, MAX_INT))):
+        yield chunk
+
+
+def _describe_bound(bound: float, is_validation: bool) -> str:
+    """The nearest fraction with two digits that selects an item, but not all: 'set at least 0.012, or '."""
+    scale = 10.0 ** (1 - math.floor(math.log10(max(bound, 2**-32))))
+    if is_validation:
+        return f"set at least {(math.floor(bound * scale) + 1) / scale:g}, or "
+    return f"set at most {math.floor(bound * scale) / scale:g}, or "
