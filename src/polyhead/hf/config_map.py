@@ -6,7 +6,7 @@ an option of a part. Of a value with two locations, separated by a space, the fi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from polyhead.config.model import ModelConfig
@@ -15,6 +15,15 @@ from polyhead.hf.families.layer_types import layer_choice
 
 ModelFields = dict[str, Any]
 
+# field -> its key in most families
+SIZE_KEYS: Mapping[str, str] = {
+    "vocab_size": "vocab_size",
+    "d_model": "hidden_size",
+    "n_layers": "num_hidden_layers",
+    "n_heads": "num_attention_heads",
+    "d_ff": "intermediate_size",
+    "max_len": "max_position_embeddings",
+}
 # attention and feed-forward in parallel after one shared norm
 PARALLEL_BLOCK = {"name": "parallel", "one_norm": True}
 
@@ -78,6 +87,17 @@ def map_int(
     """
     return _map_value(
         key, field_paths, default, optional, lambda reader: reader.get_int(key, default, minimum)
+    )
+
+
+def map_sizes(keys: Mapping[str, str] | None = None, **sizes: int | None) -> tuple[ConfigField, ...]:
+    """Map the sizes of a model, each with its default; with None the key is optional.
+
+    ``keys`` are those that differ from ``SIZE_KEYS``.
+    """
+    names = {**SIZE_KEYS, **(keys or {})}
+    return tuple(
+        map_int(names[field], field, default, optional=default is None) for field, default in sizes.items()
     )
 
 

@@ -14,7 +14,7 @@ from polyhead.hf import config_map
 from polyhead.hf.checkpoint_files import CheckpointFiles
 from polyhead.hf.config_map import ConfigField, ModelFields
 from polyhead.hf.config_reader import ConfigReader
-from polyhead.hf.weight_map import WeightRule
+from polyhead.hf.weight_map import IDENTITY, AnyTransform, WeightRule, linear, weight
 from polyhead.tokenizers.tokenizer import Tokenizer
 
 # builds the tokenizer with these special tokens by role
@@ -72,6 +72,77 @@ TOKEN_EMBEDDING, HEAD_WEIGHT = "embedding.token.weight", "head.weight"
 STACK_LAYER = "stack.layers.{n}"
 QKV_PROJ = (f"{STACK_LAYER}.attn.q_proj", f"{STACK_LAYER}.attn.k_proj", f"{STACK_LAYER}.attn.v_proj")
 FINAL_NORM = "stack.final_norm"
+
+
+def decoder_rules(
+    block: str,
+    *,
+    embedding: str,
+    norms: tuple[str, ...],
+    qkv: str,
+    output: str,
+    feed_forward: tuple[str, str],
+    final_norm: str,
+    head: str = "lm_head",
+    transform: AnyTransform = IDENTITY,
+    qkv_weight: AnyTransform = IDENTITY,
+    qkv_bias: AnyTransform = IDENTITY,
+) -> tuple[WeightRule, ...]:
+    """Return the rows of a decoder with a feed-forward without a gate, by the names of its tensors.
+
+    ``block`` is the prefix of a layer. ``qkv`` names three tensors, with q, k and v for ``{x}``, or one that
+    holds all, by ``qkv_weight`` and ``qkv_bias``. ``transform`` is that of the other matrices.
+    """
+    if "{x}" in qkv:
+        attention = [
+            row
+            for x, ours in zip("qkv", QKV_PROJ, strict=True)
+            for row in linear(f"{block}.{qkv.replace('{x}', x)}", ours)
+        ]
+    else:
+        attention = linear(f"{block}.{qkv}", *QKV_PROJ, weight=qkv_weight, bias=qkv_bias)
+    layer_norms = [
+        row
+        for name, residual in zip(norms, ("attn", "ffn"), strict=False)
+        for row in linear(f"{block}.{name}", f"{STACK_LAYER}.{residual}_residual.norm")
+    ]
+    return (
+        *weight(f"{embedding}.weight", TOKEN_EMBEDDING),
+        *layer_norms[:2],
+        *attention,
+        *linear(f"{block}.{output}", f"{STACK_LAYER}.attn.o_proj", weight=transform),
+        *layer_norms[2:],
+        *linear(f"{block}.{feed_forward[0]}", f"{STACK_LAYER}.ffn.up_proj", weight=transform),
+        *linear(f"{block}.{feed_forward[1]}", f"{STACK_LAYER}.ffn.down_proj", weight=transform),
+        *linear(final_norm, FINAL_NORM),
+        *weight(f"{head}.weight", HEAD_WEIGHT),
+    )
+
+
+def register_decoder(
+    name: str,
+    hf_class: str,
+    keys: tuple[ConfigField, ...],
+    table: tuple[WeightRule, ...],
+    embedding: str,
+    *,
+    head: str = "lm_head",
+    buffers: str = "$^",
+    load_legacy_tokenizer: Callable[[CheckpointFiles], TokenizerFactory] | None = None,
+) -> ModelFamily:
+    """Register a family of decoders, whose head may be tied to the ``embedding``."""
+    family = ModelFamily(
+        {"CausalLM": hf_class},
+        keys,
+        table,
+        prefix=f"{embedding.split('.')[0]}.",
+        buffer_pattern=buffers,
+        tied_weights={f"{head}.weight": f"{embedding}.weight"},
+        load_legacy_tokenizer=load_legacy_tokenizer,
+    )
+    FAMILY.register(name)(family)
+    return family
+
 
 # Hugging Face name -> activation; of several names for one choice the first is written
 HF_ACTIVATIONS = {

@@ -41,3 +41,6 @@ def test_languages_and_positions(tmp_path):
     run = random_run(ModelConfig(vocab_size=VOCABULARY, **sizes, norm_first=True, position=position))
     with pytest.raises(UserError, match="to the family 'm2m_100': its pad_token_id is 0, expected 1"):
         build_checkpoint(run.model, run.tokenizer, run.generation)
+
+
+class TestMbart(Seq2SeqFamily, names=["mbart"]): ...

@@ -17,3 +17,6 @@ def test_untied_embeddings_with_share_option_are_separate(tmp_path):
     model = load_model(tmp_path)
     assert model.config.tie_embeddings == "none"
     assert_same_logits(model, reference)
+
+
+class TestPegasus(Seq2SeqFamily, names=["pegasus"]): ...

@@ -1,11 +1,16 @@
 import pytest
-from tests.hf.conftest import random_run
-from tests.hf.families.encoders import EncoderFamily, make_encoder
-from tests.hf.families.encoders_cases import CASES
+import torch
+import transformers
+from tests.hf.conftest import VOCABULARY, edit_json, edit_weights, random_run
+from tests.hf.families import encoders
+from tests.hf.families.encoders import EncoderFamily, assert_close, make_encoder, reference_output
+from tests.hf.families.encoders_cases import CASES, CLASSES, SIZES, Case
+from tests.hf.families.laws import open_reference, round_trip
 from tests.hf.save_helpers import BASES, model_config
 
 import polyhead as ph
 from polyhead.core.errors import UserError
+from polyhead.hf.load import load_model
 from polyhead.hf.save import build_checkpoint
 
 
@@ -24,3 +29,65 @@ def test_default_roles_and_positions(tmp_path):
     run = random_run(model_config(**BASES["bert"] | {"position": {"name": "learned", "offset": 2}}))
     with pytest.raises(UserError, match="'roberta': its pad_token_id is 0, expected 1"):
         build_checkpoint(run.model, run.tokenizer, run.generation)
+
+
+class TestMpnet(EncoderFamily, names=["mpnet"]): ...
+
+
+def test_bare_model_with_masked_lm_architecture(tmp_path):
+    """all-mpnet-base-v2 names MPNetForMaskedLM, and its files have no head; an incomplete head is refused."""
+    bare, masked = tmp_path / "bare", tmp_path / "masked"
+    reference, tokens = make_encoder(bare, CASES["mpnet"][2]), torch.randint(5, VOCABULARY, (2, 19))
+    edit_json(bare / "config.json", architectures=["MPNetForMaskedLM"])
+    with torch.no_grad():
+        expected, model = reference(tokens), load_model(bare)
+        assert_close(model(tokens), expected.last_hidden_state)
+        assert_close(model.get_submodule("pooler")(model(tokens)), expected.pooler_output)
+    make_encoder(masked, CASES["mpnet"][0])
+    edit_weights(masked, lambda tensors: tensors.pop("lm_head.dense.weight"))
+    with pytest.raises(UserError, match=r"missing: lm_head\.dense\.weight"):
+        load_model(masked)
+
+
+@pytest.mark.parametrize("case", CASES["mpnet"])
+def test_position_biases_in_faster_form(case, tmp_path):
+    """Over distances of all buckets, with padding."""
+    sizes = {**case.sizes, "max_position_embeddings": 202}
+    reference = make_encoder(tmp_path, Case(case.config, case.auto, sizes))
+    tokens, pos = torch.randint(5, VOCABULARY, (2, 200)), torch.arange(200)
+    mask = pos < torch.tensor([[200], [150]])
+    selection = slice(None) if case.auto == CLASSES else mask
+    with torch.no_grad():
+        expected = reference_output(reference, tokens.where(mask, 1), attention_mask=mask.long())
+        for fast in (False, True):
+            output = ph.load(tmp_path, fast=fast).model(tokens, pos.where(mask, -1))
+            torch.testing.assert_close(output[selection], expected[selection], rtol=1e-4, atol=1e-4)
+
+
+class TestElectra(encoders.EncoderFamily, names=["electra"]): ...
+
+
+def discriminator(width):
+    return Case("ElectraConfig", "AutoModelForPreTraining", {**SIZES, "embedding_size": width})
+
+
+@pytest.mark.parametrize("width", [10, 24])
+def test_discriminator_opens_as_its_encoder(width, tmp_path):
+    """The head that finds replaced tokens is ignored."""
+    checkpoint = tmp_path / "checkpoint"
+    reference = encoders.make_encoder(checkpoint, discriminator(width))
+    tokens = torch.randint(5, VOCABULARY, (2, 19))
+    buffers = {"electra.embeddings.position_ids": torch.arange(40)}
+    edit_weights(checkpoint, lambda tensors: tensors.update(buffers))
+    exported_model = transformers.AutoModel.from_pretrained(round_trip(checkpoint)[1])
+    assert type(exported_model).__name__ == "ElectraModel"
+    with torch.no_grad():
+        expected = reference.electra(tokens).last_hidden_state
+        encoders.assert_close(load_model(checkpoint)(tokens), expected)
+        encoders.assert_close(exported_model.eval()(tokens).last_hidden_state, expected)
+
+
+def test_classifier_trained_from_discriminator(tmp_path):
+    encoders.make_encoder(tmp_path / "checkpoint", discriminator(10))
+    run, exported_dir = encoders.train_classifier(tmp_path, "model.pooling={name: first, activation: gelu}")
+    encoders.check_classifier(run, open_reference(CLASSES, exported_dir), exported_dir)

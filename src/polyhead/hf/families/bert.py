@@ -1,11 +1,21 @@
-"""BERT (Devlin et al., 2018): post-norm, learned positions, segments, a norm on the embeddings."""
+"""BERT, and DistilBERT and ALBERT, which have its parts."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from polyhead.hf.config_map import ConfigField, constant, ignore, map_float, map_int, map_norm, require
+from polyhead.hf.config_map import (
+    ConfigField,
+    constant,
+    defaults,
+    ignore,
+    map_float,
+    map_int,
+    map_norm,
+    map_sizes,
+    require,
+)
 from polyhead.hf.families.encoder_common import (
     BERT_SPECIAL_TOKENS,
     ENCODER_EMBEDDING,
@@ -18,20 +28,16 @@ from polyhead.hf.families.encoder_common import (
     read_head_transform,
     tied_head_weights,
 )
-from polyhead.hf.family import FAMILY, ModelFamily, map_activation
+from polyhead.hf.family import FAMILY, HEAD_WEIGHT, ModelFamily, map_activation
 from polyhead.hf.tokenizers.legacy_tokenizers import load_wordpiece
 from polyhead.hf.weight_map import WeightRule, linear, weight
 
+# BERT (Devlin et al., 2018): post-norm, learned positions, segments, a norm on the embeddings.
 FIRST_POOLING = {"name": "first", "activation": "tanh"}
 # rows of all post-norm encoders
 BODY = (
     POST_NORM,
-    map_int("vocab_size", "vocab_size", 30522),
-    map_int("hidden_size", "d_model", 768),
-    map_int("num_hidden_layers", "n_layers", 12),
-    map_int("num_attention_heads", "n_heads", 12),
-    map_int("intermediate_size", "d_ff", optional=True),
-    map_int("max_position_embeddings", "max_len", 512),
+    *map_sizes(vocab_size=30522, d_model=768, n_layers=12, n_heads=12, d_ff=None, max_len=512),
     map_norm("layer_norm_eps", "layernorm", 1e-12),
     map_float("attention_probs_dropout_prob", "attention.dropout", 0.1),
     map_float("hidden_dropout_prob", "dropout", 0.1),
@@ -120,5 +126,122 @@ FAMILY.register("bert")(
         special_tokens=BERT_SPECIAL_TOKENS,
         load_legacy_tokenizer=load_wordpiece,
         ignored_pattern=r"bert\.pooler\.dense\..*|cls\.seq_relationship\..*",
+    )
+)
+
+
+# DistilBERT (Sanh et al., 2019): BERT without segments, with half of its layers, and a classifier with a
+# ReLU.
+DISTILBERT_KEYS = (
+    # the position table is in the files
+    ignore("qa_dropout", "seq_classif_dropout", "sinusoidal_pos_embds", "tie_weights_"),
+    ConfigField(write=lambda config: {"sinusoidal_pos_embds": False}),
+    require("pruned_heads", {}),
+    map_heads("DistilBert", classifier_pooling={"name": "first", "activation": "relu"}),
+    POST_NORM,
+    constant(position="learned", norm={"name": "layernorm", "eps": 1e-12}),
+    map_int("vocab_size", "vocab_size", 30522),
+    map_int("dim", "d_model", 768),
+    map_int("n_layers", "n_layers", 6),
+    map_int("n_heads", "n_heads", 12),
+    map_int("hidden_dim", "d_ff", optional=True),
+    map_int("max_position_embeddings", "max_len", 512),
+    map_activation("activation", "gelu"),
+    ConfigField(read_head_transform),
+    map_float("attention_dropout", "attention.dropout", 0.1),
+    map_float("dropout", "dropout", 0.1),
+)
+DISTILBERT_BLOCK = "distilbert.transformer.layer.{n}"
+DISTILBERT_TABLE = (
+    *weight("distilbert.embeddings.word_embeddings.weight", f"{ENCODER_EMBEDDING}.token.weight"),
+    *weight("distilbert.embeddings.position_embeddings.weight", f"{ENCODER_EMBEDDING}.position.weight"),
+    *linear("distilbert.embeddings.LayerNorm", f"{ENCODER_EMBEDDING}.norm"),
+    *linear(f"{DISTILBERT_BLOCK}.attention.q_lin", f"{ENCODER_LAYER}.attn.q_proj"),
+    *linear(f"{DISTILBERT_BLOCK}.attention.k_lin", f"{ENCODER_LAYER}.attn.k_proj"),
+    *linear(f"{DISTILBERT_BLOCK}.attention.v_lin", f"{ENCODER_LAYER}.attn.v_proj"),
+    *linear(f"{DISTILBERT_BLOCK}.attention.out_lin", f"{ENCODER_LAYER}.attn.o_proj"),
+    *linear(f"{DISTILBERT_BLOCK}.sa_layer_norm", f"{ENCODER_LAYER}.attn_residual.norm"),
+    *linear(f"{DISTILBERT_BLOCK}.ffn.lin1", f"{ENCODER_LAYER}.ffn.up_proj"),
+    *linear(f"{DISTILBERT_BLOCK}.ffn.lin2", f"{ENCODER_LAYER}.ffn.down_proj"),
+    *linear(f"{DISTILBERT_BLOCK}.output_layer_norm", f"{ENCODER_LAYER}.ffn_residual.norm"),
+    *linear("vocab_transform", "transform"),
+    *linear("vocab_layer_norm", "transform_norm"),
+    *weight("vocab_projector.bias", "head.bias"),
+    *weight("vocab_projector.weight", HEAD_WEIGHT),
+    *linear("pre_classifier", "pooler.proj"),
+    *linear("classifier", "classifier"),
+)
+DISTILBERT_BUFFERS = r"distilbert\.embeddings\.position_ids"
+DISTILBERT_TIED = {"vocab_projector.weight": "distilbert.embeddings.word_embeddings.weight"}
+FAMILY.register("distilbert")(
+    ModelFamily(
+        encoder_architectures("DistilBert"),
+        DISTILBERT_KEYS,
+        DISTILBERT_TABLE,
+        "distilbert.",
+        DISTILBERT_BUFFERS,
+        DISTILBERT_TIED,
+        legacy_suffixes=LEGACY_NORM_SUFFIXES,
+        special_tokens=BERT_SPECIAL_TOKENS,
+        load_legacy_tokenizer=load_wordpiece,
+    )
+)
+
+
+# ALBERT (Lan et al., 2019): BERT with weights shared by all layers and a separate embedding width.
+ALBERT_PAIR = "sop_classifier.classifier"
+# defaults of ALBERT-xxlarge
+ALBERT_KEYS = (
+    defaults(hidden_size=4096, num_attention_heads=64, intermediate_size=16384, vocab_size=30000),
+    defaults(hidden_act="gelu_new", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0),
+    ignore("classifier_dropout_prob", field_paths="dropout"),
+    # keys that no code reads
+    ignore("net_structure_type", "gap_size", "num_memory_blocks", "down_scale_factor"),
+    require("num_hidden_groups", 1, is_written=True),
+    require("inner_group_num", 1, is_written=True),
+    *bert_keys("Albert", pair_tensor=f"{ALBERT_PAIR}.weight"),
+    ConfigField(read_head_transform),
+    map_int("embedding_size", "d_embedding", 128)._replace(
+        write=lambda config: {"embedding_size": config.embedding_width}
+    ),
+    constant(share_layers=True),
+)
+ALBERT_GROUP = "albert.encoder.albert_layer_groups.0.albert_layers.0"
+ALBERT_LAYER = ENCODER_LAYER.format(n=0)
+ALBERT_TABLE = (
+    *weight("albert.embeddings.word_embeddings.weight", f"{ENCODER_EMBEDDING}.token.weight"),
+    *weight("albert.embeddings.position_embeddings.weight", f"{ENCODER_EMBEDDING}.position.weight"),
+    *weight("albert.embeddings.token_type_embeddings.weight", f"{ENCODER_EMBEDDING}.segment.weight"),
+    *linear("albert.embeddings.LayerNorm", f"{ENCODER_EMBEDDING}.norm"),
+    *linear("albert.encoder.embedding_hidden_mapping_in", f"{ENCODER_EMBEDDING}.proj"),
+    *linear(f"{ALBERT_GROUP}.attention.query", f"{ALBERT_LAYER}.attn.q_proj"),
+    *linear(f"{ALBERT_GROUP}.attention.key", f"{ALBERT_LAYER}.attn.k_proj"),
+    *linear(f"{ALBERT_GROUP}.attention.value", f"{ALBERT_LAYER}.attn.v_proj"),
+    *linear(f"{ALBERT_GROUP}.attention.dense", f"{ALBERT_LAYER}.attn.o_proj"),
+    *linear(f"{ALBERT_GROUP}.attention.LayerNorm", f"{ALBERT_LAYER}.attn_residual.norm"),
+    *linear(f"{ALBERT_GROUP}.ffn", f"{ALBERT_LAYER}.ffn.up_proj"),
+    *linear(f"{ALBERT_GROUP}.ffn_output", f"{ALBERT_LAYER}.ffn.down_proj"),
+    *linear(f"{ALBERT_GROUP}.full_layer_layer_norm", f"{ALBERT_LAYER}.ffn_residual.norm"),
+    *linear("albert.pooler", "pooler.proj"),
+    *linear("classifier", "classifier"),
+    *linear("predictions.dense", "transform"),
+    *linear("predictions.LayerNorm", "transform_norm"),
+    *linear(ALBERT_PAIR, "follows"),
+    *lm_head_rules("predictions"),
+)
+ALBERT_BUFFERS = r"albert\.embeddings\.(position|token_type)_ids"
+ALBERT_TIED = tied_head_weights("predictions", "albert")
+ALBERT_SPECIALS = BERT_SPECIAL_TOKENS | {"unk_token": "<unk>", "pad_token": "<pad>"}
+FAMILY.register("albert")(
+    ModelFamily(
+        encoder_architectures("Albert") | {"NSPModel": "AlbertForPreTraining"},
+        ALBERT_KEYS,
+        ALBERT_TABLE,
+        "albert.",
+        ALBERT_BUFFERS,
+        ALBERT_TIED,
+        legacy_suffixes=LEGACY_NORM_SUFFIXES,
+        special_tokens=ALBERT_SPECIALS,
+        ignored_pattern=r"albert\.pooler\..*|sop_classifier\..*",
     )
 )

@@ -29,15 +29,14 @@ from polyhead.hf.families.layer_types import (
 )
 from polyhead.hf.families.llama import (
     BLOCK,
-    BUFFERS,
     DIVISIBLE_HEADS,
-    TIED,
     llama_keys,
     map_qk_norm,
+    register_llama,
     write_rope,
 )
 from polyhead.hf.families.llama import TABLE as LLAMA
-from polyhead.hf.family import FAMILY, STACK_LAYER, ModelFamily
+from polyhead.hf.family import STACK_LAYER
 from polyhead.hf.weight_map import STACK, weight
 
 
@@ -95,9 +94,5 @@ TABLE = (
     *weight(f"{BLOCK}.self_attn.q_norm.weight", f"{STACK_LAYER}.attn.q_norm.heads.{{q}}", transform=STACK),
     *weight(f"{BLOCK}.self_attn.k_norm.weight", f"{STACK_LAYER}.attn.k_norm.heads.{{k}}", transform=STACK),
 )
-FAMILY.register("cohere")(
-    ModelFamily({"CausalLM": "CohereForCausalLM"}, KEYS, TABLE, "model.", BUFFERS, TIED)
-)
-FAMILY.register("cohere2")(
-    ModelFamily({"CausalLM": "Cohere2ForCausalLM"}, KEYS_2, TABLE, "model.", BUFFERS, TIED)
-)
+register_llama("cohere", "CohereForCausalLM", KEYS, TABLE)
+register_llama("cohere2", "Cohere2ForCausalLM", KEYS_2, TABLE)

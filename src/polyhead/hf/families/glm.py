@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from polyhead.hf.config_map import constant, defaults, map_bool
-from polyhead.hf.families.llama import BLOCK, BUFFERS, TIED, llama_keys, map_rope
+from polyhead.hf.families.layernorm_llama import GATE_UP
+from polyhead.hf.families.llama import BLOCK, llama_keys, map_rope, register_llama
 from polyhead.hf.families.llama import TABLE as LLAMA
-from polyhead.hf.families.phi3 import GATE_UP
-from polyhead.hf.family import FAMILY, STACK_LAYER, ModelFamily
+from polyhead.hf.family import STACK_LAYER
 from polyhead.hf.weight_map import CONCAT, weight
 
 KEYS = (
@@ -26,7 +26,5 @@ TABLE_4 = (
     *weight(f"{BLOCK}.post_self_attn_layernorm.weight", f"{STACK_LAYER}.attn_residual.sandwich_norm.weight"),
     *weight(f"{BLOCK}.post_mlp_layernorm.weight", f"{STACK_LAYER}.ffn_residual.sandwich_norm.weight"),
 )
-FAMILY.register("glm")(ModelFamily({"CausalLM": "GlmForCausalLM"}, KEYS, TABLE, "model.", BUFFERS, TIED))
-FAMILY.register("glm4")(
-    ModelFamily({"CausalLM": "Glm4ForCausalLM"}, KEYS_4, TABLE_4, "model.", BUFFERS, TIED)
-)
+register_llama("glm", "GlmForCausalLM", KEYS, TABLE)
+register_llama("glm4", "Glm4ForCausalLM", KEYS_4, TABLE_4)

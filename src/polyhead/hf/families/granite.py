@@ -12,9 +12,9 @@ from polyhead.config.model import ModelConfig
 from polyhead.core.option_types import resolve_factor
 from polyhead.hf.config_map import ConfigField, ModelFields, map_bool
 from polyhead.hf.config_reader import ConfigReader
-from polyhead.hf.families.llama import BIASES, BLOCK, BUFFERS, TABLE, TIED, llama_keys
+from polyhead.hf.families.llama import BIASES, BLOCK, llama_keys, register_llama
 from polyhead.hf.families.moe import NON_MLP_RULES, map_experts
-from polyhead.hf.family import FAMILY, STACK_LAYER, ModelFamily
+from polyhead.hf.family import STACK_LAYER
 from polyhead.hf.weight_map import per_expert, weight
 
 
@@ -71,9 +71,5 @@ MIXTURE = (
     *weight(f"{FFN}.input_linear.weight", *EXPERT_INPUTS, transform=per_expert),
     *weight(f"{FFN}.output_linear.weight", f"{EXPERT}.down_proj.weight", transform=per_expert),
 )
-FAMILY.register("granite")(
-    ModelFamily({"CausalLM": "GraniteForCausalLM"}, KEYS, TABLE, "model.", BUFFERS, TIED)
-)
-FAMILY.register("granitemoe")(
-    ModelFamily({"CausalLM": "GraniteMoeForCausalLM"}, KEYS_MIXTURE, MIXTURE, "model.", BUFFERS, TIED)
-)
+register_llama("granite", "GraniteForCausalLM", KEYS)
+register_llama("granitemoe", "GraniteMoeForCausalLM", KEYS_MIXTURE, MIXTURE)

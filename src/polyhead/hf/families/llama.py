@@ -33,7 +33,7 @@ from polyhead.hf.family import (
     ModelFamily,
     map_activation,
 )
-from polyhead.hf.weight_map import linear, weight
+from polyhead.hf.weight_map import WeightRule, linear, weight
 from polyhead.nn.position.rope import yarn_attention_factor
 
 HF_ROPE_SCALINGS = ("default", "linear", "yarn", "llama3")
@@ -239,4 +239,13 @@ TABLE = (
 )
 BUFFERS = r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq"  # of files before 2023
 TIED = {"lm_head.weight": "model.embed_tokens.weight"}
-FAMILY.register("llama")(ModelFamily({"CausalLM": "LlamaForCausalLM"}, KEYS, TABLE, "model.", BUFFERS, TIED))
+
+
+def register_llama(
+    name: str, hf_class: str, keys: tuple[ConfigField, ...], table: tuple[WeightRule, ...] = TABLE
+) -> None:
+    """Register a family with the prefix, buffers and tied weights of Llama."""
+    FAMILY.register(name)(ModelFamily({"CausalLM": hf_class}, keys, table, "model.", BUFFERS, TIED))
+
+
+register_llama("llama", "LlamaForCausalLM", KEYS)

@@ -12,8 +12,8 @@ from polyhead.hf.config_map import (
     ignore,
     map_bool,
     map_float,
-    map_int,
     map_norm,
+    map_sizes,
 )
 from polyhead.hf.config_reader import ConfigReader
 from polyhead.hf.families.encoder_common import (
@@ -129,12 +129,7 @@ KEYS = (
     ignore("mlp_dropout", field_paths="dropout"),
     constant(kind="encoder", attention="softmax", norm_first=True, init="normal"),
     constant(embedding_norm="first", scale_embedding=False),
-    map_int("vocab_size", "vocab_size", 50368),
-    map_int("hidden_size", "d_model", 768),
-    map_int("num_hidden_layers", "n_layers", 22),
-    map_int("num_attention_heads", "n_heads", 12),
-    map_int("intermediate_size", "d_ff", 1152),
-    map_int("max_position_embeddings", "max_len", 8192),
+    *map_sizes(vocab_size=50368, d_model=768, n_layers=22, n_heads=12, d_ff=1152, max_len=8192),
     map_activation("hidden_activation", "gelu", HF_GATED_ACTIVATIONS),
     map_bool("mlp_bias", "feed_forward.bias", False),
     map_norm("norm_eps", "layernorm", 1e-5),

@@ -17,8 +17,8 @@ from polyhead.hf.config_map import (
     require,
 )
 from polyhead.hf.config_reader import ConfigReader
-from polyhead.hf.families.llama import BLOCK, BUFFERS, TABLE, TIED, llama_keys, map_qk_norm
-from polyhead.hf.family import FAMILY, HF_GATED_ACTIVATIONS, STACK_LAYER, ModelFamily
+from polyhead.hf.families.llama import BLOCK, TABLE, llama_keys, map_qk_norm, register_llama
+from polyhead.hf.family import HF_GATED_ACTIVATIONS, STACK_LAYER
 from polyhead.hf.weight_map import WeightRule, weight
 
 EXPERT_ACTIVATIONS = {
@@ -102,23 +102,9 @@ KEYS_QWEN = (
     map_experts("num_experts"),
     map_bool("norm_topk_prob", "feed_forward.normalize", False),
 )
-FAMILY.register("mixtral")(
-    ModelFamily(
-        {"CausalLM": "MixtralForCausalLM"},
-        KEYS_MIXTRAL,
-        _moe_rules("block_sparse_moe", ("w1", "w3", "w2")),
-        "model.",
-        BUFFERS,
-        TIED,
-    )
+register_llama(
+    "mixtral", "MixtralForCausalLM", KEYS_MIXTRAL, _moe_rules("block_sparse_moe", ("w1", "w3", "w2"))
 )
-FAMILY.register("qwen3_moe")(
-    ModelFamily(
-        {"CausalLM": "Qwen3MoeForCausalLM"},
-        KEYS_QWEN,
-        _moe_rules("mlp", ("gate_proj", "up_proj", "down_proj")),
-        "model.",
-        BUFFERS,
-        TIED,
-    )
+register_llama(
+    "qwen3_moe", "Qwen3MoeForCausalLM", KEYS_QWEN, _moe_rules("mlp", ("gate_proj", "up_proj", "down_proj"))
 )

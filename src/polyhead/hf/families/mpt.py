@@ -18,8 +18,11 @@ from polyhead.hf.config_map import (
     require,
 )
 from polyhead.hf.config_reader import ConfigReader
-from polyhead.hf.family import FAMILY, FINAL_NORM, HEAD_WEIGHT, STACK_LAYER, TOKEN_EMBEDDING, ModelFamily
-from polyhead.hf.weight_map import CONCAT, weight
+from polyhead.hf.family import (
+    decoder_rules,
+    register_decoder,
+)
+from polyhead.hf.weight_map import CONCAT
 
 # keys of training, or of equivalent implementations
 _UNREAD_KEYS = """
@@ -82,23 +85,15 @@ KEYS = (
     map_float("resid_pdrop", "dropout", 0.0),
     map_tied_embeddings(True),
 )
-BLOCK = "transformer.blocks.{n}"
-TABLE = (
-    *weight("transformer.wte.weight", TOKEN_EMBEDDING),
-    *weight(f"{BLOCK}.norm_1.weight", f"{STACK_LAYER}.attn_residual.norm.weight"),
-    *weight(
-        f"{BLOCK}.attn.Wqkv.weight",
-        *(f"{STACK_LAYER}.attn.{part}_proj.weight" for part in "qkv"),
-        transform=CONCAT,
-    ),
-    *weight(f"{BLOCK}.attn.out_proj.weight", f"{STACK_LAYER}.attn.o_proj.weight"),
-    *weight(f"{BLOCK}.norm_2.weight", f"{STACK_LAYER}.ffn_residual.norm.weight"),
-    *weight(f"{BLOCK}.ffn.up_proj.weight", f"{STACK_LAYER}.ffn.up_proj.weight"),
-    *weight(f"{BLOCK}.ffn.down_proj.weight", f"{STACK_LAYER}.ffn.down_proj.weight"),
-    *weight("transformer.norm_f.weight", f"{FINAL_NORM}.weight"),
-    *weight("lm_head.weight", HEAD_WEIGHT),
+TABLE = decoder_rules(
+    "transformer.blocks.{n}",
+    embedding="transformer.wte",
+    norms=("norm_1", "norm_2"),
+    qkv="attn.Wqkv",
+    output="attn.out_proj",
+    feed_forward=("ffn.up_proj", "ffn.down_proj"),
+    final_norm="transformer.norm_f",
+    qkv_weight=CONCAT,
+    qkv_bias=CONCAT,
 )
-TIED = {"lm_head.weight": "transformer.wte.weight"}
-FAMILY.register("mpt")(
-    ModelFamily({"CausalLM": "MptForCausalLM"}, KEYS, TABLE, "transformer.", tied_weights=TIED)
-)
+register_decoder("mpt", "MptForCausalLM", KEYS, TABLE, "transformer.wte")

@@ -14,8 +14,7 @@ from polyhead.hf.families.layer_types import (
     parse_layer_types,
     write_windows,
 )
-from polyhead.hf.families.llama import BUFFERS, DERIVED_HEAD_DIM, TABLE, TIED, llama_keys, map_qk_norm
-from polyhead.hf.family import FAMILY, ModelFamily
+from polyhead.hf.families.llama import DERIVED_HEAD_DIM, llama_keys, map_qk_norm, register_llama
 
 
 def _read_layer_types(reader: ConfigReader, fields: ModelFields) -> ModelFields:
@@ -61,9 +60,5 @@ KEYS_3 = (
     map_qk_norm(True),
     LAYER_TYPES,
 )
-FAMILY.register("qwen2")(
-    ModelFamily({"CausalLM": "Qwen2ForCausalLM"}, KEYS_2, TABLE, "model.", BUFFERS, TIED)
-)
-FAMILY.register("qwen3")(
-    ModelFamily({"CausalLM": "Qwen3ForCausalLM"}, KEYS_3, TABLE, "model.", BUFFERS, TIED)
-)
+register_llama("qwen2", "Qwen2ForCausalLM", KEYS_2)
+register_llama("qwen3", "Qwen3ForCausalLM", KEYS_3)

@@ -16,8 +16,7 @@ from polyhead.hf.families.layer_types import (
     shortest_period,
     write_windows,
 )
-from polyhead.hf.families.llama import BIASES, BUFFERS, TABLE, TIED, llama_keys, write_rope
-from polyhead.hf.family import FAMILY, ModelFamily
+from polyhead.hf.families.llama import BIASES, llama_keys, register_llama, write_rope
 
 
 def _read_layer_types(reader: ConfigReader, fields: ModelFields) -> ModelFields:
@@ -67,6 +66,4 @@ KEYS = (
     *BIASES,
     ConfigField(_read_layer_types, _write_layer_types),
 )
-FAMILY.register("smollm3")(
-    ModelFamily({"CausalLM": "SmolLM3ForCausalLM"}, KEYS, TABLE, "model.", BUFFERS, TIED)
-)
+register_llama("smollm3", "SmolLM3ForCausalLM", KEYS)

@@ -10,6 +10,9 @@ import polyhead as ph
 from polyhead.cli import main
 
 
+class TestPhi(CausalFamily, names=["phi"]): ...
+
+
 class TestPhi3(CausalFamily, names=["phi3"]): ...
 
 
@@ -38,3 +41,9 @@ def test_longer_max_len_uses_long_factors(tmp_path):
     assert exported_model.config.max_position_embeddings == 256
     with torch.inference_mode():
         torch.testing.assert_close(exported_model(ids).logits, expected, rtol=0, atol=1e-6)
+
+
+class TestStablelm(CausalFamily, names=["stablelm"]): ...
+
+
+class TestStarcoder2(CausalFamily, names=["starcoder2"]): ...

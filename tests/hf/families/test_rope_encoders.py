@@ -1,9 +1,11 @@
+import json
+
 import pytest
 import torch
 import transformers
 from tests.hf.conftest import edit_json, edit_weights
 from tests.hf.families.encoders import EncoderFamily, assert_same_outputs, make_encoder
-from tests.hf.families.encoders_cases import BARE, CASES
+from tests.hf.families.encoders_cases import BARE, BASES, CASES, NEAR_THETA, ODD, Case
 
 from polyhead.hf.load import load_model
 
@@ -33,3 +35,30 @@ def test_files_as_published_in_2024(number, tmp_path):
     exported_model, info = auto.from_pretrained(tmp_path, output_loading_info=True)
     assert not info["missing_keys"]
     assert_same_outputs(load_model(tmp_path), reference, exported_model.eval())
+
+
+class TestNomicBert(EncoderFamily, names=["nomic_bert"]): ...
+
+
+FIRST_KEYS, OLDER_NAMES = BASES["NOMIC_KEYS"], BASES["NOMIC_NAMES"]
+
+
+@pytest.mark.parametrize("with_newer_keys", [False, True])
+def test_keys_of_first_implementation(with_newer_keys, tmp_path):
+    """Alone, or with those of today as checkpoints on the hub have them."""
+    case = Case("NomicBertConfig", BARE, {**ODD, "rope_parameters": NEAR_THETA, "layer_norm_eps": 1e-3})
+    reference, path = make_encoder(tmp_path, case), tmp_path / "config.json"
+    expected, config = load_model(tmp_path).config, json.loads(path.read_text())
+    older = FIRST_KEYS | {name: config[newer] for newer, name in OLDER_NAMES.items()}
+    newer = (*OLDER_NAMES, "hidden_act", "rope_parameters", "head_dim")
+    newer += ("hidden_dropout_prob", "attention_probs_dropout_prob")
+    edit_json(path, () if with_newer_keys else newer, **older, rotary_emb_base=50)
+    model = load_model(tmp_path)
+    assert model.config == expected
+    assert_same_outputs(model, reference)
+    if not with_newer_keys:
+        edit_json(path, n_positions=64, max_position_embeddings=40)
+        assert load_model(tmp_path).config.max_len == 64
+
+
+class TestEurobert(EncoderFamily, names=["eurobert"]): ...

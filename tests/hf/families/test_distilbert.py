@@ -1,4 +1,0 @@
-from tests.hf.families.encoders import EncoderFamily
-
-
-class TestDistilbert(EncoderFamily, names=["distilbert"]): ...

@@ -1,4 +1,0 @@
-from tests.hf.families.causal import CausalFamily
-
-
-class TestGptj(CausalFamily, names=["gptj"]): ...

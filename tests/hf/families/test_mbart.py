@@ -1,4 +1,0 @@
-from tests.hf.families.seq2seq import Seq2SeqFamily
-
-
-class TestMbart(Seq2SeqFamily, names=["mbart"]): ...
