@@ -1,9 +1,14 @@
 import pytest
 from tests.export.conftest import Session
+from tests.export.onnx_helpers import check_decoder_steps
 from tests.export.onnx_helpers import language_model as language_model
 from tests.export.onnx_helpers import translator as translator
 
 import polyhead.export.onnx as onnx_export
+
+
+def test_decoder_steps_equal_model(language_model):
+    check_decoder_steps(*language_model)
 
 
 def test_names_and_shapes_of_language_model(language_model):

@@ -6,10 +6,9 @@ import math
 import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from polyhead.autoconfig.inspect_data import DataSummary
-from polyhead.autoconfig.model_sizes import LABELED_SIZES, LEARNING_RATES, PAIR_SIZES, TEXT_SIZES, SizePreset
 from polyhead.chat.apply_template import check_vocabulary
 from polyhead.config import yaml_io
 from polyhead.config.presets import PRESETS
@@ -19,6 +18,42 @@ from polyhead.core.i18n import tr
 from polyhead.core.registry import CHAT
 from polyhead.run.run_directory import read_run_config
 from polyhead.tokenizers.tokenizer import Tokenizer
+
+
+class SizePreset(NamedTuple):
+    """Model size and training length for training text up to ``max_bytes``."""
+
+    max_bytes: float  # of training text
+    d_model: int
+    n_layers: int
+    dropout: float
+    vocab_size: int
+    epochs: float
+
+
+# as multi30k-en-de (4 MB), tatoeba-en-zh and the published base model
+PAIR_SIZES = [
+    SizePreset(1e6, 128, 2, 0.3, 2000, 60),
+    SizePreset(1e7, 128, 4, 0.3, 8000, 40),
+    SizePreset(1e8, 256, 4, 0.2, 12000, 10),
+    SizePreset(1e9, 512, 6, 0.1, 24000, 5),
+    SizePreset(math.inf, 512, 6, 0.1, 32000, 2),
+]
+# as tinyshakespeare (1 MB), wikitext-2 (11 MB) and, beyond, fewer passes over more text
+TEXT_SIZES = [
+    SizePreset(3e6, 128, 4, 0.1, 2000, 12),
+    SizePreset(3e7, 256, 4, 0.2, 8000, 6),
+    SizePreset(3e8, 384, 6, 0.1, 16000, 3),
+    SizePreset(math.inf, 512, 8, 0.0, 32000, 1),
+]
+# as trec (0.3 MB), sst2 (3.5 MB) and agnews
+LABELED_SIZES = [
+    SizePreset(1e6, 128, 1, 0.2, 8000, 6),
+    SizePreset(1e7, 128, 1, 0.3, 8000, 4),
+    SizePreset(math.inf, 256, 1, 0.3, 16000, 2),
+]
+LEARNING_RATES = {128: 0.004, 256: 0.002, 384: 0.001, 512: 0.0007}  # of AdamW, by width
+
 
 _BYTES_PER_TOKEN = 4  # approximate mean for all tokenizers
 _Section = dict[str, Any]
@@ -72,7 +107,7 @@ def propose_recipe(
     propose: Callable[[DataSummary, Mapping[str, Any]], dict[str, Any]] = part[summary.task]
     tree = propose(summary, given_keys)
     if "model" in tree:
-        tree["model"] = make_portable(summary.task, tree["model"], export_format)
+        tree["model"] |= _PORTABLE_PARTS.get(summary.task, {}).get(export_format, {})
     if any(key.partition(".")[0] == "init_from" for key in given_keys):  # the run provides both
         tree = {key: value for key, value in tree.items() if key not in ("tokenizer", "model")}
     elif preset := _get_preset(given_keys):  # a preset is a complete model
@@ -312,8 +347,3 @@ def _round_to_2_digits(number: float) -> int:
     """Round to two significant digits."""
     digits = max(0, int(math.log10(max(1, number))) - 1)
     return round(number / 10**digits) * 10**digits
-
-
-def make_portable(task: str, model: _Section, export_format: str) -> _Section:
-    """The model section with the parts that ``export_format`` requires."""
-    return model | _PORTABLE_PARTS.get(task, {}).get(export_format, {})

@@ -80,10 +80,8 @@ def run(
 
     loaded, note = load(directory, device="cpu"), ""
     if isinstance(loaded.model, ReplacedTokenDetector):
-        loaded.model, note = (
-            loaded.model.encoder_only(),
-            "; without its generator and the detection head",
-        )
+        loaded.model = loaded.model.encoder_only()
+        note = "; without its generator and the detection head"
     hf_options = {"family": family, "shard_size": shard_size}
     fill = FORMATS[to](loaded, dtype, **(hf_options if to == "hf" else {}))
     with atomic_directory(out) as path:

@@ -303,10 +303,8 @@ class TerminologyFile:
     def set_model(self, tokenizer: Tokenizer, template: Seq2SeqTemplate, max_len: int) -> None:
         from polyhead.generation.constraints.terminology import Terminology
 
-        self.terminology, self.max_len = (
-            Terminology(self.entries, tokenizer.target_tokenizer),
-            max_len - 1 - len(template.opening_ids),
-        )
+        self.terminology = Terminology(self.entries, tokenizer.target_tokenizer)
+        self.max_len = max_len - 1 - len(template.opening_ids)
 
     def check_lines(self, texts: Sequence[str], num_done: int) -> dict[int, str]:
         from polyhead.generation.constraints.lexical_constraints import LexicalConstraints

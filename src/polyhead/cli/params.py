@@ -50,9 +50,11 @@ def run(
         )
         for preset in PRESET_INFO:
             info, config = PRESET_INFO[preset], parameter_count.published_config(preset)
+            n = info.parameters
+            published = f"{n / 1e9:g}B" if n >= 1e9 else f"{n / 1e6:g}M"
             print(
                 f"{preset:<13} {parameter_count.count_model_parameters(config):>16,}  "
-                f"{format_count(info.parameters):>9}  {format_layers(config):>6}  {config.d_model:>7}  "
+                f"{published:>9}  {format_layers(config):>6}  {config.d_model:>7}  "
                 f"{config.n_heads:>5}  {info.vocab_size:>12,}  {info.paper}"
             )
         return
@@ -63,11 +65,6 @@ def run(
         times = f"{part.times} x {part.params_each:,}" if part.times > 1 else ""
         print(f"{part.name:<{width}}  {part.total:>16,}  {times:>20}  {part.formula}".rstrip())
     print(f"{'all':<{width}}  {sum(part.total for part in groups):>16,}")
-
-
-def format_count(parameters: float) -> str:
-    """Format a number of parameters: 1.3e9 -> 1.3B."""
-    return f"{parameters / 1e9:g}B" if parameters >= 1e9 else f"{parameters / 1e6:g}M"
 
 
 def format_layers(config: ModelConfig) -> str:

@@ -118,10 +118,8 @@ def load_training_pairs(
         lines, references, _ = translations.load_pairs(run, files, "train", limit, {})
         texts = [line for line, translated in zip(lines, references, strict=True) for _ in translated]
         targets = run.tokenizer.target_tokenizer.encode([*chain.from_iterable(references)])
-    sources, max_len = (
-        run.tokenizer.encode(texts),
-        run.config.max_len - run.tokenizer.seq2seq_template.max_special,
-    )
+    sources = run.tokenizer.encode(texts)
+    max_len = run.config.max_len - run.tokenizer.seq2seq_template.max_special
     indices = [
         i for i, pair in enumerate(zip(sources, targets, strict=True)) if max(map(len, pair)) <= max_len
     ]
@@ -129,11 +127,9 @@ def load_training_pairs(
         print(
             f"polyhead: {num_long:,} pairs have more than {max_len} tokens per side: skipped", file=sys.stderr
         )
-    texts, sources, targets = (
-        [texts[i] for i in indices],
-        [sources[i] for i in indices],
-        [targets[i] for i in indices],
-    )
+    texts = [texts[i] for i in indices]
+    sources = [sources[i] for i in indices]
+    targets = [targets[i] for i in indices]
     if len(texts) < 2:
         raise UserError(f"a shortlist requires at least two pairs, better 10,000; got {len(texts)}")
     return texts, sources, targets

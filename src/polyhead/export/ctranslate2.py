@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from polyhead.core.errors import UserError, unknown_name_error
-from polyhead.export.ct2_limits import ct2_unsupported
 from polyhead.export.ct2_specs import build_spec, find_pooler, norm_epsilon
+from polyhead.export.targets import ct2_unsupported
 from polyhead.models import CausalLM, Model, Seq2Seq
 from polyhead.tokenizers.tokenizer import Tokenizer
 
@@ -90,10 +90,8 @@ def _verify(model: Model, tokenizer: Tokenizer, tokens: list[str], directory: Pa
         expected, outputs = model(ids), _to_tensor(generator.forward_batch(ids.tolist()))
     else:
         encoder = ctranslate2.Encoder(str(directory), compute_type="float32")
-        expected, outputs = (
-            model.encoder(ids),
-            _to_tensor(encoder.forward_batch(ids.tolist()).last_hidden_state),
-        )
+        expected = model.encoder(ids)
+        outputs = _to_tensor(encoder.forward_batch(ids.tolist()).last_hidden_state)
     error = (outputs - expected).square().mean().sqrt() / expected.std().clamp(min=1e-3)
     if not error < tolerance:
         raise UserError(

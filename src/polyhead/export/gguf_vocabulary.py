@@ -113,7 +113,11 @@ def _byte_metadata(tokenizer_json: Mapping[str, Any]) -> tuple[dict[str, Any], M
     if (tokenizer_json["decoder"] or {}).get("type") != "ByteLevel":
         if merges or tokenizer_json["pre_tokenizer"]:
             raise _tokenizer_error("its tokens are not bytes")
-        spelling = {token: _spell_bytes(token) for token in model["vocab"] if len(token) == 1}
+        spelling = {
+            token: "".join(_BYTE_SPELLING[byte] for byte in token.encode())
+            for token in model["vocab"]
+            if len(token) == 1
+        }
         return _gpt2_metadata("gpt-2", list(dict.fromkeys(_byte_merges(spelling.values()))), spelling)
     steps = _split_rules(tokenizer_json["pre_tokenizer"])
     if not merges:
@@ -132,10 +136,6 @@ def _gpt2_metadata(
     rule: str, merges: list[str], spelling: Mapping[str, str]
 ) -> tuple[dict[str, Any], Mapping[str, str]]:
     return {"model": "gpt2", "pre": rule, "merges": merges or [_DUMMY_MERGE]}, spelling
-
-
-def _spell_bytes(character: str) -> str:
-    return "".join(_BYTE_SPELLING[byte] for byte in character.encode())
 
 
 def _byte_merges(characters: Iterable[str]) -> Iterable[str]:

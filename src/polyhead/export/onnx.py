@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 
 from polyhead.core.errors import UserError, unknown_name_error
 from polyhead.export.onnx_graphs import ALL_TOKENS, ExampleSizes, Graph, build_graphs
-from polyhead.export.onnx_limits import onnx_unsupported
+from polyhead.export.targets import onnx_unsupported
 from polyhead.models import Model
 
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "int8": torch.float32}

@@ -1,8 +1,7 @@
 """The ONNX graphs of a model: modules that take and return only tensors, under the usual ONNX names.
 
 Positions are computed from masks: a token's is the number of tokens before it, that of padding is -1. Shapes
-as in ``nn/kv.py``; P is the number of tokens of previous steps, 0 at the first.
-"""
+as in ``nn/kv.py``; P is the number of tokens of previous steps, 0 at the first."""
 
 from __future__ import annotations
 
@@ -12,7 +11,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from polyhead.export.onnx_past import KVPair, PastKeyValues
 from polyhead.models import (
     CausalLM,
     Classifier,
@@ -22,14 +20,49 @@ from polyhead.models import (
     SentenceEncoder,
     Seq2Seq,
 )
-from polyhead.nn.kv import KV
+from polyhead.nn.kv import KV, WeightsHook, visible
 
-BATCH, TOKENS, SOURCE, PAST_TOKENS = (
-    "batch_size",
-    "sequence_length",
-    "encoder_sequence_length",
-    "past_sequence_length",
-)
+KVPair = tuple[Tensor, Tensor]
+"""Keys (B, K, P, D) and values (B, K, P, Dv) of the P tokens so far."""
+
+
+class PastKeyValues:
+    """The part of ``Cache`` that a decoding step uses. After it, the step's tokens are appended to the
+    previous ones.
+
+    ``slots`` (1|B, P + T) are the positions of all tokens, including those of the step, -1 for padding;
+    ``pos`` (1|B, T) are those of the step's queries.
+    """
+
+    def __init__(self, pairs: Sequence[KVPair], slots: Tensor, pos: Tensor) -> None:
+        slot_pos = slots[:, None]
+        mask = visible(pos, slot_pos, causal=True)
+        self.layers = [PastLayer(k, v, slot_pos, mask) for k, v in pairs]
+
+    @property
+    def pairs(self) -> list[KVPair]:
+        """Return the keys and values of each layer."""
+        return [(layer.k, layer.v) for layer in self.layers]
+
+
+class PastLayer:
+    """Keys and values of one layer."""
+
+    weights_hook: WeightsHook | None = None
+
+    def __init__(self, k: Tensor, v: Tensor, pos: Tensor, mask: Tensor) -> None:
+        self.k, self.v, self.pos, self.mask = k, v, pos, mask
+
+    def update(self, kv: KV) -> KV:
+        """(B, K, T, D) in, (B, K, P + T, D) out."""
+        self.k, self.v = torch.cat([self.k, kv.k], 2), torch.cat([self.v, kv.v], 2)
+        return KV(self.k, self.v, self.pos, mask=self.mask)
+
+
+BATCH = "batch_size"
+TOKENS = "sequence_length"
+SOURCE = "encoder_sequence_length"
+PAST_TOKENS = "past_sequence_length"
 ALL_TOKENS = f"{PAST_TOKENS} + {TOKENS}"
 EncodingModel = Classifier | ReplacedTokenDetector | SentenceEncoder | MaskedLM
 

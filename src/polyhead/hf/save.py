@@ -113,10 +113,8 @@ _UNUSED_FIELDS = {
     "MaskedLM": {"pooling"},
 }
 # written as null if absent; left out if absent
-_REQUIRED_ROLES, _OPTIONAL_ROLES = (
-    ("bos_token", "eos_token", "pad_token"),
-    ("cls_token", "sep_token", "forced_bos_token"),
-)
+_REQUIRED_ROLES = ("bos_token", "eos_token", "pad_token")
+_OPTIONAL_ROLES = ("cls_token", "sep_token", "forced_bos_token")
 # of equivalent families, those that most tools read
 _PREFERRED_FAMILIES = ("gpt_neox", "llama", "mixtral", "roberta", "t5")
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}

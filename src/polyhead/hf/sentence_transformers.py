@@ -18,11 +18,9 @@ from polyhead.tokenizers.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
-_MODULES_FILE, _POOLING_FILE, _PROMPTS_FILE = (
-    "modules.json",
-    "1_Pooling/config.json",
-    "config_sentence_transformers.json",
-)
+_MODULES_FILE = "modules.json"
+_POOLING_FILE = "1_Pooling/config.json"
+_PROMPTS_FILE = "config_sentence_transformers.json"
 _LENGTH_FILE = "sentence_bert_config.json"
 # of older versions, one per kind of model
 _LENGTH_FILES = (
@@ -108,10 +106,8 @@ def load_dense_modules(
         reader.require("module_input_name", "sentence_embedding")
         reader.require("module_output_name", "sentence_embedding")
         reader.require("use_residual", False)
-        width, function = (
-            reader.get_int("out_features"),
-            reader.values.get("activation_function", "torch.nn.Tanh"),
-        )
+        width = reader.get_int("out_features")
+        function = reader.values.get("activation_function", "torch.nn.Tanh")
         reader.ignore("activation_function")
         activation = _ACTIVATION_NAMES.get(str(function).rsplit(".", 1)[-1])
         if activation is None or not str(function).startswith("torch.nn."):

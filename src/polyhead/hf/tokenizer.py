@@ -86,10 +86,8 @@ def _drop_unknown_tokens(
 
     Text that spells such a token becomes plain text. Tokens with a role or in the template are kept.
     """
-    rules, used_ids = (
-        json.loads(tokenizer.tokenizer_json),
-        {*tokenizer.role_ids.values(), *tokenizer.prefix_ids, *tokenizer.suffix_ids},
-    )
+    rules = json.loads(tokenizer.tokenizer_json)
+    used_ids = {*tokenizer.role_ids.values(), *tokenizer.prefix_ids, *tokenizer.suffix_ids}
     rules["added_tokens"] = [
         token for token in rules["added_tokens"] if token["id"] < n_rows or token["id"] in used_ids
             or not (token["special"] or token["content"] == pad_token)

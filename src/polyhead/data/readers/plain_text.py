@@ -139,7 +139,7 @@ class TextFiles:
         for _, row in read_rows(path, self.table, self.columns_by_role, MAX_VALUE_BYTES):
             if not isinstance(row, str):
                 yield from (
-                    (f"{_normalize_newlines(text)}\n", "") if isinstance(text, str) else ("", "malformed")
+                    ((text.replace("\r\n", "\n") + "\n", "") if isinstance(text, str) else ("", "malformed"))
                     for text in row
                 )
             elif row != "empty":
@@ -204,11 +204,6 @@ class _DocumentAccumulator:
                 self.report.add("\n")
             yield TextChunk(text if self.separator == "file" else text.removesuffix("\n"), True)
         self.buffer, self.size, self.is_open = [], 0, False
-
-
-def _normalize_newlines(text: str) -> str:
-    """A table value as read from a file: with "\\r\\n" replaced by "\\n"."""
-    return text.replace("\r\n", "\n")
 
 
 def open_text(

@@ -89,7 +89,10 @@ class ReadReport:
         """The same line in the current language."""
 
         def first(kind: str) -> str:
-            return describe_location(self.examples[kind][0], tr)
+            location = self.examples[kind][0]
+            return re.sub(
+                r"\bline ([\d,]+)", lambda match: tr("line {line}", line=match[1]), location, count=1
+            )
 
         text = tr(self.counts, where=self.source_label, kept=self.used, read=self.total, answers=self.answers)
         skipped = [
@@ -110,11 +113,6 @@ class ReadReport:
                 "; truncated {count:,} (first: {place})", count=self.truncated, place=first("truncated")
             )
         return text
-
-
-def describe_location(location: str, tr: Translate) -> str:
-    """Translate a location such as 'a.tsv line 17'."""
-    return re.sub(r"\bline ([\d,]+)", lambda match: tr("line {line}", line=match[1]), location, count=1)
 
 
 def join_names(files: Sequence[Path]) -> str:
@@ -198,7 +196,7 @@ class Rows:
                 if not self.is_validation:
                     yield item
                 continue
-            position = hash_text(text)
+            position = zlib.crc32(" ".join(text.split()).encode()) / 2**32  # from 0 to 1, up to whitespace
             lowest, highest = min(lowest, position), max(highest, position)
             if self.is_validation == (position < fraction):
                 n_selected += 1
@@ -212,11 +210,6 @@ class Rows:
                 f"data.valid_fraction is {fraction:g}: this selects {word} of the {n_other:,} "
                 f"{self.unit}{'s' * (n_other > 1)} in {self.source_label}; {hint}set data.valid"
             )
-
-
-def hash_text(text: str) -> float:
-    """A number from 0 to 1 for a text, up to whitespace."""
-    return zlib.crc32(" ".join(text.split()).encode()) / 2**32
 
 
 def iter_chunks(items: Iterable[T], size: int) -> Iterator[list[T]]:

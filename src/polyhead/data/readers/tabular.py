@@ -48,7 +48,8 @@ def infer_format(paths: Sequence[Path]) -> TableFormat | None:
     if len(set(kinds)) > 1:
         path_of_kind = {kind: path for path, kind in zip(paths, kinds, strict=True)}
         descriptions = ", ".join(
-            f"{path.name} {_format_label(path, kind)}" for kind, path in path_of_kind.items()
+            f"{path.name} {TABLE_LABELS.get(_suffix(path), kind.upper() if kind else 'plain text')}"
+            for kind, path in path_of_kind.items()
         )
         raise UserError(
             f"files read together must have one format; by their names these differ: {descriptions}; rename "
@@ -78,10 +79,6 @@ def _format_of_suffix(path: Path) -> TableFormat | None:
 
 def _suffix(path: Path) -> str:
     return Path(path.name.lower().removesuffix(".gz")).suffix
-
-
-def _format_label(path: Path, kind: str | None) -> str:
-    return TABLE_LABELS.get(_suffix(path), "plain text" if kind is None else kind.upper())
 
 
 def check_columns(path: Path, format: str, columns_by_role: ColumnsByRole, max_line: int = MAX_LINE) -> None:

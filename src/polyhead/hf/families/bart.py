@@ -19,11 +19,9 @@ from polyhead.hf.weight_map import COPY, TensorTransform, WeightRule, linear, we
 from polyhead.tokenizers.special_tokens import SPECIAL_TOKENS_MAP
 
 BIAS = "final_logits_bias"
-SHARED_EMBEDDING, SOURCE_EMBEDDING, TARGET_EMBEDDING = (
-    "model.shared.weight",
-    "model.encoder.embed_tokens.weight",
-    "model.decoder.embed_tokens.weight",
-)
+SHARED_EMBEDDING = "model.shared.weight"
+SOURCE_EMBEDDING = "model.encoder.embed_tokens.weight"
+TARGET_EMBEDDING = "model.decoder.embed_tokens.weight"
 LM_HEAD = "lm_head.weight"
 ROW = TensorTransform(lambda params: params[0][None], lambda tensor, rows: [tensor[0]])  # (V,) as (1, V)
 

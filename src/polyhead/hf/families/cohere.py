@@ -46,11 +46,6 @@ def _read_logit_scale(reader: ConfigReader, fields: ModelFields) -> ModelFields:
     return {"logits_scale": divisor == fields["d_model"] ** 0.5 or divisor}
 
 
-def _write_logit_scale(config: ModelConfig) -> dict[str, Any]:
-    """Inverse of ``_read_logit_scale``."""
-    return {"logit_scale": 1 / resolve_factor(config.logits_scale, config.d_model**0.5)}
-
-
 def _read_layer_types(reader: ConfigReader, fields: ModelFields) -> ModelFields:
     """Read the layer types: by default three of four layers have a window, the others no positions."""
     period = reader.get_int("sliding_window_pattern", 4)
@@ -75,7 +70,10 @@ _COMMON_KEYS = (
     constant(block=PARALLEL_BLOCK),
     constant(norm={"bias": False}, position={"layout": "interleaved"}),
     map_bool("attention_bias", "attention.bias", False),
-    ConfigField(_read_logit_scale, _write_logit_scale),
+    ConfigField(
+        _read_logit_scale,
+        lambda config: {"logit_scale": 1 / resolve_factor(config.logits_scale, config.d_model**0.5)},
+    ),
 )
 KEYS = (defaults(rope_theta=500_000.0), *_COMMON_KEYS, map_qk_norm("per_head", "use_qk_norm"))
 # keys in the files that transformers does not read

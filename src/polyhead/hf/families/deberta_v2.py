@@ -79,10 +79,8 @@ def _read_distances(reader: ConfigReader, max_len: int, eps: float) -> dict[str,
     if terms is None:
         raise reader.value_error("pos_att_type", "'p2c|c2p', 'p2c' or 'c2p'")
     farthest = reader.get_int("max_relative_positions", -1, minimum=-1)
-    farthest, buckets = (
-        farthest if farthest > 0 else max_len,
-        reader.get_int("position_buckets", -1, minimum=-1),
-    )
+    farthest = farthest if farthest > 0 else max_len
+    buckets = reader.get_int("position_buckets", -1, minimum=-1)
     has_norm = reader.get_choice("norm_rel_ebd", "none", ["none", "layer_norm"]) == "layer_norm"
     return {
         "name": "disentangled",

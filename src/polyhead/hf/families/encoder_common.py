@@ -116,11 +116,6 @@ def write_heads(config: ModelConfig) -> dict[str, Any]:
     return {"tie_word_embeddings": config.tie_embeddings != "none", **write_labels(config)}
 
 
-def has_untied_head(config: ModelConfig) -> bool:
-    """Return whether the head over the vocabulary has its own matrix."""
-    return config.tie_embeddings in ("inputs", "none")
-
-
 def lm_head_rules(head: str) -> tuple[WeightRule, ...]:
     """Return the rows of the vocabulary head, whose bias has two names.
 
@@ -129,7 +124,12 @@ def lm_head_rules(head: str) -> tuple[WeightRule, ...]:
     """
     return (
         *weight(f"{head}.bias", "head.bias"),
-        *weight(f"{head}.decoder.bias", "head.bias", transform=COPY, condition=has_untied_head),
+        *weight(
+            f"{head}.decoder.bias",
+            "head.bias",
+            transform=COPY,
+            condition=lambda config: config.tie_embeddings in ("inputs", "none"),
+        ),
         *weight(f"{head}.decoder.weight", HEAD_WEIGHT),
     )
 

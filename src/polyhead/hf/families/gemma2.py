@@ -68,10 +68,8 @@ def _write_query_scale(config: ModelConfig) -> dict[str, Any]:
 
 def _read_layer_types(reader: ConfigReader, fields: ModelFields) -> ModelFields:
     """Read the layer types: by default every second layer has a window, beginning with the first."""
-    kinds, attention = (
-        parse_layer_types(reader, fields["n_layers"], lambda layer: layer % 2 == 0),
-        fields["attention"],
-    )
+    kinds = parse_layer_types(reader, fields["n_layers"], lambda layer: layer % 2 == 0)
+    attention = fields["attention"]
     size = (
         reader.get_int("sliding_window", 4096)
         if SLIDING_ATTENTION in kinds or not reader.is_null("sliding_window")
@@ -146,10 +144,8 @@ def _read_gemma3_layer_types(reader: ConfigReader, fields: ModelFields) -> Model
     """
     if reader.has("attn_logit_softcapping"):
         raise reader.value_error("attn_logit_softcapping", "null; the reference implementation ignores it")
-    period, is_encoder = (
-        reader.get_int("sliding_window_pattern", 6),
-        reader.get_bool("use_bidirectional_attention", False),
-    )
+    period = reader.get_int("sliding_window_pattern", 6)
+    is_encoder = reader.get_bool("use_bidirectional_attention", False)
     positions = read_ropes(reader, THETAS, fields["max_len"])
     kinds = parse_layer_types(reader, fields["n_layers"], lambda layer: (layer + 1) % period > 0)
     overrides: dict[str, ModelFields] = {FULL_ATTENTION: {}}

@@ -93,11 +93,6 @@ GPT2_FAMILY = register_decoder(
 
 
 # GPTBigCode (Li et al., 2023, StarCoder): GPT-2 with multi-query attention, matrices stored as (out, in).
-def _read_kv_heads(reader: ConfigReader, fields: ModelFields) -> ModelFields:
-    """Read the number of key/value heads, which depends only on ``multi_query``."""
-    return {"n_kv_heads": 1 if reader.get_bool("multi_query", True) else fields["n_heads"]}
-
-
 BIGCODE_KEYS = (
     *KEYS,
     ignore("attention_softmax_in_fp32", "scale_attention_softmax_in_fp32", "num_key_value_heads"),
@@ -108,7 +103,12 @@ BIGCODE_KEYS = (
         "pre_allocate_kv_cache",
         "validate_runner_input",
     ),
-    ConfigField(_read_kv_heads, lambda config: {"multi_query": config.kv_heads == 1}),
+    ConfigField(
+        lambda reader, fields: {
+            "n_kv_heads": 1 if reader.get_bool("multi_query", True) else fields["n_heads"]
+        },
+        lambda config: {"multi_query": config.kv_heads == 1},
+    ),
 )
 BIGCODE_TABLE = tuple(
     row._replace(transform=per_head_qkv if len(row.param_names) == len(QKV_PROJ) else IDENTITY)

@@ -30,10 +30,8 @@ def _read_scales(reader: ConfigReader, fields: ModelFields) -> ModelFields:
     """Read the four scales."""
     root, usual = fields["d_model"] ** 0.5, fields["head_dim"] ** -0.5
     scale = read_positive(reader, "attention_multiplier")
-    embeddings, outputs = (
-        read_positive(reader, "embedding_multiplier"),
-        read_positive(reader, "logits_scaling"),
-    )
+    embeddings = read_positive(reader, "embedding_multiplier")
+    outputs = read_positive(reader, "logits_scaling")
     return {
         "attention": {"scale": None if scale == usual else scale},
         "scale_embedding": embeddings == root or embeddings,

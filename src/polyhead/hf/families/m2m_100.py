@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 from tokenizers.processors import TemplateProcessing
 
-from polyhead.config.model import ModelConfig
 from polyhead.core.errors import UserError, format_value
 from polyhead.hf.checkpoint_files import CheckpointFiles
 from polyhead.hf.config_map import ConfigField, ModelFields, constant, defaults
@@ -27,16 +25,11 @@ def _read_offset(reader: ConfigReader, fields: ModelFields) -> ModelFields:
     return {"position": {"offset": int(reader.get_float("pad_token_id", 1)) + 1}}
 
 
-def _write_offset(config: ModelConfig) -> dict[str, Any]:
-    """Inverse of ``_read_offset``."""
-    return {"pad_token_id": config.position.options.get("offset", 1) - 1}
-
-
 KEYS = (
     defaults(attention_dropout=0.1, activation_function="relu", scale_embedding=True),
     *bart_keys(norm_first=True),
     constant(position={"name": "sinusoidal", "layout": "halves", "endpoint": True}, lm_head_bias=False),
-    ConfigField(_read_offset, _write_offset),
+    ConfigField(_read_offset, lambda config: {"pad_token_id": config.position.options.get("offset", 1) - 1}),
 )
 # language codes in the order of their ids, by the name of the list
 LANGUAGES = {
@@ -112,10 +105,8 @@ def _load_mbart_tokenizer(files: CheckpointFiles) -> TokenizerFactory:
     path = files.directory / "tokenizer_config.json"
     config = files.read_json(path.name) or {}
     is_mbart50 = read_tokenizer_class(files) == "MBart50Tokenizer"
-    languages, source = (
-        f"{MBART_LANGUAGES} {MBART_LANGUAGES_50}" if is_mbart50 else MBART_LANGUAGES,
-        config.get("src_lang") or "en_XX",
-    )
+    languages = f"{MBART_LANGUAGES} {MBART_LANGUAGES_50}" if is_mbart50 else MBART_LANGUAGES
+    source = config.get("src_lang") or "en_XX"
     if source not in languages.split():
         raise UserError(f"{path}: src_lang is {format_value(source)}, expected one of {languages}")
     template = (

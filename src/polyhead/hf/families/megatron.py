@@ -149,14 +149,10 @@ def _read_architecture(reader: ConfigReader, fields: ModelFields) -> ModelFields
     The new one, of 40B and Falcon 2, has any number of key/value heads and one norm or two; the old one has a
     single norm if its sub-layers are parallel.
     """
-    is_new, is_parallel = (
-        reader.get_bool("new_decoder_architecture", False),
-        reader.get_bool("parallel_attn", True),
-    )
-    multi_query, n_kv_heads = (
-        reader.get_bool("multi_query", True),
-        reader.get_int("num_kv_heads", fields["n_heads"]),
-    )
+    is_new = reader.get_bool("new_decoder_architecture", False)
+    is_parallel = reader.get_bool("parallel_attn", True)
+    multi_query = reader.get_bool("multi_query", True)
+    n_kv_heads = reader.get_int("num_kv_heads", fields["n_heads"])
     if is_new:
         reader.require("parallel_attn", True)
     norms = reader.get_int("num_ln_in_parallel_attn", 2 if is_new else 1)

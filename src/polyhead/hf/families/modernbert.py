@@ -42,10 +42,8 @@ def _read_heads(reader: ConfigReader, fields: ModelFields) -> ModelFields:
     model, bias = read_architecture(reader, "ModernBert"), fields["feed_forward"]["bias"]
     pool = {"cls": "first", "mean": "mean"}[reader.get_choice("classifier_pooling", "cls", ["cls", "mean"])]
     reader.get_choice("classifier_activation", "gelu", ["gelu"])
-    head_transform_bias, lm_head_bias = (
-        reader.get_bool("classifier_bias", False),
-        reader.get_bool("decoder_bias", True),
-    )
+    head_transform_bias = reader.get_bool("classifier_bias", False)
+    lm_head_bias = reader.get_bool("decoder_bias", True)
     return {
         "head_transform_bias": None if head_transform_bias == bias else head_transform_bias,
         **read_heads(reader, model, classifier_pooling={"name": pool, "activation": "gelu", "norm": True}),

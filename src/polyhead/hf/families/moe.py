@@ -37,10 +37,8 @@ def map_experts(count_key: str, *, normalize: bool = False) -> ConfigField:
 
     def read(reader: ConfigReader, fields: ModelFields) -> ModelFields:
         reader.ignore("output_router_logits", "router_aux_loss_coef")
-        activation, n = (
-            EXPERT_ACTIVATIONS[reader.get_choice("hidden_act", "silu", EXPERT_ACTIVATIONS)],
-            reader.get_int(count_key),
-        )
+        activation = EXPERT_ACTIVATIONS[reader.get_choice("hidden_act", "silu", EXPERT_ACTIVATIONS)]
+        n = reader.get_int(count_key)
         options = {"n_experts": n, "top_k": reader.get_int("num_experts_per_tok"), "normalize": normalize}
         return {"feed_forward": {"name": "moe", "expert": activation, "balance": False, **options}}
 

@@ -21,10 +21,8 @@ def _read_layer_types(reader: ConfigReader, fields: ModelFields) -> ModelFields:
     """Read the layer types. In older files with use_sliding_window, layers from ``max_window_layers`` on have
     a window.
     """
-    size, first_layer = (
-        reader.get_int("sliding_window", 4096),
-        reader.get_int("max_window_layers", 28, minimum=0),
-    )
+    size = reader.get_int("sliding_window", 4096)
+    first_layer = reader.get_int("max_window_layers", 28, minimum=0)
     has_windows = reader.get_bool("use_sliding_window", False)
     kinds = parse_layer_types(reader, fields["n_layers"], lambda layer: has_windows and layer >= first_layer)
     if SLIDING_ATTENTION in kinds and not has_windows:

@@ -129,10 +129,8 @@ def load_fairseq(
 def _load_bpe(files: CheckpointFiles) -> tuple[tokenizers.Tokenizer, ConfigReader]:
     """Return the BPE without special tokens, and tokenizer_config.json."""
     config = _read_config(files)
-    ids, lines = (
-        files.read_json("vocab.json", MAX_SPM_BYTES),
-        _read_lines(files, "merges.txt"),
-    )
+    ids = files.read_json("vocab.json", MAX_SPM_BYTES)
+    lines = _read_lines(files, "merges.txt")
     if ids is None or lines is None:
         raise UserError(f"{files.directory} has neither tokenizer.json nor vocab.json and merges.txt")
     merges = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
@@ -189,10 +187,8 @@ def _read_added_tokens(
             return path, {int(i): AddedToken(**token) for i, token in entries.items()}
         except (AttributeError, TypeError, ValueError):
             raise UserError(f"{path}: added_tokens_decoder must map ids to tokens") from None
-    path, ids = (
-        files.directory / "added_tokens.json",
-        files.read_json("added_tokens.json", MAX_SPM_BYTES) or {},
-    )
+    path = files.directory / "added_tokens.json"
+    ids = files.read_json("added_tokens.json", MAX_SPM_BYTES) or {}
     if any(type(i) is not int for i in ids.values()):
         raise UserError(f"{path} must map tokens to ids")
     configs = (files.read_json("special_tokens_map.json") or {}, config)
