@@ -19,7 +19,7 @@ import yaml
 
 from polyhead.cli import main
 from polyhead.cli.components import parse_docstring, read_part_doc
-from polyhead.cli.recipe_keys import list_keys
+from polyhead.cli.formatting import list_keys
 from polyhead.cli.verbs import VERBS
 from polyhead.config import yaml_io
 from polyhead.config.generation_config import GenerationConfig

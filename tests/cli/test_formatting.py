@@ -3,6 +3,8 @@ from typing import Literal
 import pytest
 
 from polyhead.cli.formatting import format_type, format_yaml
+from polyhead.config.config_sections import DistillConfig, InitFromConfig, LoraConfig, ParallelConfig
+from polyhead.config.recipe import Recipe
 
 
 @pytest.mark.parametrize(
@@ -19,3 +21,20 @@ from polyhead.cli.formatting import format_type, format_yaml
 )
 def test_types_and_values_are_written_in_short(write, value, text):
     assert write(value) == text
+
+
+def test_every_key_of_a_recipe_is_listed(cli):
+    lines = cli("train", "--keys").out.splitlines()
+    assert "train.lr: float = 0.001  peak learning rate" in lines
+    for start in (
+        "data.test: list[str] | null = null  ",
+        "model.position: part = sinusoidal  ",
+        "init_from.layer_stride: int = 1  use the first layer and every n-th after it; 2 halves the depth",
+        "train.lora.r: int = 8  rank of the adapters",
+    ):
+        assert any(line.startswith(start) for line in lines)
+    optional = {"init_from": InitFromConfig, "distill": DistillConfig}
+    sections = [optional.get(name, field.annotation) for name, field in Recipe.model_fields.items()]
+    # in place of train.lora and train.parallel themselves
+    n_nested = len(LoraConfig.model_fields) - 1 + len(ParallelConfig.model_fields) - 1
+    assert len(lines) == sum(len(getattr(kind, "model_fields", [0])) for kind in sections) + n_nested

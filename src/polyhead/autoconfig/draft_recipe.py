@@ -93,8 +93,11 @@ def draft_recipe(
     recipe = validate_recipe(tree)
     by_character = recipe.init_from is None and recipe.tokenizer.kind.name == "char"
     if by_character and ["tokenizer", "vocab_size"] not in [keys for keys, _ in overrides]:
-        section = recipe.tokenizer.model_copy(update={"vocab_size": count_characters(recipe)})
-        tree["tokenizer"]["vocab_size"] = section.vocab_size
+        task_part: TaskFactory = TASK.get(recipe.task.name)
+        section, texts = recipe.tokenizer, task_part.iter_texts(recipe)
+        characters = train_tokenizer(texts, section.kind, sys.maxunicode, section.sentinels)
+        tree["tokenizer"]["vocab_size"] = characters.vocab_size
+        section = section.model_copy(update={"vocab_size": characters.vocab_size})
         recipe = recipe.model_copy(update={"tokenizer": section})
     summary.notes += describe_unknown_tokens(recipe)
     if recipe.init_from is None:
@@ -112,12 +115,3 @@ def draft_recipe(
             f"starts from {recipe.init_from.run}; polyhead export shows its formats"
         )
     return RecipeDraft(recipe, render_recipe(tree, summary, name), summary.notes)
-
-
-def count_characters(recipe: Recipe) -> int:
-    """Vocabulary size of a character tokenizer that covers the training text."""
-    part: TaskFactory = TASK.get(recipe.task.name)
-    section = recipe.tokenizer
-    return train_tokenizer(
-        part.iter_texts(recipe), section.kind, sys.maxunicode, section.sentinels
-    ).vocab_size

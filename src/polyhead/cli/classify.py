@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,8 +10,7 @@ import typer
 
 from polyhead.cli.line_io import (
     LineCounter,
-    LongestLine,
-    choose_read_batch,
+    TruncatedLines,
     print_warning,
     read_lines_or_text,
     to_one_column,
@@ -20,7 +18,6 @@ from polyhead.cli.line_io import (
 from polyhead.cli.options import Device, Dtype, EnsembleOption, OutputFile, ReadBatch, TextSource, load_run
 from polyhead.cli.output_file import check_output_path, open_output
 from polyhead.core.errors import UserError
-from polyhead.data.readers.rows import iter_chunks
 
 if TYPE_CHECKING:
     from polyhead.evaluate.classify import ClassPrediction
@@ -56,27 +53,18 @@ def run(
     from polyhead.tokenizers.scripts import warn_decomposed
 
     classifier = load_run(directory, others, dtype, device)
-    texts, longest = warn_decomposed(texts, classifier.tokenizer, print_warning), LongestLine()
+    texts = warn_decomposed(texts, classifier.tokenizer, print_warning)
     classifier.classify([])  # fails for an unsuitable model before the first line is read
     text_columns = classifier.recipe.data.text if classifier.recipe else []
-    counter, num_truncated = LineCounter(prints_to_stdout=output is None), 0
+    counter, truncated = LineCounter(prints_to_stdout=output is None), TruncatedLines()
     with open_output(output, "classes") as add:
-        for lines in iter_chunks(
-            split_columns(texts, len(text_columns)), choose_read_batch(source, read_batch)
-        ):
+        rows = split_columns(texts, len(text_columns))
+        for lines in counter.iter_batches(rows, source, read_batch):
             batch = classifier.predict_classes(lines)
             add((format_classes(prediction, all_classes) for prediction in batch.predictions), len(lines))
-            if batch.n_truncated:
-                longest.add(classifier.tokenizer, lines, counter.lines)
-            counter.add(len(lines))
-            num_truncated += batch.n_truncated
-    counter.close()
-    if num_truncated:
-        print(
-            f"polyhead: truncated to {batch.max_tokens} tokens: {num_truncated:,} of {counter.lines:,} texts"
-            f"{longest.describe()}",
-            file=sys.stderr,
-        )
+            truncated.add(classifier.tokenizer, lines, counter.lines, batch.n_truncated)
+    if truncated.count:
+        truncated.report(batch.max_tokens, counter.lines)
 
 
 def format_classes(prediction: ClassPrediction, all_classes: bool) -> str:

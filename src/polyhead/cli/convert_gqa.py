@@ -58,7 +58,12 @@ def run(
     new.family = old.family
     task, reason = open_task(new)
     figures = [measure_model(part, task) for part in (old.model, model)]
-    new.save(out, render_readme(directory, figures))
+    rows = "\n".join(f"| {name} | {figures[0][name]} | {figures[1][name]} |" for name in figures[0])
+    new.save(
+        out,
+        f"# {directory.name} with fewer key/value heads\n\nCreated with `polyhead convert-gqa`: each head is "
+        f"the mean of a group.\n\n| measure | before | after |\n| --- | --- | --- |\n{rows}\n",
+    )
     for name in figures[0]:
         print(f"{name:<22} {figures[0][name]:>12}  ->  {figures[1][name]:>12}")
     if reason:
@@ -129,12 +134,3 @@ def save_initial_checkpoint(new_run: Run, recipe: Recipe, task: Task) -> None:
         new_run.model, recipe.train, new_run.config.d_model, total_steps(task, recipe.train)
     )
     training.save(recipe.out / "checkpoints", {"tokenizer_sha256": new_run.tokenizer.sha256, **task.identity})
-
-
-def render_readme(origin: Path, figures: list[dict[str, str]]) -> str:
-    """Return the README.md of the new run."""
-    rows = "\n".join(f"| {name} | {figures[0][name]} | {figures[1][name]} |" for name in figures[0])
-    return (
-        f"# {origin.name} with fewer key/value heads\n\nCreated with `polyhead convert-gqa`: each head is "
-        f"the mean of a group.\n\n| measure | before | after |\n| --- | --- | --- |\n{rows}\n"
-    )

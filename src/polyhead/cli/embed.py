@@ -17,8 +17,7 @@ from torch import Tensor
 
 from polyhead.cli.line_io import (
     LineCounter,
-    LongestLine,
-    choose_read_batch,
+    TruncatedLines,
     escape_terminal,
     print_warning,
     read_lines_or_text,
@@ -37,7 +36,6 @@ from polyhead.cli.options import (
 from polyhead.cli.output_file import PartialFile, check_output_path
 from polyhead.config.generation_config import GenerationConfig, verb_settings
 from polyhead.core.errors import UserError
-from polyhead.data.readers.rows import iter_chunks
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -175,8 +173,7 @@ def run(
     changes = settings | drop_none(embed_prompt=prompt)
     like_options = changes | ({} if like_prompt is None else {"embed_prompt": like_prompt})
     loaded, counter = load_run(directory, None, dtype, device), LineCounter(prints_to_stdout=output is None)
-    lines, longest = warn_decomposed(lines, loaded.tokenizer, print_warning), LongestLine()
-    num_truncated = 0
+    lines, truncated = warn_decomposed(lines, loaded.tokenizer, print_warning), TruncatedLines()
     # fails for an unsuitable model before the first line is read
     query, num_cut, max_tokens = loaded.compute_embeddings([] if like is None else [like], **like_options)
     numbers = None if layer_numbers is None else resolve_layers(layer_numbers, loaded.config.n_layers)
@@ -184,7 +181,7 @@ def run(
         print(f"polyhead: --like is truncated to {max_tokens} tokens", file=sys.stderr)
     shape = (query.size(1),) if numbers is None else (len(numbers), loaded.config.d_model)
     with nullcontext() if output is None else open_embedding_file(output, shape) as file:
-        for texts in iter_chunks(lines, choose_read_batch(source, read_batch)):
+        for texts in counter.iter_batches(lines, source, read_batch):
             if tokens:
                 embedded = loaded.embed_tokens(texts, layers=numbers, **changes)
                 num_cut = sum(one.truncated for one in embedded)
@@ -209,17 +206,8 @@ def run(
                 for row in vectors:
                     print(*format_layer_lines(row, numbers), sep="\n")
             print(end="", flush=True)
-            if num_cut:
-                longest.add(loaded.tokenizer, texts, counter.lines)
-            counter.add(len(texts))
-            num_truncated += num_cut
-    counter.close()
-    if num_truncated:
-        print(
-            f"polyhead: truncated to {max_tokens} tokens: {num_truncated:,} of {counter.lines:,} texts"
-            f"{longest.describe()}",
-            file=sys.stderr,
-        )
+            truncated.add(loaded.tokenizer, texts, counter.lines, num_cut)
+    truncated.report(max_tokens, counter.lines)
 
 
 def parse_layer_numbers(text: str) -> list[int] | Literal["all"]:

@@ -11,7 +11,6 @@ import typer
 from polyhead.cli.line_io import (
     LineCounter,
     UnansweredLines,
-    choose_read_batch,
     is_file,
     print_warning,
     read_lines_or_text,
@@ -19,7 +18,6 @@ from polyhead.cli.line_io import (
 )
 from polyhead.cli.options import Device, Dtype, EnsembleOption, OutputFile, ReadBatch, TextSource, load_run
 from polyhead.cli.output_file import check_output_path, open_output
-from polyhead.data.readers.rows import iter_chunks
 
 if TYPE_CHECKING:
     from polyhead.evaluate.fill_mask import MaskPrediction
@@ -55,7 +53,7 @@ def run(
     lines = warn_decomposed(lines, loaded.tokenizer, print_warning)
     counter, unanswered = LineCounter(prints_to_stdout=output is None), UnansweredLines()
     with open_output(output, "fillings") as add:
-        for texts in iter_chunks(lines, choose_read_batch(source, read_batch)):
+        for texts in counter.iter_batches(lines, source, read_batch):
             # a text that is an argument is refused
             reasons = loaded.find_unfillable(texts) if source == "-" or is_file(source) else {}
             unanswered.report({counter.lines + 1 + i: reason for i, reason in reasons.items()})
@@ -65,8 +63,6 @@ def run(
                 for i, masks in zip(rows, loaded.fill_mask([texts[i] for i in rows], top), strict=True):
                     predictions[i] = masks
             add(format_fills(predictions), len(texts))
-            counter.add(len(texts))
-    counter.close()
     unanswered.close()
 
 

@@ -1,4 +1,4 @@
-"""Format types and values as they are written in a recipe, and paragraphs for the terminal."""
+"""Format types, values and recipe keys as they are written in a recipe, and paragraphs for the terminal."""
 
 from __future__ import annotations
 
@@ -6,9 +6,14 @@ import shutil
 import textwrap
 import types
 import typing
+from collections.abc import Iterator
 from typing import Annotated, Any
 
+from pydantic import BaseModel
+
+from polyhead.config.recipe import Recipe
 from polyhead.core.choice import Choice
+from polyhead.core.messages import section_type
 
 
 def format_type(hint: Any) -> str:
@@ -53,3 +58,17 @@ def wrap_paragraph(text: str, first_indent: str = "", next_indent: str = "") -> 
         )
         lines += wrap.wrap(point)
     return lines
+
+
+def list_keys(root: type[BaseModel] = Recipe, prefix: str = "") -> Iterator[str]:
+    """Yield a line for each key, such as ``train.lr: float = 0.001  peak learning rate``."""
+    for name, field in root.model_fields.items():
+        kind = field.annotation
+        if inner := section_type(kind):
+            yield from list_keys(inner, f"{prefix}{name}.")
+            continue
+        value: Any = field.get_default(call_default_factory=True)
+        text = format_yaml(value.to_config() if isinstance(value, Choice) else value)
+        default = "" if field.is_required() else f" = {text}"
+        meaning = "a component, see polyhead components" if kind is Choice else field.description
+        yield f"{prefix}{name}: {format_type(kind)}{default}{f'  {meaning}' if meaning else ''}"

@@ -12,18 +12,20 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from polyhead.core.blank_text import is_blank
 from polyhead.core.errors import UserError, did_you_mean
 from polyhead.core.i18n import tr
 from polyhead.data.readers import files
+from polyhead.data.readers.rows import iter_chunks
 from polyhead.tokenizers.display import escape_controls
 
 if TYPE_CHECKING:
     from polyhead.tokenizers.special_tokens import Seq2SeqTemplate
     from polyhead.tokenizers.tokenizer import Tokenizer
 
+T = TypeVar("T")
 MAX_NAME_LENGTH = 255  # characters of a file name
 MAX_NAMED_LINES = 5  # lines without an answer that are named
 NAME_SIMILARITY = 0.7  # minimum similarity of an argument and a file name for a hint
@@ -187,23 +189,33 @@ class UnansweredLines:
             print_warning(message)
 
 
-class LongestLine:
-    """The line with the most tokens among those that were added."""
+class TruncatedLines:
+    """The number of texts that were truncated, and the line with the most tokens among them."""
 
     def __init__(self) -> None:
-        self.number = self.num_tokens = self.num_lines = 0
+        self.count = self.number = self.num_tokens = self.num_lines = 0
 
-    def add(self, tokenizer: Tokenizer, lines: Sequence[str | Sequence[str]], num_done: int) -> None:
+    def add(
+        self, tokenizer: Tokenizer, lines: Sequence[str | Sequence[str]], num_done: int, num_truncated: int
+    ) -> None:
         """Add lines, or the columns of lines, which come after ``num_done`` others."""
+        if not num_truncated:
+            return
+        self.count += num_truncated
         self.num_lines = num_done + len(lines)
         for number, line in enumerate(lines, num_done + 1):
             num_tokens = sum(map(len, tokenizer.encode([line] if isinstance(line, str) else line)))
             if num_tokens > self.num_tokens:
                 self.number, self.num_tokens = number, num_tokens
 
-    def describe(self) -> str:
-        """Describe the line, unless it is the only one: '; the longest is line 2 with 1,200 tokens'."""
-        return f"; the longest is line {self.number:,} with {self.num_tokens:,} tokens" * (self.num_lines > 1)
+    def report(self, max_tokens: int, num_lines: int) -> None:
+        """Report how many of the lines were truncated, and the longest unless it is the only one."""
+        if self.count:
+            longest = f"; the longest is line {self.number:,} with {self.num_tokens:,} tokens"
+            print_warning(
+                f"truncated to {max_tokens} tokens: {self.count:,} of {num_lines:,} texts"
+                f"{longest * (self.num_lines > 1)}"
+            )
 
 
 class LineCounter:
@@ -231,6 +243,13 @@ class LineCounter:
         except UserError as error:
             line = re.sub(r"^(text|pair) (\d+)\b", lambda m: f"line {self.lines + int(m[2]):,}", str(error))
             raise UserError(line) from None
+
+    def iter_batches(self, lines: Iterable[T], source: str, read_batch: int) -> Iterator[list[T]]:
+        """Yield lines in batches, and count each when it is done; single ones if they are typed."""
+        for batch in iter_chunks(lines, choose_read_batch(source, read_batch)):
+            yield batch
+            self.add(len(batch))
+        self.close()
 
     def add(self, lines: int) -> None:
         """Add the lines of a completed chunk."""

@@ -52,9 +52,12 @@ def run(
             info, config = PRESET_INFO[preset], parameter_count.published_config(preset)
             n = info.parameters
             published = f"{n / 1e9:g}B" if n >= 1e9 else f"{n / 1e6:g}M"
+            layers = str(config.n_layers)
+            if config.kind == "encoder-decoder":
+                layers += f"+{config.decoder_layers}"
             print(
                 f"{preset:<13} {parameter_count.count_model_parameters(config):>16,}  "
-                f"{published:>9}  {format_layers(config):>6}  {config.d_model:>7}  "
+                f"{published:>9}  {layers:>6}  {config.d_model:>7}  "
                 f"{config.n_heads:>5}  {info.vocab_size:>12,}  {info.paper}"
             )
         return
@@ -65,15 +68,6 @@ def run(
         times = f"{part.times} x {part.params_each:,}" if part.times > 1 else ""
         print(f"{part.name:<{width}}  {part.total:>16,}  {times:>20}  {part.formula}".rstrip())
     print(f"{'all':<{width}}  {sum(part.total for part in groups):>16,}")
-
-
-def format_layers(config: ModelConfig) -> str:
-    """Format the number of layers, of one stack or of both."""
-    return (
-        f"{config.n_layers}+{config.decoder_layers}"
-        if config.kind == "encoder-decoder"
-        else str(config.n_layers)
-    )
 
 
 def _load_config(name: str, vocab_size: int | None) -> ModelConfig:

@@ -12,7 +12,6 @@ import typer
 from polyhead.cli.line_io import (
     LineCounter,
     UnansweredLines,
-    choose_read_batch,
     print_warning,
     read_lines,
     read_lines_or_text,
@@ -22,7 +21,6 @@ from polyhead.cli.output_file import check_output_path, open_output
 from polyhead.core.blank_text import is_blank
 from polyhead.core.errors import UserError
 from polyhead.core.i18n import tr
-from polyhead.data.readers.rows import iter_chunks
 
 _TOO_LONG = "{count:,} tokens, the model's maximum is {most:,}"
 
@@ -86,7 +84,7 @@ def run(
     inputs = warn_decomposed(inputs, scorer.tokenizer, print_warning)
     counter, log_prob, tokens = LineCounter(prints_to_stdout=output is None), 0.0, 0
     with open_output(output, "scores") as add:
-        for chunk_of_texts in iter_chunks(inputs, choose_read_batch(source, read_batch)):
+        for chunk_of_texts in counter.iter_batches(inputs, source, read_batch):
             columns = [list(column) for column in zip(*chunk_of_texts, strict=True)]
             if swap_check:
                 swap_check.check_lines(columns[0])
@@ -106,8 +104,6 @@ def run(
                 lines[i] = f"{score.log_prob:.4f}\t{score.tokens}"
                 log_prob, tokens = log_prob + score.log_prob, tokens + score.tokens
             add(lines.values(), len(lines))
-            counter.add(len(chunk_of_texts))
-    counter.close()
     unanswered.close()
     if tokens:
         mean = -log_prob / tokens

@@ -11,7 +11,7 @@ from typing import Annotated, Literal, NoReturn
 import typer
 
 from polyhead.cli.error_handler import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, describe_error, print_error
-from polyhead.cli.recipe_keys import list_keys
+from polyhead.cli.formatting import list_keys
 from polyhead.config.recipe import Recipe
 from polyhead.core.errors import UserError
 from polyhead.run.recipe import load_recipe

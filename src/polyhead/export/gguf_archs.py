@@ -209,11 +209,6 @@ def check_nope_layers(config: ModelConfig) -> Iterator[str]:
         yield "layers without positions must be every fourth layer"
 
 
-def logit_scale_metadata(config: ModelConfig) -> GgufMetadata:
-    """Return Command R's factor on the logits."""
-    return {"logit_scale": 1 / resolve_factor(config.logits_scale, config.d_model**0.5)}
-
-
 def residual_metadata(config: ModelConfig) -> GgufMetadata:
     """Return whether attention and feed-forward are parallel."""
     return {"use_parallel_residual": config.block.name == "parallel"}
@@ -260,7 +255,8 @@ ARCHS = {
         needs_square_heads=False),
     "ernie4_5": GgufArch("ernie4_5", (*_GATED_ROWS, *_SEPARATE_QKV), needs_square_heads=False),
     "cohere": GgufArch("command-r", (*_GATED_ROWS, *_SEPARATE_QKV), output_head="not",
-        extra_metadata=logit_scale_metadata),
+        extra_metadata=lambda config: {
+            "logit_scale": 1 / resolve_factor(config.logits_scale, config.d_model**0.5)}),
 }  # fmt: skip
 
 

@@ -41,10 +41,12 @@ def tokenizer_metadata(tokenizer: Tokenizer, n_rows: int) -> dict[str, Any]:
     names, types = _token_names(tokenizer, n_rows, file, spelling)
     if file["model"].get("byte_fallback"):
         metadata["scores"] = _token_scores(file, names)
+    roles = {"bos_token": "bos", "eos_token": "eos", "pad_token": "padding", "unk_token": "unknown"}
+    metadata |= {f"{roles[role]}_token_id": i for role, i in tokenizer.role_ids.items() if role in roles}
     return {
         "tokenizer.ggml.tokens": names,
         "tokenizer.ggml.token_type": types,
-        **{f"tokenizer.ggml.{key}": value for key, value in (metadata | _role_metadata(tokenizer)).items()},
+        **{f"tokenizer.ggml.{key}": value for key, value in metadata.items()},
     }
 
 
@@ -92,12 +94,6 @@ def _token_names(
         types.append(int(kind))
     beyond = range(len(names), n_rows)
     return [*names, *(f"[PAD{i}]" for i in beyond)], [*types, *(int(TokenType.UNUSED) for _ in beyond)]
-
-
-def _role_metadata(tokenizer: Tokenizer) -> dict[str, int]:
-    """Return the ids of BOS, EOS, padding and unknown."""
-    names = {"bos_token": "bos", "eos_token": "eos", "pad_token": "padding", "unk_token": "unknown"}
-    return {f"{names[role]}_token_id": i for role, i in tokenizer.role_ids.items() if role in names}
 
 
 def _byte_metadata(tokenizer_json: Mapping[str, Any]) -> tuple[dict[str, Any], Mapping[str, str]]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from polyhead.core.errors import prefix_errors
 from polyhead.core.hub import REPO_NAME, download_snapshot
-from polyhead.hf.chat_template import TEMPLATE_FILE
+from polyhead.hf.generation_config import TEMPLATE_FILE
 
 _CHECKPOINT_FILES = [
     "*.json",

@@ -16,11 +16,10 @@ from polyhead.config.generation_config import GenerationConfig
 from polyhead.config.model import ModelConfig
 from polyhead.core.errors import UserError, format_value, prefix_errors
 from polyhead.core.messages import from_validation_error
-from polyhead.hf.chat_template import detect_chat_format
 from polyhead.hf.checkpoint_files import READABLE_DTYPES, CheckpointFiles
 from polyhead.hf.config_reader import ConfigReader
 from polyhead.hf.family import HEAD_WEIGHT, ModelFamily
-from polyhead.hf.generation_config import read_beam_config, read_sampling_config
+from polyhead.hf.generation_config import detect_chat_format, read_beam_config, read_sampling_config
 from polyhead.hf.lora import StoredTensor, apply_adapter, with_adapter_classes
 from polyhead.hf.published_checkpoint import PublishedCheckpoint, open_checkpoint
 from polyhead.hf.sentence_transformers import (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -139,7 +139,14 @@ def load_adapter(files: CheckpointFiles) -> LoraCheckpoint:
         )
         scale = module_alpha / (len(a) ** 0.5 if use_rslora else len(a))
         deltas[f"{module}.weight"] = LoraDelta(a, b, scale, "lora_embedding" in parts["A"].name)
-    replacements = {name: entry for name, entry in replacements.items() if not _is_copy(name, replacements)}
+    # copies that PEFT writes of modules stored under their own names
+    originals = [name for name in replacements if not _COPY_NAME.fullmatch(name)]
+    replacements = {
+        name: entry
+        for name, entry in replacements.items()
+        if not (copy := _COPY_NAME.fullmatch(name))
+        or not any(other.startswith(copy[1]) for other in originals)
+    }
     return LoraCheckpoint(files.directory, _base_checkpoint(reader), replacements, deltas)
 
 
@@ -150,14 +157,6 @@ def _read_alphas(reader: ConfigReader) -> dict[str, float]:
     if any(not re.fullmatch(r"[\w.]+", name) for name in names):
         raise reader.value_error("alpha_pattern", "numbers by module name; patterns are not supported")
     return {name: section.get_float(name) for name in names} if section else {}
-
-
-def _is_copy(name: str, names: Iterable[str]) -> bool:
-    """Return whether a tensor is a copy that PEFT writes of a module stored under its own name."""
-    match = _COPY_NAME.fullmatch(name)
-    return match is not None and any(
-        other.startswith(match[1]) and not _COPY_NAME.fullmatch(other) for other in names
-    )
 
 
 def _base_checkpoint(reader: ConfigReader) -> CheckpointFiles:

@@ -146,9 +146,7 @@ BUFFERS = r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bia
 TIED = dict.fromkeys(
     ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight"), "shared.weight"
 )
-T5_FAMILY = FAMILY.register("t5")(
-    ModelFamily({"Seq2Seq": "T5ForConditionalGeneration"}, KEYS, TABLE, "", BUFFERS, TIED)
-)
+FAMILY.register("t5")(ModelFamily({"Seq2Seq": "T5ForConditionalGeneration"}, KEYS, TABLE, "", BUFFERS, TIED))
 FAMILY.register("mt5")(
     ModelFamily({"Seq2Seq": "MT5ForConditionalGeneration"}, KEYS_MT5, TABLE, "", BUFFERS, TIED)
 )
