@@ -36,18 +36,16 @@ from polyhead.hf.families.llama import (
     map_rope,
     register_llama,
 )
+from polyhead.hf.families.llama import TABLE as LLAMA
 from polyhead.hf.families.rope_per_layer_type import read_ropes, write_ropes
 from polyhead.hf.family import (
     FAMILY,
-    FINAL_NORM,
-    HEAD_WEIGHT,
     HF_GATED_ACTIVATIONS,
     STACK_LAYER,
-    TOKEN_EMBEDDING,
     ModelFamily,
     map_activation,
 )
-from polyhead.hf.weight_map import linear, weight
+from polyhead.hf.weight_map import weight
 
 
 # Gemma 2 (2024): a window in every second layer, softcapped scores, zero-centered norms before and after
@@ -108,22 +106,10 @@ KEYS = (
     ConfigField(_read_layer_types, lambda config: write_windows(config, config.max_len)),
 )
 TABLE = (
-    *weight("model.embed_tokens.weight", TOKEN_EMBEDDING),
-    *weight(f"{BLOCK}.input_layernorm.weight", f"{STACK_LAYER}.attn_residual.norm.weight"),
-    *linear(f"{BLOCK}.self_attn.q_proj", f"{STACK_LAYER}.attn.q_proj"),
-    *linear(f"{BLOCK}.self_attn.k_proj", f"{STACK_LAYER}.attn.k_proj"),
-    *linear(f"{BLOCK}.self_attn.v_proj", f"{STACK_LAYER}.attn.v_proj"),
-    *linear(f"{BLOCK}.self_attn.o_proj", f"{STACK_LAYER}.attn.o_proj"),
-    *weight(f"{BLOCK}.self_attn.q_norm.weight", f"{STACK_LAYER}.attn.q_norm.weight"),
-    *weight(f"{BLOCK}.self_attn.k_norm.weight", f"{STACK_LAYER}.attn.k_norm.weight"),
+    *(row for row in LLAMA if "post_attention" not in row.hf_name),
     *weight(f"{BLOCK}.post_attention_layernorm.weight", f"{STACK_LAYER}.attn_residual.sandwich_norm.weight"),
     *weight(f"{BLOCK}.pre_feedforward_layernorm.weight", f"{STACK_LAYER}.ffn_residual.norm.weight"),
     *weight(f"{BLOCK}.post_feedforward_layernorm.weight", f"{STACK_LAYER}.ffn_residual.sandwich_norm.weight"),
-    *weight(f"{BLOCK}.mlp.gate_proj.weight", f"{STACK_LAYER}.ffn.gate_proj.weight"),
-    *weight(f"{BLOCK}.mlp.up_proj.weight", f"{STACK_LAYER}.ffn.up_proj.weight"),
-    *weight(f"{BLOCK}.mlp.down_proj.weight", f"{STACK_LAYER}.ffn.down_proj.weight"),
-    *weight("model.norm.weight", f"{FINAL_NORM}.weight"),
-    *weight("lm_head.weight", HEAD_WEIGHT),
 )
 register_llama("gemma2", "Gemma2ForCausalLM", KEYS, TABLE)
 

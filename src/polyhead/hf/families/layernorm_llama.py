@@ -32,9 +32,8 @@ from polyhead.hf.families.llama import (
 from polyhead.hf.families.llama import TABLE as LLAMA
 from polyhead.hf.family import (
     FINAL_NORM,
-    HEAD_WEIGHT,
+    QKV_PROJ,
     STACK_LAYER,
-    TOKEN_EMBEDDING,
     map_activation,
     register_decoder,
 )
@@ -101,22 +100,12 @@ PHI3_KEYS = (
     map_int("sliding_window", "attention.window", optional=True),
     map_float("resid_pdrop", "dropout", 0.0),
 )
-QKV = (
-    f"{STACK_LAYER}.attn.q_proj.weight",
-    f"{STACK_LAYER}.attn.k_proj.weight",
-    f"{STACK_LAYER}.attn.v_proj.weight",
-)
 GATE_UP = (f"{STACK_LAYER}.ffn.gate_proj.weight", f"{STACK_LAYER}.ffn.up_proj.weight")
+SEPARATE_NAMES = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
 PHI3_TABLE = (
-    *weight("model.embed_tokens.weight", TOKEN_EMBEDDING),
-    *weight(f"{BLOCK}.input_layernorm.weight", f"{STACK_LAYER}.attn_residual.norm.weight"),
-    *weight(f"{BLOCK}.self_attn.qkv_proj.weight", *QKV, transform=CONCAT),
-    *weight(f"{BLOCK}.self_attn.o_proj.weight", f"{STACK_LAYER}.attn.o_proj.weight"),
-    *weight(f"{BLOCK}.post_attention_layernorm.weight", f"{STACK_LAYER}.ffn_residual.norm.weight"),
+    *(row for row in LLAMA if not any(part in row.hf_name for part in SEPARATE_NAMES)),
+    *weight(f"{BLOCK}.self_attn.qkv_proj.weight", *(f"{name}.weight" for name in QKV_PROJ), transform=CONCAT),
     *weight(f"{BLOCK}.mlp.gate_up_proj.weight", *GATE_UP, transform=CONCAT),
-    *weight(f"{BLOCK}.mlp.down_proj.weight", f"{STACK_LAYER}.ffn.down_proj.weight"),
-    *weight("model.norm.weight", f"{FINAL_NORM}.weight"),
-    *weight("lm_head.weight", HEAD_WEIGHT),
 )
 register_llama("phi3", "Phi3ForCausalLM", PHI3_KEYS, PHI3_TABLE)
 
