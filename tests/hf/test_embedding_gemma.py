@@ -6,6 +6,7 @@ import torch
 import transformers
 from tests.hf.conftest import TEXTS, VOCABULARY, edit_json, export_run, make, random_run
 from tests.hf.families.laws import assert_same_tensors, open_reference, padding_mask, round_trip
+from tests.hf.load_helpers import load_model
 from tests.hf.save_helpers import BASES, model_config
 from tests.hf.sentence_helpers import (
     read_json,
@@ -19,7 +20,6 @@ from tests.hf.sentence_helpers import (
 import polyhead as ph
 from polyhead.cli import main
 from polyhead.core.errors import UserError
-from polyhead.hf.load import load_model
 from polyhead.hf.save import pick_family
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Inner

@@ -5,12 +5,11 @@ import pytest
 import torch
 import transformers
 from tests.hf.conftest import edit_json, edit_weights, make
-from tests.hf.load_helpers import read_rows
+from tests.hf.load_helpers import load_model, read_rows
 from tests.hf.tables import make_case, read_table
 
 import polyhead as ph
 from polyhead.core.errors import UserError
-from polyhead.hf.load import load_model
 
 ROWS = read_table(Path(__file__).parent / "refused_configs.txt", json_column=1)
 

@@ -5,10 +5,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from tests.hf.conftest import VOCABULARY
 from tests.hf.families import causal_cases, encoders_cases, seq2seq_cases
+from tests.hf.load_helpers import load_model
 from tests.hf.tables import make_case
 
 import polyhead as ph
-from polyhead.hf.load import load_model
 from polyhead.kernels.pack_model import QUANTIZED_LINEARS, linear_factory, pack_model, packed_dtype
 from polyhead.nn.state import named_state
 from polyhead.run.load import LOAD_DTYPES

@@ -3,11 +3,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from tests.hf.conftest import make
 from tests.hf.families import causal_cases
+from tests.hf.load_helpers import load_mmap
 from tests.run.run_helpers import run_dir as run_dir
 
 import polyhead as ph
 from polyhead.core.registry import NORM, POSITION
-from polyhead.hf.load import load_mmap
 from polyhead.kernels.pack_model import unused_weights
 from polyhead.models.build import model_class
 from polyhead.nn.init import SkipInit

@@ -60,11 +60,15 @@ def compare(
     design, such as "10m" or "2000steps". A second call with the same arguments resumes. The result prints as
     a table; ``rows`` has its numbers.
     """
-    path = _recipe_file(recipe)
+    if not isinstance(recipe, str | os.PathLike):
+        raise UserError(
+            f"compare expects a recipe file, got {format_value(recipe)}; ph.init_recipe(..., "
+            "output=...) writes one"
+        )
     from polyhead.compare.comparison import run_comparison
 
     return run_comparison(
-        path,
+        Path(recipe),
         _check_changes(changes, "compare"),
         vary=vary or {},
         designs=designs or {},
@@ -127,12 +131,3 @@ def _check_changes(changes: Sequence[object], verb: str) -> list[str]:
                 f"got {format_value(change)}"
             )
     return [str(change) for change in changes]
-
-
-def _recipe_file(source: object) -> Path:
-    if isinstance(source, str | os.PathLike):
-        return Path(source)
-    raise UserError(
-        f"compare expects a recipe file, got {format_value(source)}; ph.init_recipe(..., "
-        "output=...) writes one"
-    )

@@ -100,15 +100,11 @@ def inspect_data(files: Sequence[str], given_keys: Mapping[str, Any], task: str 
         if not {"valid", "valid_fraction"} & set(given_keys)
     }
     if summary.task == "translation":
-        summary.notes += _check_sides(DataConfig.model_validate(data))
+        section = DataConfig.model_validate(data)
+        opened = partial(open_corpus, format=section.format, source=section.source, target=section.target)
+        splits = [split for split in files_of if getattr(section, split)]
+        summary.notes += check_sides(section, {split: opened(section.split_paths(split)) for split in splits})
     return summary
-
-
-def _check_sides(data: DataConfig) -> list[str]:
-    """Notes about sides that may be swapped; a UserError if they certainly are."""
-    splits = [split for split in ("train", "valid", "test") if getattr(data, split)]
-    opened = partial(open_corpus, format=data.format, source=data.source, target=data.target)
-    return check_sides(data, {split: opened(data.split_paths(split)) for split in splits})
 
 
 def _check_columns(columns: TableColumns, given_keys: Mapping[str, Any], path: Path) -> None:

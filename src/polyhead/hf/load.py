@@ -34,7 +34,7 @@ from polyhead.hf.weight_map import bind_rules, from_hf, to_hf
 from polyhead.models import SentenceEncoder
 from polyhead.models.build import Model, model_class
 from polyhead.nn.init import SkipInit
-from polyhead.nn.state import assign_state, materialize, named_state
+from polyhead.nn.state import assign_state, named_state
 from polyhead.nn.validate_model import check_model
 from polyhead.tokenizers.tokenizer import Tokenizer
 
@@ -56,29 +56,14 @@ def load_checkpoint(files: CheckpointFiles) -> LoadedCheckpoint:
     """Load model, tokenizer and generation settings. All failures are a UserError of one line.
 
     A directory of an adapter is loaded as the checkpoint that it changes, with the adapter's own tokenizer if
-    it has one. The model is that of ``load_mmap``.
+    it has one. The model is that of ``load_weights``.
     """
     checkpoint = open_checkpoint(files)
-    model = _load_weights(checkpoint)
+    model = load_weights(checkpoint)
     tokenizer = load_tokenizer(checkpoint, model.config.vocab_size)
     return LoadedCheckpoint(
         model, tokenizer, _read_generation(checkpoint, model.config, tokenizer), checkpoint.model_type
     )
-
-
-def load_model(directory: Path) -> Model:
-    """Load the model alone in fp32, whatever the dtype of the files."""
-    return materialize(load_mmap(directory))
-
-
-def load_mmap(directory: Path) -> Model:
-    """Load the model alone with memory-mapped weights: they keep the dtype of the files, take no memory and
-    must not be modified.
-
-    Weights that an adapter changes are in memory, and so are those whose rows the family stores in another
-    order.
-    """
-    return _load_weights(open_checkpoint(CheckpointFiles(directory)))
 
 
 def _read_generation(
@@ -104,8 +89,13 @@ def _read_generation(
     return read_sampling_config(generation, path).model_copy(update=overrides)
 
 
-def _load_weights(checkpoint: PublishedCheckpoint) -> Model:
-    """Build the model and give it the tensors of the checkpoint, after a check of all names and shapes."""
+def load_weights(checkpoint: PublishedCheckpoint) -> Model:
+    """Build the model and give it the tensors of the checkpoint, after a check of all names and shapes.
+
+    Weights are memory-mapped: they keep the dtype of the files, take no memory and must not be modified.
+    Those that an adapter changes are in memory, and so are those whose rows the family stores in another
+    order.
+    """
     family, directory, adapter = checkpoint.family, checkpoint.files.directory, checkpoint.adapter
     path = directory / "config.json"
     replacements = adapter.replacements if adapter else {}

@@ -8,6 +8,7 @@ import torch
 from tests.hf.conftest import TEXTS, make
 from tests.hf.families import laws
 from tests.hf.families.causal_cases import CASES
+from tests.hf.load_helpers import load_model
 from transformers import AutoTokenizer
 
 import polyhead as ph
@@ -15,7 +16,6 @@ from polyhead import Choice
 from polyhead.cache.factory import make_cache
 from polyhead.generation.batch_decode import beam_continuations, restore_order
 from polyhead.generation.settings import with_overrides
-from polyhead.hf.load import load_model
 from polyhead.kernels.pack_model import pack_model
 
 # rows with normalised queries and keys, beside the second one, of which sizes and windows are odd

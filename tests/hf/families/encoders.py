@@ -8,10 +8,10 @@ import transformers
 from tests.hf.conftest import TEXTS, VOCABULARY, build_once, make
 from tests.hf.families import laws
 from tests.hf.families.encoders_cases import BARE, CASES, CLASSES, MLM, MODERN, Case
+from tests.hf.load_helpers import load_model
 
 import polyhead as ph
 from polyhead.cli import main
-from polyhead.hf.load import load_model
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors, trainers
 
 WITH_SEGMENTS = ("Bert", "Roberta", "Electra", "Albert", "Deberta", "Nomic", "Gte")

@@ -7,12 +7,12 @@ from safetensors.torch import load_file, save_file
 from tests.hf.conftest import TEXTS, VOCABULARY, build_once, make
 from tests.hf.families import laws
 from tests.hf.families.seq2seq_cases import BOS, CASES, EOS, LANGUAGE, PAD
+from tests.hf.load_helpers import load_model
 from tokenizers.processors import TemplateProcessing
 
 import polyhead as ph
 from polyhead.core.errors import UserError
 from polyhead.data.batching.collate import collate_pairs
-from polyhead.hf.load import load_model
 from polyhead.nn.loss import IGNORE_INDEX
 from polyhead.nn.state import named_state
 from tokenizers import Tokenizer as Inner

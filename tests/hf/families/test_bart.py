@@ -4,10 +4,10 @@ import pytest
 from tests.hf.conftest import edit_json
 from tests.hf.families.seq2seq import Seq2SeqFamily, assert_same_logits, make_seq2seq
 from tests.hf.families.seq2seq_cases import CASES
+from tests.hf.load_helpers import load_model
 
 import polyhead as ph
 from polyhead.core.errors import UserError
-from polyhead.hf.load import load_model
 
 
 class TestBart(Seq2SeqFamily, names=["bart"]): ...

@@ -3,10 +3,10 @@ import torch
 from tests.hf.conftest import VOCABULARY, edit_json, edit_weights
 from tests.hf.families.encoders import EncoderFamily, assert_close, assert_same_outputs, make_encoder
 from tests.hf.families.encoders_cases import CASES, SIZES, Case
+from tests.hf.load_helpers import load_model
 
 import polyhead as ph
 from polyhead.core.errors import UserError
-from polyhead.hf.load import load_model
 
 
 class TestBert(EncoderFamily, names=["bert"]): ...

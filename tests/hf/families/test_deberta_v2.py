@@ -10,9 +10,9 @@ from tests.hf.families.encoders import (
 )
 from tests.hf.families.encoders_cases import DEBERTA, MLM, UNTIED_EMBEDDINGS, Case
 from tests.hf.families.laws import open_reference, round_trip
+from tests.hf.load_helpers import load_model
 
 import polyhead as ph
-from polyhead.hf.load import load_model
 
 
 class TestDebertaV2(EncoderFamily, names=["deberta-v2"]): ...

@@ -5,10 +5,10 @@ from tests.hf.conftest import TEXTS, VOCABULARY, edit_weights, export_run, rando
 from tests.hf.families.encoders import assert_close, assert_same_outputs, make_encoder, reference_output
 from tests.hf.families.encoders_cases import CASES
 from tests.hf.families.laws import open_reference
+from tests.hf.load_helpers import load_model
 from tests.hf.save_helpers import CONFIGS, model_config
 
 import polyhead as ph
-from polyhead.hf.load import load_model
 from polyhead.hf.save import pick_family
 
 

@@ -1,8 +1,7 @@
 from safetensors.torch import load_file
 from tests.hf.families.seq2seq import Seq2SeqFamily, assert_same_logits, make_seq2seq
 from tests.hf.families.seq2seq_cases import CASES, Case
-
-from polyhead.hf.load import load_model
+from tests.hf.load_helpers import load_model
 
 
 class TestMarian(Seq2SeqFamily, names=["marian"]): ...

@@ -3,10 +3,10 @@ import transformers
 from tests.hf.conftest import edit_json
 from tests.hf.families.encoders import EncoderFamily, assert_same_outputs, make_encoder
 from tests.hf.families.encoders_cases import MLM, MODERN, THETAS, Case
+from tests.hf.load_helpers import load_model
 from tests.hf.save_helpers import BASES, model_config
 
 from polyhead.core.errors import UserError
-from polyhead.hf.load import load_model
 from polyhead.hf.save import pick_family
 
 

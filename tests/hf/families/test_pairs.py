@@ -6,11 +6,11 @@ from tests.hf.families.encoders import assert_close, make_encoder, train_recipe,
 from tests.hf.families.encoders_cases import BARE, CLASSES, MLM, SIZES, UNTIED_EMBEDDINGS, Case
 from tests.hf.families.laws import assert_same_tensors, open_reference, round_trip
 from tests.hf.families.test_bert import rename_as_in_2018
+from tests.hf.load_helpers import load_model
 
 import polyhead as ph
 from polyhead.cli import main
 from polyhead.core.errors import UserError
-from polyhead.hf.load import load_model
 from polyhead.hf.save import pick_family
 from polyhead.models import MaskedLM, NSPModel, SentenceEncoder
 from polyhead.nn.state import named_state

@@ -6,11 +6,11 @@ from tests.hf.families import encoders
 from tests.hf.families.encoders import EncoderFamily, assert_close, make_encoder, reference_output
 from tests.hf.families.encoders_cases import CASES, CLASSES, SIZES, Case
 from tests.hf.families.laws import open_reference, round_trip
+from tests.hf.load_helpers import load_model
 from tests.hf.save_helpers import BASES, model_config
 
 import polyhead as ph
 from polyhead.core.errors import UserError
-from polyhead.hf.load import load_model
 from polyhead.hf.save import build_checkpoint
 
 

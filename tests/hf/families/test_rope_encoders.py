@@ -6,8 +6,7 @@ import transformers
 from tests.hf.conftest import edit_json, edit_weights
 from tests.hf.families.encoders import EncoderFamily, assert_same_outputs, make_encoder
 from tests.hf.families.encoders_cases import BARE, BASES, CASES, NEAR_THETA, ODD, Case
-
-from polyhead.hf.load import load_model
+from tests.hf.load_helpers import load_model
 
 
 class TestGte(EncoderFamily, names=["gte"]): ...

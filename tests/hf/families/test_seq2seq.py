@@ -6,12 +6,12 @@ from tests.hf.conftest import edit_json, export_run, random_run
 from tests.hf.families import seq2seq
 from tests.hf.families.laws import open_reference, round_trip
 from tests.hf.families.seq2seq_cases import CASES, Case
+from tests.hf.load_helpers import load_model
 from tests.hf.save_helpers import CONFIGS, model_config
 
 import polyhead as ph
 from polyhead.config.generation_config import GenerationConfig
 from polyhead.core.errors import UserError
-from polyhead.hf.load import load_model
 from polyhead.nn.state import named_state
 
 LIKE_BART = ["bart", "mbart", "marian", "pegasus", "m2m_100"]

@@ -2,9 +2,9 @@ import transformers
 from tests.hf.conftest import edit_json
 from tests.hf.families.seq2seq import Seq2SeqFamily, assert_same_logits, make_seq2seq
 from tests.hf.families.seq2seq_cases import CASES
+from tests.hf.load_helpers import load_model
 
 import polyhead as ph
-from polyhead.hf.load import load_model
 
 
 class TestT5(Seq2SeqFamily, names=["t5", "mt5"]): ...

@@ -57,7 +57,8 @@ class LabeledFiles(Rows):
             report.fractions += has_fraction(row[-1])
             example = _parse_example(line, row, place)
             if isinstance(example, str):
-                report.count_problem(example, place + _describe_bad_label(row[-1]))
+                expected = f", label {format_value(row[-1])}, expected text, an integer, true or false"
+                report.count_problem(example, place + expected * (not is_label(row[-1])))
             elif known_labels is not None and example.label not in known_labels:
                 hint = did_you_mean(example.label, known_labels.values()).removeprefix("; ")
                 report.count_problem(
@@ -202,10 +203,3 @@ def is_label(value: Any) -> bool:
     A float such as 1.0 counts as an integer, because columns with gaps contain such floats.
     """
     return value.is_integer() if isinstance(value, float) else isinstance(value, str | int)
-
-
-def _describe_bad_label(label: Any) -> str:
-    """What is wrong with a label; "" if nothing is."""
-    return (
-        "" if is_label(label) else f", label {format_value(label)}, expected text, an integer, true or false"
-    )
