@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tests.hf.conftest import make
 from tests.hf.lora_helpers import random_lora, write_adapter
-from tests.hf.test_apply_adapter import SIDE
+from tests.hf.test_lora import SIDE
 
 import polyhead as ph
 from polyhead.hf import checkpoint_files

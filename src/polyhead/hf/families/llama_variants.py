@@ -1,4 +1,4 @@
-"""Small variants of Llama: Mistral, Arcee, ERNIE 4.5, Helium, Seed-OSS, Gemma and nanochat."""
+"""Variants of Llama: Mistral, Arcee, ERNIE 4.5, Helium, Seed-OSS, Gemma, nanochat, Qwen and GLM."""
 
 from __future__ import annotations
 
@@ -18,17 +18,27 @@ from polyhead.hf.config_map import (
     require,
 )
 from polyhead.hf.config_reader import ConfigReader
+from polyhead.hf.families.layer_types import (
+    FULL_ATTENTION,
+    SLIDING_ATTENTION,
+    build_pattern,
+    parse_layer_types,
+    write_windows,
+)
+from polyhead.hf.families.layernorm_llama import GATE_UP
 from polyhead.hf.families.llama import (
     BIASES,
     BLOCK,
+    DERIVED_HEAD_DIM,
     DIVISIBLE_HEADS,
     TABLE,
     llama_keys,
     map_qk_norm,
+    map_rope,
     register_llama,
 )
 from polyhead.hf.family import HF_ACTIVATIONS, STACK_LAYER, map_activation
-from polyhead.hf.weight_map import halves_swapped, linear
+from polyhead.hf.weight_map import CONCAT, halves_swapped, linear, weight
 
 # Mistral (Jiang et al., 2023): Llama with sliding window attention.
 MISTRAL_KEYS = (
@@ -181,3 +191,71 @@ NANOCHAT_TABLE = (
     *linear(f"{BLOCK}.mlp.fc2", f"{STACK_LAYER}.ffn.down_proj"),
 )
 register_llama("nanochat", "NanoChatForCausalLM", NANOCHAT_KEYS, NANOCHAT_TABLE)
+
+
+# Qwen2 (2024): Llama with biases in q, k and v only. Qwen3 (2025): no biases, normed queries and keys.
+def _read_layer_types(reader: ConfigReader, fields: ModelFields) -> ModelFields:
+    """Read the layer types. In older files with use_sliding_window, layers from ``max_window_layers`` on have
+    a window.
+    """
+    size = reader.get_int("sliding_window", 4096)
+    first_layer = reader.get_int("max_window_layers", 28, minimum=0)
+    has_windows = reader.get_bool("use_sliding_window", False)
+    kinds = parse_layer_types(reader, fields["n_layers"], lambda layer: has_windows and layer >= first_layer)
+    if SLIDING_ATTENTION in kinds and not has_windows:
+        raise reader.value_error("layer_types", "layers with full attention, without use_sliding_window")
+    if FULL_ATTENTION not in kinds:
+        return {"attention": {"window": size}}
+    overrides = {FULL_ATTENTION: {}, SLIDING_ATTENTION: {"attention": fields["attention"] | {"window": size}}}
+    return {"layer_pattern": build_pattern(kinds, overrides)}
+
+
+def _write_layer_types(config: ModelConfig) -> dict[str, Any]:
+    """Inverse of ``_read_layer_types``; older readers expect windows from some layer on."""
+    windows = write_windows(config)
+    kinds = windows["layer_types"]
+    return windows | {
+        "use_sliding_window": SLIDING_ATTENTION in kinds,
+        "max_window_layers": kinds.index(SLIDING_ATTENTION) if SLIDING_ATTENTION in kinds else len(kinds),
+    }
+
+
+LAYER_TYPES = ConfigField(_read_layer_types, _write_layer_types)
+QWEN2_KEYS = (
+    defaults(max_position_embeddings=32768),
+    require("use_mrope", False),
+    *llama_keys(kv_heads=32, head_dim=DERIVED_HEAD_DIM),
+    constant(attention={"bias": "qkv"}),
+    LAYER_TYPES,
+)
+QWEN3_KEYS = (
+    defaults(max_position_embeddings=32768, head_dim=128),
+    *llama_keys(kv_heads=32),
+    map_bool("attention_bias", "attention.bias", False),
+    map_qk_norm(True),
+    LAYER_TYPES,
+)
+register_llama("qwen2", "Qwen2ForCausalLM", QWEN2_KEYS)
+register_llama("qwen3", "Qwen3ForCausalLM", QWEN3_KEYS)
+
+
+# GLM-4 (Zeng et al., 2024) and GLM-4-0414 (2025): interleaved rope on half of the features, few biases.
+GLM_KEYS = (
+    defaults(num_hidden_layers=40, head_dim=128, max_position_embeddings=131_072, rms_norm_eps=1.5625e-7),
+    defaults(partial_rotary_factor=0.5),
+    *llama_keys(kv_heads=2, position=map_rope("partial_rotary_factor")),
+    constant(position={"layout": "interleaved"}),
+    map_bool("attention_bias", "attention.bias", True, true_value="qkv"),
+)
+GLM4_KEYS = (*GLM_KEYS, constant(sandwich_norm=True))  # norms after the sub-layers as well
+GLM_TABLE = (
+    *(row for row in TABLE if not row.hf_name.endswith(("gate_proj.weight", "up_proj.weight"))),
+    *weight(f"{BLOCK}.mlp.gate_up_proj.weight", *GATE_UP, transform=CONCAT),
+)
+GLM4_TABLE = (
+    *GLM_TABLE,
+    *weight(f"{BLOCK}.post_self_attn_layernorm.weight", f"{STACK_LAYER}.attn_residual.sandwich_norm.weight"),
+    *weight(f"{BLOCK}.post_mlp_layernorm.weight", f"{STACK_LAYER}.ffn_residual.sandwich_norm.weight"),
+)
+register_llama("glm", "GlmForCausalLM", GLM_KEYS, GLM_TABLE)
+register_llama("glm4", "Glm4ForCausalLM", GLM4_KEYS, GLM4_TABLE)
