@@ -25,7 +25,7 @@ import polyhead as ph
 from polyhead.config.generation_config import GenerationConfig
 from polyhead.core.choice import Choice
 from polyhead.data.readers.parallel_corpus import open_corpus, read_pairs
-from polyhead.evaluate.translation_metrics import bleu, evaluate_translations
+from polyhead.evaluate.metrics import KNOWN_METRICS, evaluate_translations, score_translations
 from polyhead.generation.batch_decode import decode_sources, max_output_len, restore_order
 from polyhead.generation.constraints.terminology import Term, Terminology
 from polyhead.generation.decoding.beam_search import beam_search
@@ -200,7 +200,10 @@ def trained(options: argparse.Namespace) -> None:
         seconds = interleaved(calls, options.rounds, warmup=0)
     first = next(iter(systems))
     texts = {name: run.tokenizer.decode(tokens) for name, tokens in outputs.items()}
-    scores = {name: bleu(lines, references, target_lang(run)) for name, lines in texts.items()}
+    scores = {
+        name: score_translations(KNOWN_METRICS["bleu"], lines, references, target_lang(run))
+        for name, lines in texts.items()
+    }
     rows = [
         [
             "system",

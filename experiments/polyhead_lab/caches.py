@@ -15,7 +15,7 @@ from torch import Tensor
 from polyhead.cache.factory import make_cache
 from polyhead.cache.low_rank import fit_low_rank
 from polyhead.cache.policies import Policy, select_policies
-from polyhead.evaluate.translation_metrics import bleu
+from polyhead.evaluate.metrics import KNOWN_METRICS, score_translations
 from polyhead.models.seq2seq import Seq2Seq
 from polyhead.nn.cache import Cache
 from polyhead.nn.kv import EncoderMemory
@@ -173,7 +173,10 @@ def compare_translations(
     references = subject.references[measured_texts] or outputs[plain]
     return (
         {name: token_agreement(ids[plain], tokens_of_policy) for name, tokens_of_policy in ids.items()},
-        {name: bleu(texts, references, lang).value for name, texts in outputs.items()},
+        {
+            name: score_translations(KNOWN_METRICS["bleu"], texts, references, lang).value
+            for name, texts in outputs.items()
+        },
     )
 
 

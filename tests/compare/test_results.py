@@ -5,8 +5,7 @@ import pytest
 from tests.compare.result_rows import make_scored_rows
 
 from polyhead.compare import results
-from polyhead.compare.significance import BootstrapTest, mean_from_sums
-from polyhead.compare.tasks.base import QualityMeasure
+from polyhead.compare.tasks.base import make_measure
 
 
 @pytest.mark.parametrize(
@@ -23,7 +22,7 @@ def test_no_verdict_if_neither_design_has_learned(plan, bleu, p_values):
 
 
 def test_interval_uses_all_seeds_and_p_shared_ones(monkeypatch):
-    measure = QualityMeasure("loss", "loss", "loss", BootstrapTest(mean_from_sums), True, 3, 3)
+    measure = make_measure("loss")
     rng = np.random.default_rng(0)
 
     def draw_units(mean):

@@ -8,6 +8,7 @@ from sacrebleu.metrics import BLEU
 
 from polyhead.compare import significance
 from polyhead.evaluate.classify import confusion_matrix, macro_f1, matthews_corrcoef
+from polyhead.evaluate.metrics import KNOWN_METRICS
 
 WORDS = ["the", "a", "dog", "cat", "red", "two", "runs", "sleeps"]
 WORDS += ["near", "house", "with", "of", "and", "big"]
@@ -27,13 +28,12 @@ def make_corpus(noise, n=60):
 
 REFERENCES, GOOD = make_corpus(0.15)
 BAD = make_corpus(0.22)[1]
-METRICS = {"bleu": significance.make_bleu, "chrf": significance.make_chrf}
-TESTS = {name: significance.SacrebleuTest(make_metric) for name, make_metric in METRICS.items()}
+TESTS = {name: significance.SacrebleuTest(KNOWN_METRICS[name]) for name in ("bleu", "chrf")}
 MEAN = significance.BootstrapTest(significance.mean_from_sums)
 
 
 def compute_statistics(name, outputs):
-    return significance.metric_statistics(METRICS[name](), outputs, REFERENCES)
+    return significance.metric_statistics(KNOWN_METRICS[name], outputs, REFERENCES)
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def sacrebleu_results(tmp_path_factory):
         (directory / name).write_text("\n".join(lines) + "\n")
 
     def run_command(*options):
-        options = [*options, "-m", *METRICS, "-f", "json", "-w", "9"]
+        options = [*options, "-m", *TESTS, "-f", "json", "-w", "9"]
         command = [sys.executable, "-m", "sacrebleu", "ref", *options]
         output = subprocess.run(command, cwd=directory, capture_output=True, text=True, check=True).stdout
         return json.loads(output)
@@ -80,7 +80,7 @@ def test_equal_systems_and_few_sentences_are_not_significant():
 def test_chinese_is_scored_with_its_own_tokens():
     outputs, references = ["我 是学生。", "你好吗"], ["我是 学生。", "你好"]
     expected = BLEU(tokenize="zh").corpus_score(outputs, [references]).score
-    stats = significance.metric_statistics(significance.make_bleu("zh"), outputs, references)
+    stats = significance.metric_statistics(KNOWN_METRICS["bleu"], outputs, references, "zh")
     assert TESTS["bleu"].score([stats]) == pytest.approx(expected, abs=1e-9)
 
 

@@ -1,7 +1,7 @@
 import pytest
 
 from polyhead.evaluate.baselines import Baseline
-from polyhead.evaluate.verdict import add_baseline_facts, describe_verdict, has_learned, scores_from_facts
+from polyhead.evaluate.verdict import add_baseline_facts, describe_verdict, scores_from_facts
 
 BASELINES = {"bleu": Baseline(0.3, "copied source"), "chrf": Baseline(12.0, "copied source")}
 FALLING, FLAT, SHORT = [5.0, 4.0, 3.5], [5.0, None, 3.5, 3.6], [5.0]
@@ -28,9 +28,7 @@ def test_no_verdict_for_better_scores(values):
 
 def test_lower_perplexity_is_better():
     baselines = {"ppl": Baseline(200.0, "unigram")}
-    assert has_learned({"ppl": 150.0}, baselines) is True
-    assert has_learned({"ppl": 250.0}, baselines) is False
-    assert has_learned({"loss": 1.0}, baselines) is None
+    assert describe_verdict({"ppl": 150.0}, baselines, "language-model") is None
     message = describe_verdict({"ppl": 250.0}, baselines, "language-model", [2.0, 1.0])
     assert message.startswith("perplexity 250.00 is above the baseline 200.00 (unigram; lower is better)")
 

@@ -5,7 +5,7 @@ from tests.lab.caches_helpers import TEXT, save_run
 
 from polyhead import load
 from polyhead.cli import main
-from polyhead.evaluate.translation_metrics import bleu
+from polyhead.evaluate.metrics import KNOWN_METRICS, score_translations
 
 
 @pytest.fixture
@@ -51,6 +51,7 @@ def test_translator_has_bleu(run_caches, tmp_path):
     assert "BLEU with references" in table["caption"]
     score = float(table["rows"][0][table["head"].index("BLEU")])
     assert 1 < score < 100
-    assert score == pytest.approx(bleu(outputs[4:8], references[4:8]).value, abs=0.01)
+    expected = score_translations(KNOWN_METRICS["bleu"], outputs[4:8], references[4:8])
+    assert score == pytest.approx(expected.value, abs=0.01)
     table = run_caches(run_dir, "a", limit="4")["figures"][2]
     assert "BLEU with the output of static" in table["caption"]

@@ -20,7 +20,7 @@ from polyhead.core.i18n import get_language, tr
 from polyhead.data.readers.parallel_corpus import read_pairs
 from polyhead.data.synthetic.synthetic_cldr import find_locale, write_corpus
 from polyhead.evaluate.baselines import Baselines, read_counts, translation_baselines
-from polyhead.evaluate.translation_metrics import MetricScore
+from polyhead.evaluate.metrics import KNOWN_METRICS, MetricScore
 from polyhead.evaluate.verdict import describe_verdict
 from polyhead.run.load import load
 from polyhead.run.recipe import load_recipe
@@ -247,8 +247,7 @@ def format_settings(recipe: Recipe, section: str) -> str:
 
 def scores_by_name(scores: Sequence[MetricScore]) -> dict[str, MetricScore]:
     """Return the scores by their usual names."""
-    names = {"bleu": "BLEU", "chrf": "chrF"}
-    return {names[score.name]: score for score in scores if score.name in names}
+    return {KNOWN_METRICS[score.name].label: score for score in scores if KNOWN_METRICS[score.name].is_judged}
 
 
 def training_seconds(rows: Sequence[Mapping[str, Any]]) -> float:

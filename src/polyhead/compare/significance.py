@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyhead.core.array_types import Floats
-from polyhead.evaluate.translation_metrics import bleu_tokenizer
+from polyhead.evaluate.metrics import Metric, make_scorer
 
 if TYPE_CHECKING:
-    from sacrebleu.metrics.base import Metric, Score, Signature
+    from sacrebleu.metrics.base import Score, Signature
     from sacrebleu.significance import Result
 
 ScoreFunction = Callable[[Floats], Floats]
@@ -53,12 +53,12 @@ class SacrebleuTest:
     is not used: it counts one side of the differences, so that p is about half as large.
     """
 
-    def __init__(self, make_metric: Callable[[], Metric]) -> None:
-        self.make_metric = make_metric
+    def __init__(self, metric: Metric) -> None:
+        self.metric = metric
 
     def score(self, seeds: Sequence[Floats]) -> float:
         """Mean score over the seeds."""
-        return SeedMean(self.make_metric(), len(seeds))._aggregate_and_compute(np.hstack(seeds)).score
+        return SeedMean(make_scorer(self.metric), len(seeds))._aggregate_and_compute(np.hstack(seeds)).score
 
     def interval(self, seeds: Sequence[Floats]) -> tuple[float, float]:
         """Mean of the resampled scores, and half the width of their 95 % interval on both sides of it."""
@@ -81,7 +81,7 @@ class SacrebleuTest:
     def _compare(self, systems: Sequence[Sequence[Floats]], **options: int) -> list[Result]:
         from sacrebleu.significance import PairedTest
 
-        metric: Any = SeedMean(self.make_metric(), len(systems[0]))
+        metric: Any = SeedMean(make_scorer(self.metric), len(systems[0]))
         named: Any = [(str(i), np.hstack(seeds)) for i, seeds in enumerate(systems)]
         results = PairedTest(named, {metric.name: metric}, None, "ar", **options)()[1]
         return list(results[metric.name])  # type: ignore[arg-type]
@@ -95,7 +95,7 @@ class SeedMean:
 
     name = "mean"
 
-    def __init__(self, metric: Metric, n_seeds: int) -> None:
+    def __init__(self, metric: Any, n_seeds: int) -> None:
         self.metric = metric
         self.n_seeds = n_seeds
 
@@ -171,23 +171,12 @@ def bootstrap_p_value(differences: Floats, observed: float) -> float:
     return (beyond + 1) / (len(differences) + 1)
 
 
-def make_bleu(lang: str = "", references: Sequence[str] = ()) -> Metric:
-    """BLEU of sacreBLEU with the tokenizer of a language."""
-    from sacrebleu.metrics import BLEU
-
-    return BLEU(tokenize=bleu_tokenizer(lang, references))
-
-
-def make_chrf() -> Metric:
-    """chrF2 of sacreBLEU."""
-    from sacrebleu.metrics import CHRF
-
-    return CHRF()
-
-
-def metric_statistics(metric: Metric, outputs: Sequence[str], references: Sequence[str]) -> Floats:
+def metric_statistics(
+    metric: Metric, outputs: Sequence[str], references: Sequence[str], lang: str = ""
+) -> Floats:
     """Statistics of each sentence whose sums give its corpus score: (N, K)."""
-    return np.array(metric._extract_corpus_statistics(list(outputs), [list(references)]), dtype=np.float64)
+    scorer = make_scorer(metric, lang, references)
+    return np.array(scorer._extract_corpus_statistics(list(outputs), [list(references)]), dtype=np.float64)
 
 
 def class_statistics(predictions: Sequence[int], targets: Sequence[int], n_labels: int) -> Floats:

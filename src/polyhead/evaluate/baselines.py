@@ -19,8 +19,8 @@ from polyhead.core.errors import UserError
 from polyhead.core.i18n import Translate, tr
 from polyhead.data.stores.build_cache import IdArray
 from polyhead.evaluate.classify import class_measures
+from polyhead.evaluate.metrics import KNOWN_METRICS, References, evaluate_translations, reference_lists
 from polyhead.evaluate.perplexity import Perplexity
-from polyhead.evaluate.translation_metrics import References, evaluate_translations, reference_lists
 
 BASELINE_FILE = "baseline.json"
 _MAX_FILE_BYTES = 1 << 26  # maximum file size
@@ -78,10 +78,8 @@ def read_counts(directory: Path | None) -> TrainingCounts | None:
         return None
 
 
-LOWER_IS_BETTER = {"loss", "ppl", "word_ppl", "bits_per_char"}
 _CHUNK_SIZE = 1 << 20  # tokens counted at once
 _MAX_GUESS_CHARS = 40  # characters of a predicted text that are shown
-PERCENT_METRICS = {"bleu", "bleu-lc", "chrf"}  # their best value is 100, that of a fraction is 1
 
 
 class Baseline(NamedTuple):
@@ -109,10 +107,9 @@ Baselines = Mapping[str, Baseline]
 
 def beats_baseline(name: str, value: float, baseline: Baseline) -> bool:
     """Whether a score is better than its baseline, or perfect if the baseline is perfect as well."""
-    if name in LOWER_IS_BETTER:
+    if KNOWN_METRICS[name].lower_is_better:
         return value < baseline.value
-    best = 100.0 if name in PERCENT_METRICS else 1.0
-    return value > baseline.value or value >= best
+    return value > baseline.value or value >= (100.0 if KNOWN_METRICS[name].is_percent else 1.0)
 
 
 def class_baselines(counts: Mapping[str, int], targets: ArrayLike, labels: Sequence[str]) -> Baselines:
@@ -136,7 +133,7 @@ def class_baselines(counts: Mapping[str, int], targets: ArrayLike, labels: Seque
 def translation_baselines(
     sources: Sequence[str], references: References, lang: str = "", frequent_target: str | None = None
 ) -> Baselines:
-    """BLEU and chrF of the better of two predictions: the source, or the most frequent target for each line.
+    """Scores of the better of two predictions: the source, or the most frequent target for each line.
 
     The source is left out if it equals a reference in all lines; ``frequent_target`` is the most frequent
     target, if known.

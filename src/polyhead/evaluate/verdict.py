@@ -6,31 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 
 from polyhead.core.i18n import Translate, format_english, tr
-from polyhead.evaluate.baselines import LOWER_IS_BETTER, PERCENT_METRICS, Baseline, Baselines, beats_baseline
+from polyhead.evaluate.baselines import Baseline, Baselines, beats_baseline
+from polyhead.evaluate.metrics import KNOWN_METRICS
 
-METRIC_NAMES = {
-    "bleu": "BLEU",
-    "chrf": "chrF",
-    "accuracy": "accuracy",
-    "f1": "F1",
-    "mcc": "MCC",
-    "ppl": "perplexity",
-    "word_ppl": "perplexity per word",
-    "bits_per_char": "bits per character",
-}
-"""The metrics that are compared, the main one of a task first, and their names in a message."""
-METRIC_ALIASES = {
-    "perplexity": "ppl",
-    "F1 of replaced tokens": "f1",
-    "bleu-lc": "bleu-lc",
-    "BLEU": "bleu",
-    "chrF": "chrf",
-    "macro F1": "f1",
-    "MCC": "mcc",
-    "word ppl": "word_ppl",
-    "bits/char": "bits_per_char",
-}
-"""Other names of metrics, in the facts of a run and in comparisons."""
+_METRIC_OF_COLUMN = {metric.column: metric.name for metric in KNOWN_METRICS.values()}
+_METRIC_OF_COLUMN["F1 of replaced tokens"] = "f1"
 _TASK_GOALS = {
     "translation": "it has not learned to translate yet",
     "classification": "it has not learned to beat the majority class yet",
@@ -50,13 +30,8 @@ _LOSS_UNKNOWN = "train longer (train.steps, train.epochs)"
 
 def format_score(name: str, value: float) -> str:
     """A score with the digits of its metric."""
-    return f"{value:.2f}" if name in PERCENT_METRICS or name in LOWER_IS_BETTER else f"{value:.4f}"
-
-
-def has_learned(values: Mapping[str, float], baselines: Baselines) -> bool | None:
-    """Whether the first of ``METRIC_NAMES`` that has a baseline beats it; None if none has one."""
-    name = next((name for name in METRIC_NAMES if name in values and name in baselines), None)
-    return None if name is None else beats_baseline(name, values[name], baselines[name])
+    metric = KNOWN_METRICS[name]
+    return f"{value:.2f}" if metric.is_percent or metric.lower_is_better else f"{value:.4f}"
 
 
 def describe_verdict(
@@ -70,7 +45,9 @@ def describe_verdict(
 
     ``losses`` are the validation losses of all evaluations of the training, in order.
     """
-    judged = [name for name in METRIC_NAMES if name in values and name in baselines]
+    judged = [
+        m.name for m in KNOWN_METRICS.values() if m.is_judged and m.name in values and m.name in baselines
+    ]
     failed = [name for name in judged if not beats_baseline(name, values[name], baselines[name])]
     if not failed:
         return None
@@ -98,12 +75,16 @@ def _format_comparison(name: str, value: float, baseline: Baseline, tr: Translat
     score, base = format_score(name, value), format_score(name, baseline.value)
     if score == base:
         text = "{name} {value} is no better than the baseline {baseline} ({guess})"
-    elif name in LOWER_IS_BETTER:
+    elif KNOWN_METRICS[name].lower_is_better:
         text = "{name} {value} is above the baseline {baseline} ({guess}; lower is better)"
     else:
         text = "{name} {value} is below the baseline {baseline} ({guess})"
     return tr(
-        text, name=tr(METRIC_NAMES[name]), value=score, baseline=base, guess=baseline.describe_guess(tr)
+        text,
+        name=tr(KNOWN_METRICS[name].label),
+        value=score,
+        baseline=base,
+        guess=baseline.describe_guess(tr),
     )
 
 
@@ -133,6 +114,4 @@ def metric_of_fact(fact: str, split: str) -> str | None:
     if not fact.startswith(f"{split} "):
         return None
     name = fact.removeprefix(f"{split} ")
-    return METRIC_ALIASES.get(
-        name, name if name in METRIC_NAMES or name == "loss" or name.startswith("f1_") else None
-    )
+    return _METRIC_OF_COLUMN.get(name, name if name in KNOWN_METRICS or name.startswith("f1_") else None)

@@ -28,6 +28,12 @@ from polyhead.evaluate.classify import (
 )
 from polyhead.evaluate.embed import Embeddings, Layers, TokenEmbeddings, embed_texts, embed_tokens
 from polyhead.evaluate.fill_mask import MaskPrediction, fill_mask, find_unfillable_texts
+from polyhead.evaluate.metrics import (
+    Evaluation,
+    References,
+    check_same_length,
+    evaluate_translations,
+)
 from polyhead.evaluate.perplexity import Perplexity, text_perplexity
 from polyhead.evaluate.scoring import (
     SCORE_BATCH_TOKENS,
@@ -35,12 +41,6 @@ from polyhead.evaluate.scoring import (
     find_overlong_inputs,
     perplexity_of_scores,
     score_inputs,
-)
-from polyhead.evaluate.translation_metrics import (
-    Evaluation,
-    References,
-    check_same_length,
-    evaluate_translations,
 )
 from polyhead.generation.batch_decode import restore_order
 from polyhead.generation.chat import ChatSession, parse_conversation
@@ -405,7 +405,7 @@ class Run:
     def evaluate(
         self, sources: Sequence[str], references: References, lang: str = "", **changes: Any
     ) -> Evaluation:
-        """BLEU and chrF of detokenised free-running output, and the outputs: the best of each source.
+        """Scores of detokenised free-running output, and the outputs: the best of each source.
 
         ``references`` has a text for each source, or a list of texts if there are several references.
         """

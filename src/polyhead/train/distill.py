@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from polyhead.config.config_sections import DistillConfig
 from polyhead.config.recipe import Recipe
 from polyhead.core.errors import UserError, prefix_errors
+from polyhead.evaluate.metrics import KNOWN_METRICS
 from polyhead.models.ensemble import log_mean_probs
 from polyhead.nn.loss import Loss, classification_loss
 from polyhead.nn.state import named_state
@@ -24,7 +25,6 @@ from polyhead.train.distributed.process_group import MapFn
 from polyhead.train.init_from import reorder_class_weights
 from polyhead.train.tasks.base import ReadsWholeTexts, SupportsDistillation, Task, TaskLogits
 
-HIGHER_IS_BETTER = ("accuracy", "f1", "mcc", "bleu", "chrf")
 TIMING_ROUNDS = 3
 
 
@@ -155,7 +155,8 @@ class DistillationTask:
         for name in metrics[0]:
             value, *teacher_values = (values[name] for values in metrics)
             best = max(teacher_values)
-            retained = f": {value / best:.1%} kept" if name in HIGHER_IS_BETTER and best > 0 else ""
+            is_kept = name in KNOWN_METRICS and not KNOWN_METRICS[name].lower_is_better and best > 0
+            retained = f": {value / best:.1%} kept" if is_kept else ""
             figures = ", ".join(f"{figure:.4f}" for figure in teacher_values)
             report[f"valid {name}, compared with the {owner}"] = f"{value:.4f} and {figures}{retained}"
         return report | self.task.collect_facts(run, map_fn)

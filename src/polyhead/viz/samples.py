@@ -11,6 +11,7 @@ from html import escape
 from typing import Any, Literal, NamedTuple
 
 from polyhead.core.i18n import tr
+from polyhead.evaluate.metrics import SHORT_TEXT_METRIC
 from polyhead.introspect.attention_map import AttentionMap
 from polyhead.viz.attention_page import map_to_json
 from polyhead.viz.html_page import PageSection, scroll_region
@@ -226,7 +227,7 @@ def bars_html(breakdown: Breakdown) -> str:
     """One bar per group, with the value and the size."""
     top = (
         100.0
-        if "%" in breakdown.measure or breakdown.measure == "chrF"
+        if "%" in breakdown.measure or breakdown.measure == SHORT_TEXT_METRIC.label
         else max(group.value for group in breakdown.groups)
     )
     rows = "".join(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from polyhead.core.i18n import tr
+from polyhead.evaluate.metrics import MAIN_TRANSLATION_METRICS
 from polyhead.introspect.attention_map import AttentionMap
 from polyhead.viz.attention_page import attention_section
 from polyhead.viz.html_page import PageSection, render_html, save_page
@@ -21,8 +22,7 @@ SMALL_SIZE = (310, 190)  # of one of several charts in a row
 
 # keys of metrics.jsonl with a small chart each
 SMALL_CHARTS = {
-    "bleu": "BLEU",
-    "chrf": "chrF",
+    **{metric.name: metric.title for metric in MAIN_TRANSLATION_METRICS},
     "exact": "Exact match",
     "accuracy": "Accuracy",
     "lr": "Learning rate",

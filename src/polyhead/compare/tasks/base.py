@@ -6,6 +6,7 @@ Shapes: B rows, T tokens, R resamples, N units that a resample draws, K statisti
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
@@ -16,36 +17,28 @@ from polyhead.config.recipe import Recipe
 from polyhead.core.array_types import Floats
 from polyhead.core.errors import UserError
 from polyhead.core.registry import Registry
+from polyhead.evaluate.metrics import KNOWN_METRICS, Metric
 from polyhead.run.run import Run
 
-"""JSON object."""
 
+@dataclass(frozen=True, kw_only=True)
+class QualityMeasure(Metric):
+    """A metric that designs are compared by, with its test of significance."""
 
-class QualityMeasure(NamedTuple):
-    """A quality metric: its names, its score with its test of significance, and its number format."""
-
-    name: str  # key in result.json and in the rows
-    column: str  # column header: "BLEU"
-    title: str  # title in charts: "validation loss"
     test: SignificanceTest
-    lower_is_better: bool
-    digits: int  # decimal places
-    interval_digits: int  # decimal places of intervals and spreads
     is_per_token: bool = False  # units are cut or counted by tokens, so they are not paired across tokenizers
     across_tokenizers: bool = True  # whether values are comparable across tokenizers
 
 
-TOKEN_LOSS_MEASURE = QualityMeasure(
-    "loss",
-    "loss",
-    "validation loss",
-    BootstrapTest(mean_from_sums),
-    True,
-    3,
-    3,
-    is_per_token=True,
-    across_tokenizers=False,
-)
+MEAN_TEST = BootstrapTest(mean_from_sums)
+
+
+def make_measure(name: str, test: SignificanceTest = MEAN_TEST, **flags: bool) -> QualityMeasure:
+    """The measure of a metric in ``KNOWN_METRICS``."""
+    return QualityMeasure(**vars(KNOWN_METRICS[name]), test=test, **flags)
+
+
+TOKEN_LOSS_MEASURE = make_measure("loss", is_per_token=True, across_tokenizers=False)
 
 
 def pick_eval_split(recipe: Recipe) -> str:

@@ -16,9 +16,8 @@ from polyhead.compare.significance import (
     class_statistics,
     f1_from_sums,
     matthews_from_sums,
-    mean_from_sums,
 )
-from polyhead.compare.tasks.base import COMPARED_TASKS, EvalBatch, PageWords, QualityMeasure, pick_eval_split
+from polyhead.compare.tasks.base import COMPARED_TASKS, EvalBatch, PageWords, make_measure, pick_eval_split
 from polyhead.config.recipe import Recipe
 from polyhead.core.array_types import Floats
 from polyhead.data.readers.labeled import collect_labels
@@ -43,10 +42,10 @@ class ComparedClassification:
     """Compare classifiers; a unit is a text."""
 
     measures = (
-        QualityMeasure("loss", "loss", "validation loss", BootstrapTest(mean_from_sums), True, 3, 3),
-        QualityMeasure("accuracy", "accuracy", "accuracy", BootstrapTest(mean_from_sums), False, 4, 3),
-        QualityMeasure("f1", "macro F1", "macro F1", BootstrapTest(f1_from_sums), False, 4, 3),
-        QualityMeasure("mcc", "MCC", "Matthews correlation", BootstrapTest(matthews_from_sums), False, 3, 3),
+        make_measure("loss"),
+        make_measure("accuracy"),
+        make_measure("f1", BootstrapTest(f1_from_sums)),
+        make_measure("mcc", BootstrapTest(matthews_from_sums)),
     )
     page_words = PageWords("texts", "forward pass, per text", counted_unit="text", has_fixed_units=True)
 

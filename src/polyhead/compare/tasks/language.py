@@ -17,7 +17,7 @@ from polyhead.compare.tasks.base import (
     TOKEN_LOSS_MEASURE,
     EvalBatch,
     PageWords,
-    QualityMeasure,
+    make_measure,
     pick_eval_split,
 )
 from polyhead.config.recipe import Recipe
@@ -55,26 +55,8 @@ class ComparedLanguageModel:
 
     measures = (
         TOKEN_LOSS_MEASURE,
-        QualityMeasure(
-            "word_ppl",
-            "word ppl",
-            "perplexity per word",
-            BootstrapTest(word_perplexity),
-            True,
-            2,
-            1,
-            is_per_token=True,
-        ),
-        QualityMeasure(
-            "bits_per_char",
-            "bits/char",
-            "bits per character",
-            BootstrapTest(bits_per_char),
-            True,
-            3,
-            3,
-            is_per_token=True,
-        ),
+        make_measure("word_ppl", BootstrapTest(word_perplexity), is_per_token=True),
+        make_measure("bits_per_char", BootstrapTest(bits_per_char), is_per_token=True),
     )
     page_words = PageWords(
         "rows of text",

@@ -17,13 +17,12 @@ from torch import Tensor
 
 from polyhead.compare.cost_metrics import average_batch_size, loss_and_ppl
 from polyhead.compare.io import JsonDict
-from polyhead.compare.significance import BootstrapTest, mean_from_sums
 from polyhead.compare.tasks.base import (
     COMPARED_TASKS,
     TOKEN_LOSS_MEASURE,
     EvalBatch,
     PageWords,
-    QualityMeasure,
+    make_measure,
     pick_eval_split,
 )
 from polyhead.compare.tasks.language import make_lm_batch
@@ -69,17 +68,7 @@ class ComparedTokenPrediction:
 
     measures: ClassVar = (
         TOKEN_LOSS_MEASURE,
-        QualityMeasure(
-            "accuracy",
-            "accuracy",
-            "accuracy",
-            BootstrapTest(mean_from_sums),
-            False,
-            4,
-            3,
-            is_per_token=True,
-            across_tokenizers=False,
-        ),
+        make_measure("accuracy", is_per_token=True, across_tokenizers=False),
     )
 
     def read_labels(self, recipe: Recipe) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Compare translation models: loss of validation sentences, BLEU and chrF of generated translations."""
+"""Compare translation models: loss of validation sentences, scores of generated translations."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import torch
 
 from polyhead.compare.cost_metrics import loss_and_ppl, score_rows
 from polyhead.compare.io import JsonDict
-from polyhead.compare.significance import SacrebleuTest, make_bleu, make_chrf, metric_statistics
+from polyhead.compare.significance import SacrebleuTest, metric_statistics
 from polyhead.compare.tasks.base import (
     COMPARED_TASKS,
     TOKEN_LOSS_MEASURE,
     EvalBatch,
     PageWords,
-    QualityMeasure,
+    make_measure,
     pick_eval_split,
 )
 from polyhead.config.recipe import Recipe
 from polyhead.core.array_types import Floats
 from polyhead.data.batching.collate import PairBatch, collate
 from polyhead.data.readers.parallel_corpus import read_pairs
-from polyhead.evaluate.translation_metrics import bleu, chrf
+from polyhead.evaluate.metrics import MAIN_TRANSLATION_METRICS, score_translations
 from polyhead.models import Seq2Seq
 from polyhead.nn.device import to_model_device
 from polyhead.nn.kv import EncoderMemory
@@ -41,8 +41,7 @@ class ComparedTranslation:
 
     measures = (
         TOKEN_LOSS_MEASURE,
-        QualityMeasure("bleu", "BLEU", "BLEU", SacrebleuTest(make_bleu), False, 2, 1),
-        QualityMeasure("chrf", "chrF", "chrF", SacrebleuTest(make_chrf), False, 2, 1),
+        *(make_measure(m.name, SacrebleuTest(m)) for m in MAIN_TRANSLATION_METRICS),
     )
     page_words = PageWords(
         "sentences",
@@ -70,14 +69,15 @@ class ComparedTranslation:
         return (make_seq2seq_batch(collate(task.valid, rows, task.tokenizer)) for rows in task.valid_batches)
 
     def evaluate(self, run: Run, recipe: Recipe, task: TranslationTask) -> tuple[JsonDict, JsonDict]:
-        """Loss by sentence; BLEU and chrF of translations of the test text, or else the validation text."""
+        """Loss by sentence; scores of translations of the test text, or else the validation text."""
         assert isinstance(run.model, Seq2Seq)
         scored = score_validation(run.model, task)
         nll, tokens = [nll for _, nll, _ in scored], [n for _, _, n in scored]
         split = pick_eval_split(recipe)
         sources, references, _ = read_pairs(open_split_corpus(recipe, split))
         outputs = run.translate(sources, truncate=True)
-        scores = [bleu(outputs, references, recipe.data.target_lang), chrf(outputs, references)]
+        lang = recipe.data.target_lang
+        scores = [score_translations(m, outputs, references, lang) for m in MAIN_TRANSLATION_METRICS]
         results = {
             "split": split,
             **loss_and_ppl(sum(nll), sum(tokens)),
@@ -90,10 +90,10 @@ class ComparedTranslation:
         """n-gram statistics of every output and its reference, and the loss of every validation sentence."""
         _, references, _ = read_pairs(open_split_corpus(base, pick_eval_split(base)))
         return {
-            "bleu": metric_statistics(
-                make_bleu(base.data.target_lang, references), outputs["outputs"], references
-            ),
-            "chrf": metric_statistics(make_chrf(), outputs["outputs"], references),
+            **{
+                metric.name: metric_statistics(metric, outputs["outputs"], references, base.data.target_lang)
+                for metric in MAIN_TRANSLATION_METRICS
+            },
             "loss": np.stack([outputs["nll"], outputs["tokens"]], 1).astype(np.float64),
         }
 

@@ -6,6 +6,7 @@ from polyhead.config.model import ModelConfig
 from polyhead.config.recipe import Recipe
 from polyhead.core.errors import UserError
 from polyhead.core.registry import TASK
+from polyhead.evaluate.metrics import KNOWN_METRICS
 from polyhead.train.distributed.context_parallel import find_context_obstacle
 from polyhead.train.distributed.mesh import MeshShape
 
@@ -32,7 +33,7 @@ def find_obstacle(recipe: Recipe, config: ModelConfig, shape: MeshShape) -> str 
     train = recipe.train
     if not shape.splits_model:
         return _REPLICATED_REASON if train.parallel.checkpoint == "sharded" else None
-    if train.eval_bleu or train.best_metric in ("bleu", "chrf"):
+    if train.eval_bleu or KNOWN_METRICS[train.best_metric].make_scorer:
         key = "eval_bleu" if train.eval_bleu else f"best_metric={train.best_metric}"
         return (
             f"train.{key} translates, which takes the whole model on each process; measure the loss instead"

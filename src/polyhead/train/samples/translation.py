@@ -1,9 +1,9 @@
-"""Samples of a translation model: greedy translations of pairs from short to long, and chrF by length."""
+"""Samples of a translation model: greedy translations of pairs from short to long, and scores by length."""
 
 from __future__ import annotations
 
 from polyhead.data.readers.parallel_corpus import read_pairs
-from polyhead.evaluate.translation_metrics import chrf
+from polyhead.evaluate.metrics import SHORT_TEXT_METRIC, score_translations
 from polyhead.run.run import Run
 from polyhead.train.samples.base import collect_attention, is_short, shorten_text, take_samples
 from polyhead.train.tasks.translation import EVAL_PAIRS, TranslationTask, open_split_corpus, translate_sources
@@ -14,7 +14,7 @@ N_PAIRS = 32  # translated pairs
 
 @take_samples.register
 def translation_samples(task: TranslationTask, run: Run) -> Samples:
-    """Greedy translations of some of the first validation pairs, and chrF and exact match by length."""
+    """Greedy translations of some of the first validation pairs, and scores and exact match by length."""
     assert run.recipe is not None
     sources, references, _ = read_pairs(open_split_corpus(run.recipe, "valid"), EVAL_PAIRS)
     rows = spread_by_length(sources, N_PAIRS)
@@ -24,8 +24,9 @@ def translation_samples(task: TranslationTask, run: Run) -> Samples:
     outputs = translate_sources(model, sources, map)
     lengths = [len(ids) for ids in run.tokenizer.encode(sources)]
 
-    def mean_chrf(rows: list[int]) -> float:
-        return chrf([outputs[row] for row in rows], [references[row] for row in rows]).value
+    def score(rows: list[int]) -> float:
+        texts = [outputs[row] for row in rows], [references[row] for row in rows]
+        return score_translations(SHORT_TEXT_METRIC, *texts).value
 
     def exact_match(rows: list[int]) -> float:
         return 100 * sum(outputs[row] == references[row] for row in rows) / len(rows)
@@ -44,7 +45,7 @@ def translation_samples(task: TranslationTask, run: Run) -> Samples:
             for source, output, reference in zip(sources, outputs, references, strict=True)
         ],
         breakdowns=[
-            break_down("chrF", label, groups, mean_chrf),
+            break_down(SHORT_TEXT_METRIC.label, label, groups, score),
             break_down("Exact match (%)", label, groups, exact_match),
         ],
         attention=maps,

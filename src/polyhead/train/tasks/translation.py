@@ -33,13 +33,13 @@ from polyhead.evaluate.baselines import (
     translation_baselines,
     unigram_baselines,
 )
-from polyhead.evaluate.perplexity import loss_to_perplexity
-from polyhead.evaluate.translation_metrics import (
-    bleu,
-    chrf,
+from polyhead.evaluate.metrics import (
+    MAIN_TRANSLATION_METRICS,
     describe_tokenizer_mismatch,
     evaluate_translations,
+    score_translations,
 )
+from polyhead.evaluate.perplexity import loss_to_perplexity
 from polyhead.models.seq2seq import Seq2Seq
 from polyhead.nn.loss import Loss
 from polyhead.run.run import Run
@@ -74,7 +74,7 @@ class TranslationTask:
 
     kind = "encoder-decoder"
     label_smoothing = 0.1  # Vaswani et al., 2017, sec. 5.4
-    metrics = ("loss", "bleu", "chrf")
+    metrics = ("loss", *(metric.name for metric in MAIN_TRANSLATION_METRICS))
     labels: tuple[str, ...] = ()
     usage = "polyhead translate . input.txt"
 
@@ -220,7 +220,7 @@ class TranslationTask:
         return TrainingCounts.from_token_counts(count_target_tokens(self.train, tokenizer), target)
 
     def compute_baselines(self, counts: TrainingCounts, run: Run, split: str) -> Baselines:
-        """BLEU and chrF of a copied source or the most frequent target.
+        """Scores of a copied source or the most frequent target.
 
         For the validation split also loss and perplexity of token frequencies.
         """
@@ -236,7 +236,7 @@ class TranslationTask:
         return baselines
 
     def collect_facts(self, run: Run, map_fn: MapFn = map) -> dict[str, str]:
-        """BLEU and chrF on the validation text and, if there is one, the test text.
+        """Scores on the validation text and, if there is one, the test text.
 
         Decoding uses the generation settings of the recipe.
         """
@@ -293,7 +293,7 @@ def _make_token_splitters(tokenizer: Tokenizer, share: float) -> tuple[TokenSpli
 
 
 def _make_measure_fns(recipe: Recipe, tokenizer: Tokenizer) -> list[MeasureFn]:
-    """A function for BLEU and chrF of greedy decoding on the first validation pairs, if they are needed."""
+    """A function for the scores of greedy decoding on the first validation pairs, if they are needed."""
     if not recipe.train.eval_bleu and recipe.train.best_metric == "loss":
         return []
     sources, references, _ = read_pairs(open_split_corpus(recipe, "valid"), EVAL_PAIRS)
@@ -301,8 +301,10 @@ def _make_measure_fns(recipe: Recipe, tokenizer: Tokenizer) -> list[MeasureFn]:
 
     def measure_bleu(model: Seq2Seq, map_fn: MapFn) -> dict[str, float]:
         outputs = translate_sources(Run(model, tokenizer, greedy), sources, map_fn)
-        lang = recipe.data.target_lang
-        return {"bleu": bleu(outputs, references, lang).value, "chrf": chrf(outputs, references).value}
+        return {
+            metric.name: score_translations(metric, outputs, references, recipe.data.target_lang).value
+            for metric in MAIN_TRANSLATION_METRICS
+        }
 
     return [measure_bleu]
 

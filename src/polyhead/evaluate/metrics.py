@@ -1,8 +1,10 @@
-"""Translation metrics: corpus BLEU and chrF of sacreBLEU, with the signatures that make them comparable."""
+"""The metrics of all tasks, each registered by its row here, and the scores of translations by sacreBLEU."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
@@ -19,6 +21,66 @@ References = Sequence[str | Sequence[str]]
 """The reference of each source: one text, or a list of texts of any length from 1."""
 
 
+ScorerFactory = Callable[[str, Sequence[str]], Any]
+"""Makes a metric of sacreBLEU for a language or, if that is unknown, for the script of the references."""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A metric: its names, in which direction it is better, its format, and how it scores translations."""
+
+    name: str  # key in metrics.jsonl, in the results of compare and in train.best_metric
+    label: str  # in sentences: "perplexity per word"
+    column: str  # in the header of a table, and in facts: "word ppl"
+    title: str  # in charts: "perplexity per word"
+    lower_is_better: bool = False
+    is_percent: bool = False  # the best value is 100, that of a fraction is 1
+    digits: int = 4  # decimal places in a comparison
+    interval_digits: int = 3  # decimal places of intervals and spreads
+    is_judged: bool = True  # compared with its baseline
+    make_scorer: ScorerFactory | None = None  # of translations
+
+
+def make_bleu(lang: str = "", references: Sequence[str] = (), lowercase: bool = False) -> Any:
+    """BLEU (Papineni et al., 2002; Post, 2018): 13a tokens, ``zh`` for Chinese, characters for other scripts
+    without spaces.
+
+    Without a known ``lang``, the tokenizer follows from the script of the references.
+    """
+    from sacrebleu.metrics import BLEU
+
+    return BLEU(tokenize=bleu_tokenizer(lang, references), lowercase=lowercase)
+
+
+def make_chrf(lang: str = "", references: Sequence[str] = ()) -> Any:
+    """chrF2 (Popović, 2015)."""
+    from sacrebleu.metrics import CHRF
+
+    return CHRF()
+
+
+_PERCENT: Any = {"is_percent": True, "digits": 2, "interval_digits": 1}
+_LOWER: Any = {"lower_is_better": True, "digits": 3}
+_LC_BLEU: Any = {"is_judged": False, "make_scorer": partial(make_bleu, lowercase=True)}
+# judged in this order: the main metric of a task comes before its others
+_TABLE = (
+    Metric("loss", "loss", "loss", "validation loss", **_LOWER, is_judged=False),
+    Metric("bleu", "BLEU", "BLEU", "BLEU", **_PERCENT, make_scorer=make_bleu),
+    Metric("bleu-lc", "BLEU-lc", "bleu-lc", "BLEU-lc", **_PERCENT, **_LC_BLEU),
+    Metric("chrf", "chrF", "chrF", "chrF", **_PERCENT, make_scorer=make_chrf),
+    Metric("accuracy", "accuracy", "accuracy", "accuracy"),
+    Metric("f1", "F1", "macro F1", "macro F1"),
+    Metric("mcc", "MCC", "MCC", "Matthews correlation", digits=3),
+    Metric("ppl", "perplexity", "perplexity", "perplexity", **_LOWER),
+    Metric("word_ppl", "perplexity per word", "word ppl", "perplexity per word", True, False, 2, 1),
+    Metric("bits_per_char", "bits per character", "bits/char", "bits per character", **_LOWER),
+)
+KNOWN_METRICS = {metric.name: metric for metric in _TABLE}
+TRANSLATION_METRICS = tuple(metric for metric in _TABLE if metric.make_scorer)
+MAIN_TRANSLATION_METRICS = tuple(metric for metric in TRANSLATION_METRICS if metric.is_judged)
+SHORT_TEXT_METRIC = KNOWN_METRICS["chrf"]  # of a few sentences, in which BLEU may find no four equal words
+
+
 class MetricScore(NamedTuple):
     """A corpus score with the sacreBLEU signature of how it was computed."""
 
@@ -30,49 +92,35 @@ class MetricScore(NamedTuple):
 class Evaluation(NamedTuple):
     """Scores of translations, and the translations."""
 
-    scores: list[MetricScore]  # BLEU, BLEU of lowercased text, chrF
+    scores: list[MetricScore]  # of ``TRANSLATION_METRICS``
     outputs: list[str]
     warning: str = ""  # BLEU does not suit the script of the references
 
 
 def evaluate_translations(outputs: list[str], references: References, lang: str = "") -> Evaluation:
-    """BLEU, with and without case, and chrF of one translation per source, with one or several references."""
+    """All metrics of one translation per source, with one or several references."""
     if not all(isinstance(output, str) for output in outputs):
         raise UserError("evaluate measures the best translation of each source: remove n_best")
-    scores = [
-        bleu(outputs, references, lang),
-        bleu(outputs, references, lang, lowercase=True),
-        chrf(outputs, references),
-    ]
+    scores = [score_translations(metric, outputs, references, lang) for metric in TRANSLATION_METRICS]
     first = [text if isinstance(text, str) else text[0] for text in references]
     return Evaluation(scores, outputs, describe_tokenizer_mismatch(lang, first))
 
 
-def bleu(
-    outputs: Sequence[str], references: References, lang: str = "", lowercase: bool = False
+def make_scorer(metric: Metric, lang: str = "", references: Sequence[str] = ()) -> Any:
+    """The metric of sacreBLEU that scores the translations."""
+    assert metric.make_scorer, f"{metric.name} is no metric of translations"
+    return metric.make_scorer(lang, references)
+
+
+def score_translations(
+    metric: Metric, outputs: Sequence[str], references: References, lang: str = ""
 ) -> MetricScore:
-    """Corpus BLEU on detokenised text (Papineni et al., 2002; Post, 2018), 13a tokens,
-    ``zh`` for Chinese, characters for other scripts without spaces.
-
-    Without a known ``lang``, the tokenizer follows from the script of the references.
-    """
-    from sacrebleu.metrics import BLEU
-
+    """Corpus score of detokenised text."""
     check_same_length(outputs, references)
     lists = reference_lists(references)
-    metric = BLEU(tokenize=bleu_tokenizer(lang, [texts[0] for texts in lists]), lowercase=lowercase)
-    value = metric.corpus_score(list(outputs), _to_streams(lists)).score
-    return MetricScore("bleu-lc" if lowercase else "bleu", value, str(metric.get_signature()))
-
-
-def chrf(outputs: Sequence[str], references: References) -> MetricScore:
-    """Corpus chrF2 on detokenised text (Popović, 2015)."""
-    from sacrebleu.metrics import CHRF
-
-    check_same_length(outputs, references)
-    metric = CHRF()
-    value = metric.corpus_score(list(outputs), _to_streams(reference_lists(references))).score
-    return MetricScore("chrf", value, str(metric.get_signature()))
+    scorer = make_scorer(metric, lang, [texts[0] for texts in lists])
+    value = scorer.corpus_score(list(outputs), _to_streams(lists)).score
+    return MetricScore(metric.name, value, str(scorer.get_signature()))
 
 
 def bleu_tokenizer(lang: str, references: Sequence[str]) -> str:

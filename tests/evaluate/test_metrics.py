@@ -1,4 +1,5 @@
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -6,12 +7,16 @@ import sacrebleu
 from sacrebleu.metrics import BLEU, CHRF
 
 from polyhead.core.errors import UserError
-from polyhead.evaluate.translation_metrics import (
-    bleu,
+from polyhead.evaluate.metrics import (
+    KNOWN_METRICS,
     bleu_tokenizer,
-    chrf,
     describe_tokenizer_mismatch,
     evaluate_translations,
+    score_translations,
+)
+
+bleu, lowercase_bleu, chrf = (
+    partial(score_translations, KNOWN_METRICS[name]) for name in ("bleu", "bleu-lc", "chrf")
 )
 
 ROWS = [json.loads(line) for line in Path(__file__).with_name("translations.jsonl").read_text().splitlines()]
@@ -34,7 +39,7 @@ def test_bleu_equals_sacrebleu_with_tokenizer_of_language(row):
 
 def test_lowercase_bleu_is_named():
     outputs, references = ["THE cat sat on a mat"], ["the cat sat on a mat"]
-    score = bleu(outputs, references, lowercase=True)
+    score = lowercase_bleu(outputs, references)
     assert (score.name, round(score.value, 6)) == ("bleu-lc", 100)
     assert "case:lc" in score.signature
     assert bleu(outputs, references).value < 100
@@ -85,7 +90,7 @@ def test_several_references_are_scored_as_by_sacrebleu():
         assert score.value == metric.corpus_score(outputs, streams).score
         assert "nrefs:var" in score.signature
     scores = evaluate_translations(outputs, varying).scores
-    assert scores == [bleu(outputs, varying), bleu(outputs, varying, lowercase=True), chrf(outputs, varying)]
+    assert scores == [bleu(outputs, varying), lowercase_bleu(outputs, varying), chrf(outputs, varying)]
 
 
 @pytest.mark.parametrize("metric", [bleu, chrf])
