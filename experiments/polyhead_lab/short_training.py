@@ -25,7 +25,7 @@ from polyhead.train.distributed.process_group import MapFn
 from polyhead.train.loggers import MetricsRow
 from polyhead.train.loop import train_model
 from polyhead.train.strategies.parallelize import parallelize
-from polyhead.train.tasks import common as seq2seq_common
+from polyhead.train.tasks.common import seq2seq_features, seq2seq_loss
 from polyhead.train.train_state import TrainState
 from polyhead.viz.plot import Curve
 from polyhead_lab.registry import LabContext
@@ -294,7 +294,7 @@ class GeneratedTask:
         return batch.n_tokens
 
     def loss(self, model: nn.Module, batch: PairBatch) -> Loss:
-        return seq2seq_common.seq2seq_loss(model, batch, 0.0)
+        return seq2seq_loss(model, batch, 0.0)
 
     def evaluate(self, model: nn.Module, map_fn: MapFn = map) -> dict[str, float]:
         assert isinstance(model, Seq2Seq)
@@ -311,7 +311,7 @@ def time_training_steps(
     """
 
     def run_backward(model: Seq2Seq) -> None:
-        seq2seq_common.seq2seq_loss(model, batch, 0.0).total.backward()
+        seq2seq_loss(model, batch, 0.0).total.backward()
         model.zero_grad(set_to_none=True)
 
     models = {name: build(config, lab.seed).train() for name, config in designs.items()}
@@ -324,6 +324,5 @@ def evaluate_held_out(model: Seq2Seq, problem: SyntheticTask, n_batches: int = 4
     model.eval()
     held_out = (problem.batch(0, number) for number in range(FIRST_HELD_OUT, FIRST_HELD_OUT + n_batches))
     return TokenLoss.from_parts(
-        token_losses(seq2seq_common.seq2seq_features(model, batch), model.head, batch.labels)
-        for batch in held_out
+        token_losses(seq2seq_features(model, batch), model.head, batch.labels) for batch in held_out
     ).compute_metrics()

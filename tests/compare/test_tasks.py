@@ -39,11 +39,11 @@ def test_flops_match_closed_form(name):
     batch = task.compared.typical_batch(task.task)
     V, C, F, L = task.tokenizer.vocab_size, 16, 32, 3
     if name == "masked-lm":
-        B, T = next(task.task.eval_batches(task.task.valid))[1].tokens.shape
+        B, T = next(task.task.eval_batches("valid"))[1].tokens.shape
         head = batch.n_tokens * (C * C + C * V)
         assert batch.n_tokens < B * T / 3
     else:
-        lengths, batches = task.task.valid.lengths, task.task.valid_batches
+        lengths, batches = task.task.valid.lengths, task.task.plan_eval("valid")
         rows = sorted(batches, key=lambda rows: int(lengths[rows].max()))[len(batches) // 2]
         B, T = len(rows), int(lengths[rows].max())
         head = B * (C * C + C * L)  # the pooler is a projection as well

@@ -125,7 +125,7 @@ def test_token_accuracy_baseline_is_the_most_frequent_token(kind, runs_dir):
         rows = task.make_sampler(task.valid).epoch_batches()
         labels = read_labels(task.valid.collate(r, task.pad_id) for r in rows)
     else:
-        labels = read_labels(batch for _, batch in task.eval_batches(task.valid))
+        labels = read_labels(batch for _, batch in task.eval_batches("valid"))
     if kind == "masked-lm":
         special = set(run.tokenizer.special_ids)
         train = Counter(token for token in task.train.ids.tolist() if token not in special)
@@ -142,7 +142,7 @@ def test_token_accuracy_baseline_is_the_most_frequent_token(kind, runs_dir):
 def test_detection_baseline_is_all_tokens_replaced(runs_dir, evaluate):
     run = load(runs_dir / "replaced-token-detection")
     task = TASK.get("replaced-token-detection").open(run.recipe, run.tokenizer, Reporters())
-    sums = task._sum_detections(run.model, task.masked_lm.valid, map)
+    sums = task._sum_detections(run.model, "valid", map)
     precision, recall = sums.n_replaced / sums.n_tokens, 1.0
     metrics, _ = evaluate(runs_dir / "replaced-token-detection", "--split", "valid")
     assert metrics["f1"][1] == pytest.approx(2 * precision * recall / (precision + recall), abs=6e-4)

@@ -18,7 +18,7 @@ from polyhead.compare.tasks.base import EvalBatch
 from polyhead.config.recipe import Recipe
 from polyhead.cost.fake_tensors import measure_flops
 from polyhead.cost.parameter_count import meta_model
-from polyhead.evaluate.perplexity import loss_to_perplexity, token_losses
+from polyhead.evaluate.perplexity import loss_to_perplexity
 from polyhead.models import CausalLM, Model, Seq2Seq
 from polyhead.run.run import Run
 
@@ -89,15 +89,6 @@ def limit_tokens(batches: Iterable[EvalBatch]) -> Iterator[EvalBatch]:
         tokens += batch.n_tokens
         if tokens >= _MIN_TOKENS:
             return
-
-
-def score_rows(head: nn.Module, features: Tensor, labels: Tensor) -> list[tuple[float, int]]:
-    """(B, T, C), (B, T) -> (-log p of the labels, number of labels) of each row, computed row by row.
-
-    Only the logits of one row are in memory at a time.
-    """
-    rows = [token_losses(x, head, y) for x, y in zip(features, labels, strict=True)]
-    return [(row.nll, row.n_tokens) for row in rows]
 
 
 def average_batch_size(task: Any, n_batches: int = 32) -> float:

@@ -18,14 +18,12 @@ from polyhead.core.json_io import decode_json
 
 ResultRow = Mapping[str, Any]  # one design of the results
 JsonDict = dict[str, Any]
-COMPARISON_FILE, TRIAL_FILE, STEPS_FILE, CLOCK_FILE, OUTPUTS_FILE, RESULT_FILE = (
-    "comparison.json",
-    "cell.json",
-    "steps.json",
-    "clock.jsonl",
-    "outputs.json",
-    "result.json",
-)
+COMPARISON_FILE = "comparison.json"
+TRIAL_FILE = "cell.json"
+STEPS_FILE = "steps.json"
+CLOCK_FILE = "clock.jsonl"
+OUTPUTS_FILE = "outputs.json"
+RESULT_FILE = "result.json"
 
 
 def read_json_file(path: Path) -> dict[str, Any] | None:

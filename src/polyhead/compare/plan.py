@@ -112,15 +112,16 @@ def make_plan(
     base = resolve_recipe(tree, ())
     if isinstance(base, str):
         raise UserError(base)
+
+    def equals_base(change: str) -> bool:
+        resolved = resolve_recipe(tree, [change])
+        return isinstance(resolved, Recipe) and normalise_recipe(resolved) == normalise_recipe(base)
+
     out_values = [value for keys, value in yaml_io.parse_overrides(changes, Recipe) if keys == ["out"]]
     # a run's own recipe is runs/NAME/recipe.yaml
     name = recipe.parent.name if recipe.stem == "recipe" else recipe.stem
     out = out or Path(out_values[-1] if out_values else Path("runs") / f"compare-{name}")
-    varied_designs = (
-        expand_grid(axes, lambda change: _equals_base(tree, change, base))
-        if full_grid
-        else vary_one_axis(axes)
-    )
+    varied_designs = expand_grid(axes, equals_base) if full_grid else vary_one_axis(axes)
     rows = [Design("base", (), base, note=schedule_warnings(base, budget))]
     for design in [*varied_designs, *designs]:
         resolved = resolve_recipe(tree, design.changes)
@@ -140,7 +141,10 @@ def make_plan(
             rows.append(
                 Design(design.name, design.changes, resolved, note=schedule_warnings(resolved, budget))
             )
-    _check_names(rows)
+    names = [row.name for row in rows]
+    for name in names:
+        if names.count(name) > 1:
+            raise UserError(f"two designs are named {name!r}; rename one of them")
     from polyhead.compare.tasks.base import get_compared_task
 
     get_compared_task(base.task.name)  # reject a task that cannot be compared before any file is written
@@ -179,11 +183,6 @@ def _load_tree(path: Path, changes: Sequence[str]) -> Tree:
     return {key: value for key, value in tree.items() if value is not None}
 
 
-def _equals_base(tree: Tree, change: str, base: Recipe) -> bool:
-    resolved = resolve_recipe(tree, [change])
-    return isinstance(resolved, Recipe) and normalise_recipe(resolved) == normalise_recipe(base)
-
-
 def normalise_recipe(recipe: Recipe) -> Recipe:
     """Remove explicit parts of a recipe that equal the default they replace."""
     model, generation = recipe.model, recipe.generation
@@ -202,22 +201,9 @@ def normalise_recipe(recipe: Recipe) -> Recipe:
     return recipe.model_copy(update={"model": model, "generation": generation})
 
 
-def _check_names(designs: Sequence[Design]) -> None:
-    names = [row.name for row in designs]
-    for name in names:
-        if names.count(name) > 1:
-            raise UserError(f"two designs are named {name!r}; rename one of them")
-
-
 def schedule_warnings(recipe: Recipe, budget: Budget) -> str:
     """Warnings about the learning rate schedule of a design; '' if there are none."""
-    steps = (
-        int(budget.amount)
-        if budget.kind == "steps"
-        else recipe.train.steps
-        if budget.kind == "recipe"
-        else None
-    )
+    steps = {"steps": int(budget.amount), "recipe": recipe.train.steps}.get(budget.kind)
     notes = [
         warn_long_warmup(recipe.train.schedule, steps) if steps else "",
         warn_factor(recipe.train.schedule, recipe.train.lr),

@@ -74,7 +74,7 @@ def build_result_rows(plan: ComparisonPlan, results: Mapping[tuple[str, int], Js
     statistics_of = {
         row.name: load_unit_statistics(plan, row, done)
         for row in plan.designs
-        if (done := find_done_seeds(plan, row, results))
+        if (done := [s for s in plan.seeds if results.get((row.name, s), {}).get("status") == "done"])
     }
     rows = [make_result_row(plan, row, results, statistics_of) for row in plan.designs]
     note_missing_units(rows, plan)
@@ -134,13 +134,6 @@ def exceeds_baseline(row: JsonDict, measures: Sequence[QualityMeasure]) -> bool 
     return None if value is None or baseline is None else beats_baseline(name, value, Baseline(**baseline))
 
 
-def find_done_seeds(
-    plan: ComparisonPlan, design: Design, results: Mapping[tuple[str, int], JsonDict]
-) -> list[int]:
-    """Seeds of a design that have a result."""
-    return [seed for seed in plan.seeds if results.get((design.name, seed), {}).get("status") == "done"]
-
-
 def make_result_row(
     plan: ComparisonPlan,
     design: Design,
@@ -195,10 +188,8 @@ def compute_intervals(
     design: Design, plan: ComparisonPlan, unit_statistics: Mapping[str, Mapping[int, dict[str, Floats]]]
 ) -> JsonDict:
     """Interval of each metric, and its significance against the base over the seeds that both have."""
-    own_statistics, base_statistics = (
-        unit_statistics.get(design.name, {}),
-        unit_statistics.get(plan.designs[0].name, {}),
-    )
+    own_statistics = unit_statistics.get(design.name, {})
+    base_statistics = unit_statistics.get(plan.designs[0].name, {})
     intervals: JsonDict = {}
     for measure in plan.task.measures:
         name = measure.name
@@ -218,10 +209,8 @@ def compute_intervals(
             continue
         p = None
         if paired:
-            own_paired, base_paired = (
-                [source[seed][name] for seed in paired] for source in (own_statistics, base_statistics)
-            )
-            p = measure.test.p_value(own_paired, base_paired)
+            own_paired = [own_statistics[seed][name] for seed in paired]
+            p = measure.test.p_value(own_paired, [base_statistics[seed][name] for seed in paired])
         intervals[f"{name}_interval"], intervals[f"{name}_p"] = [*measure.test.interval(own_values)], p
     return intervals
 

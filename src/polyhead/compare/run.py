@@ -24,10 +24,12 @@ from polyhead.config.recipe import Recipe
 from polyhead.core.errors import UserError
 from polyhead.core.i18n import tr, translate_message
 from polyhead.core.output_paths import check_output_dir
+from polyhead.core.registry import TASK
 from polyhead.evaluate.baselines import Baseline
 from polyhead.tokenizers.tokenizer import Tokenizer
 from polyhead.train.lock import RunLock
 from polyhead.train.resume import list_differences
+from polyhead.train.tasks.base import HasClasses
 from polyhead.viz.eta_model import format_seconds
 
 _RECIPE_SECTIONS = ("data", "tokenizer", "model", "train", "generation")
@@ -55,7 +57,8 @@ def prepare_comparison(plan: ComparisonPlan) -> ComparisonPlan:
         raise UserError("--match params: a design with init_from keeps the sizes of that run")
     from polyhead.compare.cost_metrics import count_parameters
 
-    labels = plan.task.read_labels(plan.base)
+    part = TASK.get(plan.base.task.name)
+    labels = part.read_classes(plan.base) if isinstance(part, HasClasses) else ()
 
     def count(recipe: Recipe) -> int:
         return count_parameters(recipe, Tokenizer.load(ensure_tokenizer(recipe, plan.out)).vocab_size, labels)

@@ -47,11 +47,8 @@ class TrainingClock:
         ticks_before = [tick for tick in ticks if tick.step < from_step]
         ticks_before += [StepTime(from_step, self.seconds)] if from_step else []
         replace_file(path, "".join(json.dumps(tick) + "\n" for tick in ticks_before).encode())
-        self.file, self.last_time, self.has_started = (
-            path.open("a", encoding="utf-8"),
-            time.perf_counter(),
-            False,
-        )
+        self.file = path.open("a", encoding="utf-8")
+        self.last_time, self.has_started = time.perf_counter(), False
 
     def info(self, line: str) -> None:
         if not self.has_started:  # the last message before the first step comes right before it

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError
 
 from polyhead.core.atomic_io import file_exists, read_regular_file, replace_file
@@ -151,12 +151,6 @@ def translation_baselines(
     return baselines
 
 
-def unigram_log_probs(counts: IdArray) -> NDArray[np.float64]:
-    """log p of each token (V,) by its count in the training text (V,), with add-one smoothing (Laplace)."""
-    smoothed_counts = counts.astype(np.float64) + 1
-    return np.asarray(np.log(smoothed_counts / smoothed_counts.sum()))
-
-
 def unigram_baselines(
     counts: IdArray, target_counts: IdArray, n_words: int = 0, n_chars: int = 0
 ) -> Baselines:
@@ -168,14 +162,13 @@ def unigram_baselines(
     total = int(target_counts.sum())
     if not total:
         return {}
-    result = Perplexity(-float(target_counts @ unigram_log_probs(counts)), total, n_words, n_chars)
-    values = {"loss": result.loss, "ppl": result.per_token}
-    if n_words:
-        values["word_ppl"] = result.per_word
-    if n_chars:
-        values["bits_per_char"] = result.bits_per_character
+    smoothed_counts = counts.astype(np.float64) + 1  # Laplace
+    log_p = np.log(smoothed_counts / smoothed_counts.sum())
+    result = Perplexity(-float(target_counts @ log_p), total, n_words, n_chars)
+    unknown = {name for name, n in {"word_ppl": n_words, "bits_per_char": n_chars}.items() if not n}
+    values = result.compute_metrics()
+    unigram = {name: Baseline(value, "unigram") for name, value in values.items() if name not in unknown}
     share = float(target_counts[int(counts.argmax())] / total)
-    unigram = {name: Baseline(value, "unigram") for name, value in values.items()}
     return {**unigram, "accuracy": Baseline(share, "most frequent token")}
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from polyhead.core.errors import NotFiniteError, UserError, format_value
-from polyhead.data.batching.token_windows import collate_windows
+from polyhead.data.batching.token_windows import TokenWindows, collate_windows
 from polyhead.data.readers.plain_text import TextFiles
 from polyhead.data.stores.build_cache import IdArray
 from polyhead.data.stores.token_store import TokenStore
@@ -97,6 +97,15 @@ class Perplexity(NamedTuple):
     def bits_per_character(self) -> float:
         return self.nll / math.log(2) / max(self.characters, 1)
 
+    def compute_metrics(self) -> dict[str, float]:
+        """Loss and perplexity per token, perplexity per word, bits per character."""
+        return {
+            "loss": self.loss,
+            "ppl": self.per_token,
+            "word_ppl": self.per_word,
+            "bits_per_char": self.bits_per_character,
+        }
+
 
 def text_perplexity(
     model: CausalLM, tokenizer: Tokenizer, text: TextFiles, width: int, batch_tokens: int
@@ -119,6 +128,17 @@ def text_perplexity(
     return result
 
 
+def plan_rows(store: TokenStore, width: int, rows: int) -> list[IdArray]:
+    """Starts of the rows of every batch of a whole text: each token but the first is predicted once."""
+    starts = np.arange(0, len(store) - 1, width)
+    return [starts[i : i + rows] for i in range(0, len(starts), rows)]
+
+
+def collate_rows(store: TokenStore, row_starts: IdArray, width: int) -> TokenWindows:
+    """The rows of a text at ``row_starts``; attention does not cross documents."""
+    return collate_windows(store, row_starts, width, has_documents=len(store.document_starts) > 1)
+
+
 @torch.no_grad()
 def compute_perplexity(
     model: CausalLM, store: TokenStore, width: int, rows: int, map_fn: Callable[..., Iterable[Any]] = map
@@ -127,20 +147,16 @@ def compute_perplexity(
 
     ``map_fn`` applies a function to each of several items, as ``map`` does.
     """
-    starts = np.arange(0, len(store) - 1, width)
-    if not len(starts):
+    plan = plan_rows(store, width, rows)
+    if not plan:
         raise UserError(
             f"{store.report.source_label}: only one token, so there is nothing to predict; use more text"
         )
 
     def read_rows(row_starts: IdArray) -> TokenLoss:
-        batch = to_model_device(
-            model, collate_windows(store, row_starts, width, has_documents=len(store.document_starts) > 1)
-        )
+        batch = to_model_device(model, collate_rows(store, row_starts, width))
         return token_losses(model.features(batch.tokens, batch.pos), model.head, batch.labels)
 
-    total = TokenLoss.from_parts(
-        map_fn(read_rows, [starts[i : i + rows] for i in range(0, len(starts), rows)])
-    )
+    total = TokenLoss.from_parts(map_fn(read_rows, plan))
     report = store.report
     return Perplexity(total.nll, total.n_tokens, report.words, report.characters, report.malformed)

@@ -9,24 +9,20 @@ from polyhead.core.i18n import format_english
 from polyhead.evaluate.baselines import Baselines, TrainingCounts, read_counts, write_counts
 from polyhead.evaluate.verdict import add_baseline_facts, describe_verdict, scores_from_facts
 from polyhead.run.run import Run
-from polyhead.train.distill import without_teacher
-from polyhead.train.tasks.base import HasBaselines, Task
+from polyhead.train.tasks.base import Task
 from polyhead.viz.run_record import read_metrics
 
 
 def save_training_counts(task: Task, run: Run) -> None:
     """Write the training counts that the baselines need into the run directory."""
-    task = without_teacher(task)
-    if isinstance(task, HasBaselines) and run.recipe is not None:
-        write_counts(run.recipe.out, task.count_training_tokens(run.tokenizer))
+    assert run.recipe is not None
+    write_counts(run.recipe.out, task.count_training_tokens(run.tokenizer))
 
 
 def find_baselines(task: Task, run: Run) -> dict[str, Baselines]:
-    """Baselines of each evaluated split; empty for a task without baselines."""
-    task, recipe = without_teacher(task), run.recipe
+    """Baselines of each evaluated split."""
+    recipe = run.recipe
     assert recipe is not None
-    if not isinstance(task, HasBaselines):
-        return {}
     counts = read_counts(recipe.out) or TrainingCounts()
     return {
         split: task.compute_baselines(counts, run, split) for split in recipe.data.splits if split != "train"

@@ -58,23 +58,14 @@ class DistillationTask:
         smoothing: float = 0.0,
     ) -> None:
         self.task, self.teachers, self.config, self.smoothing = task, teachers, config, smoothing
-        self.identity, self.title, self.labels, self.usage = (
-            task.identity,
-            task.title,
-            task.labels,
-            task.usage,
-        )
+        self.identity, self.title = task.identity, task.title
+        self.labels, self.usage, self.stores = task.labels, task.usage, task.stores
+        self.epoch_batches, self.largest_batch = task.epoch_batches, task.largest_batch
+        self.shard, self.evaluate = task.shard, task.evaluate
+        self.count_training_tokens = task.count_training_tokens
+        self.compute_baselines = task.compute_baselines
         for teacher in teachers:
             teacher.run.model.requires_grad_(False)
-
-    def epoch_batches(self, epoch: int) -> Sequence[Any]:
-        return self.task.epoch_batches(epoch)
-
-    def largest_batch(self) -> Any:
-        return self.task.largest_batch()
-
-    def shard(self, rows: Any, n: int) -> list[Any]:
-        return self.task.shard(rows, n)
 
     def collate(self, rows: Any) -> DistillBatch:
         student_batch = self.task.collate(rows)
@@ -93,9 +84,6 @@ class DistillationTask:
 
     def count_labels(self, batch: DistillBatch) -> int:
         return self.task.count_labels(batch.student)
-
-    def evaluate(self, model: nn.Module, map_fn: MapFn = map) -> dict[str, float]:
-        return self.task.evaluate(model, map_fn)
 
     def compute_logits(self, model: nn.Module, batch: DistillBatch) -> TaskLogits:
         return self.task.compute_logits(model, batch.student)
@@ -133,9 +121,9 @@ class DistillationTask:
         """Facts of the task, and the size, speed and metrics of the student compared with its teachers."""
         models = [Teacher(run, self.task), *self.teachers]
         owner = "teacher's" if len(self.teachers) == 1 else "teachers'"
-        student_size, *teacher_sizes = (
-            sum(p.numel() for p in model.run.model.parameters()) for model in models
-        )
+        sizes = [sum(p.numel() for p in model.run.model.parameters()) for model in models]
+        teacher_size = sum(sizes[1:])
+        size_direction = "smaller" if sizes[0] <= teacher_size else "larger"
         with torch.inference_mode():
             metrics = [model.task.evaluate(model.run.model, map_fn) for model in models]
             # a single item is run by one process, while the others are idle
@@ -147,8 +135,8 @@ class DistillationTask:
         )
         direction = "faster" if speedup >= 1 else "slower"
         report = {
-            "parameters": f"{student_size:,}, the {owner} {sum(teacher_sizes):,}: "
-            f"{_format_size_ratio(student_size, sum(teacher_sizes))}",
+            "parameters": f"{sizes[0]:,}, the {owner} {teacher_size:,}: "
+            f"{abs(1 - sizes[0] / teacher_size):.0%} {size_direction}",
             "speed": f"{speedup:.2f} times the {owner} on the validation text "
             f"({abs(speedup - 1):.0%} {direction})",
         }
@@ -160,12 +148,6 @@ class DistillationTask:
             figures = ", ".join(f"{figure:.4f}" for figure in teacher_values)
             report[f"valid {name}, compared with the {owner}"] = f"{value:.4f} and {figures}{retained}"
         return report | self.task.collect_facts(run, map_fn)
-
-
-def _format_size_ratio(student_size: int, teacher_size: int) -> str:
-    """Relative size of the student, as a percentage smaller or larger."""
-    direction = "smaller" if student_size <= teacher_size else "larger"
-    return f"{abs(1 - student_size / teacher_size):.0%} {direction}"
 
 
 def without_teacher(task: Task) -> Task:

@@ -1,13 +1,10 @@
-from unittest.mock import Mock
-
 import numpy as np
 import pytest
 import torch
 from tests.compare.compare_helpers import UntrainedTask, compare
 from torch import nn
 
-from polyhead.compare.tasks.base import PageWords
-from polyhead.compare.tasks.recovering import ComparedTokenPrediction
+from polyhead.compare.tasks.base import score_units
 from polyhead.data.batching.token_windows import TokenWindows
 
 
@@ -31,14 +28,12 @@ def test_accuracy_counts_every_label():
 def test_units_keep_their_numbers():
     logits = torch.tensor([[[5.0, 0.0], [0.0, 5.0]], [[5.0, 0.0], [0.0, 5.0]]])
     labels = torch.tensor([[0, -100], [1, 1]])
-    parts = {"make_batch": Mock(), "compute_logits": lambda model, x: x}
-    functions = (lambda *_: [], lambda model, batch: logits[batch.tokens])
-    task = ComparedTokenPrediction(PageWords("", ""), *functions, **parts)
+    functions = (lambda model, batch: logits[batch.tokens], lambda model, x: x)
     batches = [
         (np.array(numbers), TokenWindows(torch.tensor(rows), None, labels[rows]))
         for numbers, rows in (([7, 3], [0, 1]), ([5], [1]))
     ]
-    scores = task.score_units(nn.Linear(1, 1), batches)
+    scores = score_units(nn.Linear(1, 1), batches, *functions)
     assert [(one.n_correct, one.n_tokens) for one in scores] == [(1, 2), (1, 2), (1, 1)]
 
 

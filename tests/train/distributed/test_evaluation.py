@@ -114,13 +114,13 @@ def test_loss_not_finite_on_one_rank_ends_all(corpus_dir):
 
     def work(ranks):
         if ranks.rank:
-            seq2seq_loss = translation.seq2seq_common.seq2seq_loss
+            seq2seq_loss = translation.seq2seq_loss
 
             def loss(*args):
                 result = seq2seq_loss(*args)
                 return result if torch.is_grad_enabled() else result._replace(nll=result.nll * float("nan"))
 
-            translation.seq2seq_common.seq2seq_loss = loss
+            translation.seq2seq_loss = loss
         run_training(recipe, report=Notes(), ranks=ranks)
 
     first, second = run_ranks(2, work)

@@ -51,12 +51,7 @@ def evaluate_language_model(
             count=result.malformed,
         )
         print(f"polyhead: {message}", file=sys.stderr)
-    values = {
-        "loss": result.loss,
-        "ppl": result.per_token,
-        "word_ppl": result.per_word,
-        "bits_per_char": result.bits_per_character,
-    }
+    values = result.compute_metrics()
     baselines = load_text_baselines(run, text_files, result)
     tokens, words, characters = result.tokens, result.words, result.characters
     lines = [

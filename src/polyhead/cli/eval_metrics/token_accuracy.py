@@ -20,7 +20,7 @@ from polyhead.core.registry import TASK
 from polyhead.evaluate.baselines import Baselines, read_counts
 from polyhead.run.run import Run
 from polyhead.train.loggers import Reporters
-from polyhead.train.tasks.base import HasBaselines, HasValidationStore
+from polyhead.train.tasks.base import HasValidationStore
 
 
 def evaluate_token_recovery(run: Run, files: Sequence[str], split: Split) -> None:
@@ -56,7 +56,7 @@ def evaluate_token_recovery(run: Run, files: Sequence[str], split: Split) -> Non
         remarks["loss"] = tr("nats: the generator's, plus the weighted loss of the encoder")
     counts = read_counts(run.directory)
     baselines: Baselines = {}
-    if counts and counts.vocab_size == run.tokenizer.vocab_size and isinstance(task, HasBaselines):
+    if counts and counts.vocab_size == run.tokenizer.vocab_size:
         baselines = task.compute_baselines(counts, run, "valid")
     for name, value in values.items():
         print_measure(tr("perplexity" if name == "ppl" else name), value, remarks[name], baselines.get(name))

@@ -69,9 +69,8 @@ def average_curves(row: ResultRow, axis: str) -> list[tuple[float, float]]:
         finite_points = [p for p in seed_points if p is not None and p[2] is not None]
         if not finite_points:
             continue
-        step, seconds, loss = (
-            sum(column) / len(finite_points) for column in zip(*finite_points, strict=True)
-        )
+        means = (sum(column) / len(finite_points) for column in zip(*finite_points, strict=True))
+        step, seconds, loss = means
         x = {"steps": step, "time": seconds / 60, "FLOPs": step * flops_per_step(row) / 1e12}[axis]
         points.append((x, loss))
     return points

@@ -20,7 +20,10 @@ def render_quality_table(done_rows: Sequence[ResultRow], plan: ComparisonPlan) -
         return PageSection(tr("Quality"), "", "")
     many = len(plan.seeds) > 1
     measures = plan.task.measures
-    spans = {measure.name: interval_span(done_rows, measure.name) for measure in measures}
+    spans = {}  # ranges that contain all intervals of a metric
+    for measure in measures:
+        ends = [end for row in done_rows for end in row[f"{measure.name}_interval"]]
+        spans[measure.name] = min(ends), max(ends)
     base = next((row for row in done_rows if row["base"]), None)
     of_tokens = measures[0].is_per_token
     head = ["Design", "Loss", *(["Perplexity"] if of_tokens else []), "95 %", "p"]
@@ -84,12 +87,6 @@ def render_baseline_row(row: ResultRow, measures: Sequence[QualityMeasure]) -> s
         cells += [f"<td>{'' if value is None else f'{value:.{digits}f}'}</td>" for value, digits in values]
         cells.append("<td></td><td></td>")
     return f'<tr class="soft">{"".join(cells)}</tr>'
-
-
-def interval_span(done_rows: Sequence[ResultRow], name: str) -> tuple[float, float]:
-    """Range that contains all intervals of a metric."""
-    ends = [end for row in done_rows for end in row[f"{name}_interval"]]
-    return min(ends), max(ends)
 
 
 def render_range_bar(

@@ -19,19 +19,9 @@ from polyhead.core.atomic_io import replace_file
 from polyhead.core.i18n import tr, translate_message
 from polyhead.viz.plot import format_figures, format_short
 
-_LINE_WIDTH, _NAME_WIDTH = (
-    120,
-    32,
-)  # columns of a line, and the minimum width of the name column if names are that long
-_CSV_EXCLUDED_KEYS = (
-    "curves",
-    "recipe",
-    "signatures",
-    "changes",
-    "rank",
-    "units",
-    "baselines",
-)  # not in the CSV
+_LINE_WIDTH = 120  # columns
+_NAME_WIDTH = 32  # minimum width of the name column if names are that long
+_CSV_EXCLUDED_KEYS = ("curves", "recipe", "signatures", "changes", "rank", "units", "baselines")
 _SPLIT_NAMES = {"test": "test", "valid": "validation"}  # displayed names of splits
 
 
@@ -128,11 +118,6 @@ def format_p_value(p: float | None) -> str:
     return "" if p is None else f"{p:.3f}{'*' if p < 0.05 else ' '}"
 
 
-def format_percent(value: float | None) -> str:
-    """Format a fraction as a percentage."""
-    return "-" if value is None else f"{100 * value:.1f}%"
-
-
 ColumnSpec = tuple[str, Callable[[ResultRow], str]]
 
 
@@ -201,7 +186,9 @@ def list_cost_columns(unit: str) -> list[CostColumn]:
         CostColumn("memory", "Memory", "memory", lambda row: format_memory(row["memory"])),
         CostColumn("cache B/tok", "Cache, B per token", "cache_per_token", format_cache),
         CostColumn("skipped", "Skipped", "", lambda row: f"{row['skipped']}"),
-        CostColumn("dead", "Dead units", "", lambda row: format_percent(row["dead"])),
+        CostColumn(
+            "dead", "Dead units", "", lambda row: "-" if row["dead"] is None else f"{100 * row['dead']:.1f}%"
+        ),
     ]
 
 
@@ -266,9 +253,8 @@ def _flatten_row(row: ResultRow) -> dict[str, Any]:
         if key in _CSV_EXCLUDED_KEYS:
             continue
         if key.endswith("_interval"):
-            flat[f"{key.removesuffix('_interval')}_low"], flat[f"{key.removesuffix('_interval')}_high"] = (
-                value or ("", "")
-            )
+            name = key.removesuffix("_interval")
+            flat[f"{name}_low"], flat[f"{name}_high"] = value or ("", "")
         else:
             flat[key] = value
     return flat

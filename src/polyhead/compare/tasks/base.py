@@ -5,10 +5,11 @@ Shapes: B rows, T tokens, R resamples, N units that a resample draws, K statisti
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 from polyhead.compare.io import JsonDict
@@ -17,7 +18,10 @@ from polyhead.config.recipe import Recipe
 from polyhead.core.array_types import Floats
 from polyhead.core.errors import UserError
 from polyhead.core.registry import Registry
+from polyhead.data.stores.build_cache import IdArray
 from polyhead.evaluate.metrics import KNOWN_METRICS, Metric
+from polyhead.evaluate.perplexity import TokenLoss, token_losses
+from polyhead.nn.device import to_model_device
 from polyhead.run.run import Run
 
 
@@ -33,9 +37,12 @@ class QualityMeasure(Metric):
 MEAN_TEST = BootstrapTest(mean_from_sums)
 
 
-def make_measure(name: str, test: SignificanceTest = MEAN_TEST, **flags: bool) -> QualityMeasure:
+def make_measure(
+    name: str, test: SignificanceTest = MEAN_TEST, is_per_token: bool = False, across_tokenizers: bool = True
+) -> QualityMeasure:
     """The measure of a metric in ``KNOWN_METRICS``."""
-    return QualityMeasure(**vars(KNOWN_METRICS[name]), test=test, **flags)
+    metric = vars(KNOWN_METRICS[name])
+    return QualityMeasure(**metric, test=test, is_per_token=is_per_token, across_tokenizers=across_tokenizers)
 
 
 TOKEN_LOSS_MEASURE = make_measure("loss", is_per_token=True, across_tokenizers=False)
@@ -66,16 +73,39 @@ class EvalBatch(NamedTuple):
     head: str = "head"  # attribute of the model that is applied to the features
 
 
+def apply_head(model: Any, x: Tensor) -> Tensor:
+    """Logits of the features, from the model's head."""
+    out: Tensor = model.head(x)
+    return out
+
+
+@torch.no_grad()
+def score_units(
+    model: Any,
+    batches: Iterable[tuple[IdArray, Any]],
+    features: Callable[[Any, Any], Tensor],
+    compute_logits: Callable[[Any, Tensor], Tensor] = apply_head,
+) -> list[TokenLoss]:
+    """Loss and correct predictions of the labeled tokens of each unit, in order of the unit numbers.
+
+    ``features`` maps a model and a batch to (B, T, C), ``compute_logits`` those of one unit to logits.
+    """
+    by_number: dict[int, TokenLoss] = {}
+    for numbers, batch in batches:
+        device_batch = to_model_device(model, batch)
+        rows = zip(numbers, features(model.eval(), device_batch), device_batch.labels, strict=True)
+        by_number |= {
+            int(number): token_losses(x, lambda part: compute_logits(model, part), y) for number, x, y in rows
+        }
+    return [by_number[number] for number in sorted(by_number)]
+
+
 class ComparedTask(Protocol):
     """A compared task. ``task`` in its methods is the training task of the same name."""
 
     # the loss first; the second one ranks designs with different tokenizers
     measures: tuple[QualityMeasure, ...]
     page_words: PageWords
-
-    def read_labels(self, recipe: Recipe) -> Sequence[str]:
-        """Class labels of the models."""
-        ...
 
     def tokens_per_step(self, task: Any) -> float:
         """Tokens, or texts, that a training batch predicts: the mean over an epoch."""
@@ -104,6 +134,10 @@ class ComparedTask(Protocol):
     def encode_memory(self, run: Run) -> Any:
         """Encoder output of the shortest text; None if there is no decoder or it attends to no encoder."""
         ...
+
+
+def decode_nothing(run: Run, recipe: Recipe | None = None) -> None:
+    """Of a task without decoding: it has no speed, and no encoder output that a decoder attends to."""
 
 
 COMPARED_TASKS: Registry[Any] = Registry("task", "polyhead.compare.tasks")

@@ -17,16 +17,21 @@ from polyhead.compare.significance import (
     f1_from_sums,
     matthews_from_sums,
 )
-from polyhead.compare.tasks.base import COMPARED_TASKS, EvalBatch, PageWords, make_measure, pick_eval_split
+from polyhead.compare.tasks.base import (
+    COMPARED_TASKS,
+    EvalBatch,
+    PageWords,
+    decode_nothing,
+    make_measure,
+    pick_eval_split,
+)
 from polyhead.config.recipe import Recipe
 from polyhead.core.array_types import Floats
-from polyhead.data.readers.labeled import collect_labels
-from polyhead.data.stores.labeled_store import LabeledStore
 from polyhead.evaluate.classify import class_measures
 from polyhead.models import Classifier
 from polyhead.nn.device import to_model_device
 from polyhead.run.run import Run
-from polyhead.train.tasks.classification import ClassificationTask, open_labeled_store, open_split_labeled
+from polyhead.train.tasks.classification import ClassificationBatch, ClassificationTask
 
 
 class EvaluatedTexts(NamedTuple):
@@ -48,40 +53,35 @@ class ComparedClassification:
         make_measure("mcc", BootstrapTest(matthews_from_sums)),
     )
     page_words = PageWords("texts", "forward pass, per text", counted_unit="text", has_fixed_units=True)
-
-    def read_labels(self, recipe: Recipe) -> tuple[str, ...]:
-        """Class labels of the training texts."""
-        return collect_labels(open_split_labeled(recipe, "train"))
-
-    def tokens_per_step(self, task: ClassificationTask) -> float:
-        """Mean number of texts in a batch."""
-        return average_batch_size(task)
+    tokens_per_step = staticmethod(average_batch_size)
+    measure_decode_speed = encode_memory = staticmethod(decode_nothing)
 
     def typical_batch(self, task: ClassificationTask) -> EvalBatch:
         """The validation batch of the median length."""
         lengths = task.valid.lengths
-        batches = sorted(task.valid_batches, key=lambda rows: int(lengths[rows].max()))
-        return make_class_batch(task, batches[len(batches) // 2])
+        batches = sorted(task.plan_eval("valid"), key=lambda rows: int(lengths[rows].max()))
+        inputs, labels = task.valid.collate(batches[len(batches) // 2], task.tokenizer.pad_id)
+        return make_class_batch(ClassificationBatch(inputs, labels))
 
     def eval_batches(self, task: ClassificationTask) -> Iterator[EvalBatch]:
         """Batches of the validation texts."""
-        return (make_class_batch(task, rows) for rows in task.valid_batches)
+        return (make_class_batch(batch) for _, batch in task.eval_batches("valid"))
 
     def evaluate(self, run: Run, recipe: Recipe, task: ClassificationTask) -> tuple[JsonDict, JsonDict]:
         """Loss on the validation texts; the other metrics on the test texts, if there are any."""
         assert isinstance(run.model, Classifier)
-        store = task.valid
-        text = valid = evaluate_texts(run.model, task, store)
-        if recipe.data.test:
-            store = open_labeled_store(recipe, "test", task.labels, run.tokenizer)
-            text = evaluate_texts(run.model, task, store)
+        split = pick_eval_split(recipe)
+        text = valid = evaluate_texts(run.model, task, "valid")
+        if split == "test":
+            text = evaluate_texts(run.model, task, split)
+        report = task.stores[split].report
         measures = class_measures(text.predictions, text.labels, task.labels)
         results = {
-            "split": pick_eval_split(recipe),
+            "split": split,
             **loss_and_ppl(sum(valid.nll), len(valid.nll)),
             **{name: measures[name] for name in ("accuracy", "f1", "mcc")},
             "signatures": {},
-            "left_out": str(store.report) if store.report.used < store.report.total else "",
+            "left_out": str(report) if report.used < report.total else "",
         }
         outputs = {
             "nll": valid.nll,
@@ -99,16 +99,10 @@ class ComparedClassification:
         loss = np.stack([outputs["nll"], np.ones(len(outputs["nll"]))], 1)
         return {"loss": loss, "accuracy": correct, "f1": classes, "mcc": classes}
 
-    def measure_decode_speed(self, run: Run, recipe: Recipe) -> None:
-        """None: nothing is decoded."""
 
-    def encode_memory(self, run: Run) -> None:
-        """None: there is no decoder."""
-
-
-def make_class_batch(task: ClassificationTask, rows: np.ndarray) -> EvalBatch:
-    """Evaluation batch of validation texts."""
-    inputs, labels = task.valid.collate(rows, task.tokenizer.pad_id)
+def make_class_batch(batch: ClassificationBatch) -> EvalBatch:
+    """Evaluation batch of texts."""
+    inputs, labels = batch
 
     def pool_features(model: Classifier) -> Tensor:
         device_inputs = to_model_device(model, inputs)
@@ -122,11 +116,11 @@ def make_class_batch(task: ClassificationTask, rows: np.ndarray) -> EvalBatch:
 
 
 @torch.no_grad()
-def evaluate_texts(model: Classifier, task: ClassificationTask, store: LabeledStore) -> EvaluatedTexts:
-    """Evaluate a model on all texts of a store."""
+def evaluate_texts(model: Classifier, task: ClassificationTask, split: str) -> EvaluatedTexts:
+    """Evaluate a model on all texts of a split."""
     by_row: dict[int, tuple[float, int, int]] = {}
-    for rows in task.make_sampler(store).epoch_batches():
-        inputs, labels = to_model_device(model, store.collate(rows, task.tokenizer.pad_id))
+    for rows, batch in task.eval_batches(split):
+        inputs, labels = to_model_device(model, batch)
         log_p = model.eval()(*inputs.model_args(model.config.n_segments)).double().log_softmax(-1)
         nll = -log_p.gather(1, labels[:, None]).flatten()
         row_results = zip(nll.tolist(), log_p.argmax(1).tolist(), labels.tolist(), strict=True)

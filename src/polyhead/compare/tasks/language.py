@@ -7,9 +7,8 @@ import time
 from collections.abc import Iterator
 
 import numpy as np
-import torch
 
-from polyhead.compare.cost_metrics import average_batch_size, loss_and_ppl, score_rows
+from polyhead.compare.cost_metrics import average_batch_size, loss_and_ppl
 from polyhead.compare.io import JsonDict
 from polyhead.compare.significance import BootstrapTest, mean_from_sums
 from polyhead.compare.tasks.base import (
@@ -17,13 +16,14 @@ from polyhead.compare.tasks.base import (
     TOKEN_LOSS_MEASURE,
     EvalBatch,
     PageWords,
+    decode_nothing,
     make_measure,
     pick_eval_split,
+    score_units,
 )
 from polyhead.config.recipe import Recipe
 from polyhead.core.array_types import Floats
-from polyhead.data.batching.token_windows import TokenWindows, collate_windows
-from polyhead.data.stores.token_store import TokenStore
+from polyhead.data.batching.token_windows import TokenWindows
 from polyhead.evaluate.perplexity import Perplexity
 from polyhead.generation.decoding.sampling import Sampling
 from polyhead.generation.generate import generate
@@ -63,14 +63,8 @@ class ComparedLanguageModel:
         "forward pass over a full row, per token",
         f"greedy, up to {_N_PROMPTS} texts in parallel",
     )
-
-    def read_labels(self, recipe: Recipe) -> tuple[str, ...]:
-        """Empty: there are no classes."""
-        return ()
-
-    def tokens_per_step(self, task: LanguageModelingTask) -> float:
-        """Mean number of labels of a batch; rows have equal lengths, document starts have no label."""
-        return average_batch_size(task)
+    tokens_per_step = staticmethod(average_batch_size)
+    encode_memory = staticmethod(decode_nothing)
 
     def typical_batch(self, task: LanguageModelingTask) -> EvalBatch:
         """One row of training text. Rows are never truncated, so all have the same length."""
@@ -78,19 +72,19 @@ class ComparedLanguageModel:
 
     def eval_batches(self, task: LanguageModelingTask) -> Iterator[EvalBatch]:
         """Batches of the validation text, with as many rows as in training."""
-        return map(make_lm_batch, iter_row_batches(task, task.valid))
+        return (make_lm_batch(batch) for _, batch in task.eval_batches("valid"))
 
     def evaluate(self, run: Run, recipe: Recipe, task: LanguageModelingTask) -> tuple[JsonDict, JsonDict]:
         """Loss by row of the validation text; per word and character of the test text, if there is one."""
         assert isinstance(run.model, CausalLM)
-        nll, tokens = text_nll, text_tokens = compute_row_losses(run.model, task, task.valid)
-        store = task.valid
-        if recipe.data.test:
-            store = open_token_store(recipe, "test", run.tokenizer)
-            text_nll, text_tokens = compute_row_losses(run.model, task, store)
-        perplexity = Perplexity(sum(text_nll), sum(text_tokens), store.report.words, store.report.characters)
+        nll, tokens = text_nll, text_tokens = score_rows(run.model, task, "valid")
+        split = pick_eval_split(recipe)
+        if split == "test":
+            text_nll, text_tokens = score_rows(run.model, task, split)
+        report = task.stores[split].report
+        perplexity = Perplexity(sum(text_nll), sum(text_tokens), report.words, report.characters)
         results = {
-            "split": pick_eval_split(recipe),
+            "split": split,
             **loss_and_ppl(sum(nll), sum(tokens)),
             "word_ppl": perplexity.per_word,
             "bits_per_char": perplexity.bits_per_character,
@@ -130,9 +124,6 @@ class ComparedLanguageModel:
         n_new = count_generated(run, prompts, half)
         return n_new / (time.perf_counter() - start)
 
-    def encode_memory(self, run: Run) -> None:
-        """None: there is no encoder."""
-
 
 def make_lm_batch(batch: TokenWindows) -> EvalBatch:
     """Evaluation batch of token windows."""
@@ -144,28 +135,12 @@ def make_lm_batch(batch: TokenWindows) -> EvalBatch:
     )
 
 
-def iter_row_batches(task: LanguageModelingTask, store: TokenStore) -> Iterator[TokenWindows]:
-    """Cut a text into rows in order: each token but the first is predicted once."""
-    starts = np.arange(0, len(store) - 1, task.width)
-    for first in range(0, len(starts), task.batch_rows):
-        yield collate_windows(
-            store,
-            starts[first : first + task.batch_rows],
-            task.width,
-            has_documents=len(store.document_starts) > 1,
-        )
-
-
-@torch.no_grad()
-def compute_row_losses(
-    model: CausalLM, task: LanguageModelingTask, store: TokenStore
-) -> tuple[list[float], list[int]]:
+def score_rows(model: CausalLM, task: LanguageModelingTask, split: str) -> tuple[list[float], list[int]]:
     """-log p of every row, and its number of predicted tokens."""
-    row_losses: list[tuple[float, int]] = []
-    for batch in iter_row_batches(task, store):
-        batch = to_model_device(model, batch)
-        row_losses += score_rows(model.head, model.eval().features(batch.tokens, batch.pos), batch.labels)
-    return [nll for nll, _ in row_losses], [n for _, n in row_losses]
+    rows = score_units(
+        model, task.eval_batches(split), lambda model, batch: model.features(batch.tokens, batch.pos)
+    )
+    return [row.nll for row in rows], [row.n_tokens for row in rows]
 
 
 def count_generated(run: Run, prompts: list[list[int]], max_new_tokens: int) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import torch
 
-from polyhead.compare.cost_metrics import loss_and_ppl, score_rows
+from polyhead.compare.cost_metrics import loss_and_ppl
 from polyhead.compare.io import JsonDict
 from polyhead.compare.significance import SacrebleuTest, metric_statistics
 from polyhead.compare.tasks.base import (
@@ -18,6 +18,7 @@ from polyhead.compare.tasks.base import (
     PageWords,
     make_measure,
     pick_eval_split,
+    score_units,
 )
 from polyhead.config.recipe import Recipe
 from polyhead.core.array_types import Floats
@@ -35,6 +36,13 @@ from polyhead.train.tasks.translation import TranslationTask, open_split_corpus
 MAX_DECODED = 512  # maximum number of sentences for measuring decoding speed
 
 
+@torch.inference_mode()
+def encode_empty_source(run: Run) -> list[EncoderMemory]:
+    """Encoder output of a source of two arbitrary tokens, as many as an empty source has special tokens."""
+    assert isinstance(run.model, Seq2Seq)
+    return run.model.encode(torch.zeros(1, 2, dtype=torch.long, device=run.device))
+
+
 @COMPARED_TASKS.register("translation")
 class ComparedTranslation:
     """Compare translation models; a unit is a sentence."""
@@ -49,10 +57,7 @@ class ComparedTranslation:
         "greedy",
         has_fixed_units=True,
     )
-
-    def read_labels(self, recipe: Recipe) -> tuple[str, ...]:
-        """Empty: there are no classes."""
-        return ()
+    encode_memory = staticmethod(encode_empty_source)
 
     def tokens_per_step(self, task: TranslationTask) -> float:
         """Mean number of target tokens of a batch, end of sentence included."""
@@ -61,18 +66,18 @@ class ComparedTranslation:
     def typical_batch(self, task: TranslationTask) -> EvalBatch:
         """The validation batch of the median length."""
         longest = np.maximum(task.valid.source_lengths, task.valid.target_lengths)
-        batches = sorted(task.valid_batches, key=lambda rows: int(longest[rows].max()))
+        batches = sorted(task.plan_eval("valid"), key=lambda rows: int(longest[rows].max()))
         return make_seq2seq_batch(collate(task.valid, batches[len(batches) // 2], task.tokenizer))
 
     def eval_batches(self, task: TranslationTask) -> Iterator[EvalBatch]:
         """Batches of the validation pairs."""
-        return (make_seq2seq_batch(collate(task.valid, rows, task.tokenizer)) for rows in task.valid_batches)
+        return (make_seq2seq_batch(batch) for _, batch in task.eval_batches("valid"))
 
     def evaluate(self, run: Run, recipe: Recipe, task: TranslationTask) -> tuple[JsonDict, JsonDict]:
         """Loss by sentence; scores of translations of the test text, or else the validation text."""
         assert isinstance(run.model, Seq2Seq)
-        scored = score_validation(run.model, task)
-        nll, tokens = [nll for _, nll, _ in scored], [n for _, _, n in scored]
+        scored = score_units(run.model, task.eval_batches("valid"), seq2seq_features)
+        nll, tokens = [unit.nll for unit in scored], [unit.n_tokens for unit in scored]
         split = pick_eval_split(recipe)
         sources, references, _ = read_pairs(open_split_corpus(recipe, split))
         outputs = run.translate(sources, truncate=True)
@@ -103,17 +108,6 @@ class ComparedTranslation:
             run, read_pairs(open_split_corpus(recipe, pick_eval_split(recipe)), MAX_DECODED)[0]
         )
 
-    def encode_memory(self, run: Run) -> list[EncoderMemory]:
-        """Encoder output of an empty source."""
-        return encode_empty_source(run)
-
-
-@torch.inference_mode()
-def encode_empty_source(run: Run) -> list[EncoderMemory]:
-    """Encoder output of a source of two arbitrary tokens, as many as an empty source has special tokens."""
-    assert isinstance(run.model, Seq2Seq)
-    return run.model.encode(torch.zeros(1, 2, dtype=torch.long, device=run.device))
-
 
 def make_seq2seq_batch(batch: PairBatch) -> EvalBatch:
     """Evaluation batch of pairs."""
@@ -122,17 +116,6 @@ def make_seq2seq_batch(batch: PairBatch) -> EvalBatch:
     return EvalBatch(
         lambda model: seq2seq_features(model, to_model_device(model, batch)), batch.n_tokens, token_masks
     )
-
-
-@torch.no_grad()
-def score_validation(model: Seq2Seq, task: TranslationTask) -> list[tuple[int, float, int]]:
-    """(line of the corpus, -log p(target), target tokens) of every validation pair, in corpus order."""
-    scored: list[tuple[int, float, int]] = []
-    for rows in task.valid_batches:
-        batch = to_model_device(model, collate(task.valid, rows, task.tokenizer))
-        sums = score_rows(model.head, seq2seq_features(model.eval(), batch), batch.labels)
-        scored += [(int(line), *row) for line, row in zip(task.valid.line_numbers[rows], sums, strict=True)]
-    return sorted(scored)
 
 
 def time_greedy_search(run: Run, texts: Sequence[str]) -> float:

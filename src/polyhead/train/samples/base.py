@@ -34,6 +34,16 @@ def take_samples(task: Any, run: Run) -> Samples:
     return Samples()
 
 
+def make_examples(
+    sources: Iterable[str], outputs: Iterable[str], references: Iterable[str]
+) -> list[dict[str, Any]]:
+    """The examples of a report."""
+    return [
+        {"source": source, "output": output, "reference": reference}
+        for source, output, reference in zip(sources, outputs, references, strict=True)
+    ]
+
+
 def decode_readable(tokenizer: Tokenizer, ids: Iterable[int]) -> str:
     """Decode tokens to one text: masks become [mask], other special tokens are left out."""
     special = set(tokenizer.special_ids) - {tokenizer.mask_id}

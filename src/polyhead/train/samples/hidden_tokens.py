@@ -20,10 +20,11 @@ from polyhead.train.samples.base import (
     collect_attention,
     decode_readable,
     greedy_tokens,
+    make_examples,
     take_samples,
     token_kinds,
 )
-from polyhead.train.tasks import common as seq2seq_common
+from polyhead.train.tasks.common import seq2seq_features
 from polyhead.train.tasks.denoising import DenoisingTask
 from polyhead.train.tasks.masked import MaskedLMTask, masked_lm_features
 from polyhead.train.tasks.replaced_token_detection import ReplacedTokenDetectionTask
@@ -36,7 +37,7 @@ SHOWN_ROW_TOKENS = 48  # shown tokens of a row
 @take_samples.register
 def masked_samples(task: MaskedLMTask, run: Run) -> Samples:
     """The most likely token at each masked position, in the first validation rows."""
-    _, batch = next(iter(task.eval_batches(task.valid)))
+    _, batch = next(iter(task.eval_batches("valid")))
     batch = to_model_device(run.model, batch)
     assert isinstance(run.model, MaskedLM)
     has_label = batch.labels != IGNORE_INDEX
@@ -44,19 +45,15 @@ def masked_samples(task: MaskedLMTask, run: Run) -> Samples:
     predicted_ids = greedy_tokens(run.model.head, masked_lm_features(run.model, batch))
     output, reference = batch.tokens.clone(), batch.tokens.clone()
     output[has_label], reference[has_label] = batch.tokens.new_tensor(predicted_ids), batch.labels[has_label]
-    examples = [
-        {
-            "source": decode_readable(run.tokenizer, batch.tokens[row, :SHOWN_ROW_TOKENS].tolist()),
-            "output": decode_readable(run.tokenizer, output[row, :SHOWN_ROW_TOKENS].tolist()),
-            "reference": decode_readable(run.tokenizer, reference[row, :SHOWN_ROW_TOKENS].tolist()),
-        }
-        for row in range(min(SHOWN_ROWS, len(batch.tokens)))
-    ]
+    shown = (
+        [decode_readable(run.tokenizer, row) for row in rows[:SHOWN_ROWS, :SHOWN_ROW_TOKENS].tolist()]
+        for rows in (batch.tokens, output, reference)
+    )
     texts = [decode_readable(run.tokenizer, row[: MAX_MAP_TOKENS - 4].tolist()) for row in reference[:3]]
     return Samples(
         description="Validation texts with the most likely token at each position to predict.",
         columns=("Text with masks", "Output", "Text"),
-        examples=examples,
+        examples=make_examples(*shown),
         breakdowns=_break_down_accuracy(run, predicted_ids, label_ids),
         attention=collect_attention(run, "self", *((text, None) for text in texts if text)),
     )
@@ -65,23 +62,18 @@ def masked_samples(task: MaskedLMTask, run: Run) -> Samples:
 @take_samples.register
 def denoising_samples(task: DenoisingTask, run: Run) -> Samples:
     """The most likely token at each target position, with teacher forcing."""
-    _, batch = next(iter(task.eval_batches(task.valid)))
+    _, batch = next(iter(task.eval_batches("valid")))
     assert isinstance(run.model, Seq2Seq)
     batch = to_model_device(run.model, batch)
     has_label = batch.labels != IGNORE_INDEX
-    predicted_ids = greedy_tokens(
-        run.model.head, seq2seq_common.seq2seq_features(run.model, batch)[has_label]
-    )
+    predicted_ids = greedy_tokens(run.model.head, seq2seq_features(run.model, batch)[has_label])
     label_ids = batch.labels[has_label].tolist()
     remaining, examples = iter(predicted_ids), []
     for source, labels in zip(batch.source.tolist(), batch.labels.tolist(), strict=True):
         reference = [label for label in labels if label != IGNORE_INDEX]
         output = list(islice(remaining, len(reference)))
-        sides = (source[:SHOWN_ROW_TOKENS], output[:SHOWN_ROW_TOKENS], reference[:SHOWN_ROW_TOKENS])
-        names = ("source", "output", "reference")
-        examples.append(
-            {name: decode_readable(run.tokenizer, side) for name, side in zip(names, sides, strict=True)}
-        )
+        sides = [side[:SHOWN_ROW_TOKENS] for side in (source, output, reference)]
+        examples += make_examples(*([decode_readable(run.tokenizer, side)] for side in sides))
     return Samples(
         description="Corrupted validation texts with the most likely token at each position, given the "
         "reference tokens before it.",

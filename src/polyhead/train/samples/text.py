@@ -19,11 +19,12 @@ from polyhead.train.samples.base import (
     decode_readable,
     is_short,
     label_nlls,
+    make_examples,
     take_samples,
     token_kinds,
 )
-from polyhead.train.tasks import common as causal_lm_common
 from polyhead.train.tasks.chat import ChatTask, open_split_conversations
+from polyhead.train.tasks.common import causal_lm_features
 from polyhead.train.tasks.language import LanguageModelingTask
 from polyhead.viz.samples import Breakdown, Samples, break_down, group_by_length, group_by_name
 
@@ -58,7 +59,7 @@ def language_samples(task: LanguageModelingTask, run: Run) -> Samples:
         "with the original text.",
         columns=("Prompt", "Continuation", "Text"),
         differences="none",
-        examples=_make_examples(prompts, outputs, references),
+        examples=make_examples(prompts, outputs, references),
         breakdowns=_break_down_losses(run, rows),
         attention=collect_attention(run, "self", *_select_short(run, prompts)),
     )
@@ -77,7 +78,7 @@ def chat_samples(task: ChatTask, run: Run) -> Samples:
         if max_output > 0 and len(examples) < _N_PROMPTS:
             output = "".join(chat.answer(messages, seed=1, max_new_tokens=min(_OUTPUT_TOKENS, max_output)))
             prompt = "\n".join(message.content for message in messages)
-            examples += _make_examples([prompt], [output], [answer])
+            examples += make_examples([prompt], [output], [answer])
     row_ids = np.unique(np.linspace(0, len(task.valid) - 1, LOSS_ROWS).astype(np.int64))
     rows = [task.valid.collate(row_ids[i : i + 1], task.pad_id) for i in range(len(row_ids))]
     return Samples(
@@ -114,13 +115,6 @@ def _prompt_starts(task: LanguageModelingTask, length: int) -> list[int]:
     return [int(start) for start in np.unique(np.linspace(0, last, _N_PROMPTS).astype(np.int64))]
 
 
-def _make_examples(prompts: list[str], outputs: list[str], references: list[str]) -> list[dict[str, Any]]:
-    return [
-        {"source": prompt, "output": output, "reference": text}
-        for prompt, output, text in zip(prompts, outputs, references, strict=True)
-    ]
-
-
 def _break_down_losses(run: Run, rows: list[TokenWindows]) -> list[Breakdown]:
     """Loss per token, by number of preceding tokens and by kind of token."""
     assert isinstance(run.model, CausalLM)
@@ -132,7 +126,7 @@ def _break_down_losses(run: Run, rows: list[TokenWindows]) -> list[Breakdown]:
         has_label = row.labels != IGNORE_INDEX
         losses += label_nlls(
             run.model.head,
-            causal_lm_common.causal_lm_features(run.model, row)[has_label],
+            causal_lm_features(run.model, row)[has_label],
             row.labels[has_label],
         )
         labels += row.labels[has_label].tolist()

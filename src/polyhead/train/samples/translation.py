@@ -5,7 +5,7 @@ from __future__ import annotations
 from polyhead.data.readers.parallel_corpus import read_pairs
 from polyhead.evaluate.metrics import SHORT_TEXT_METRIC, score_translations
 from polyhead.run.run import Run
-from polyhead.train.samples.base import collect_attention, is_short, shorten_text, take_samples
+from polyhead.train.samples.base import collect_attention, is_short, make_examples, shorten_text, take_samples
 from polyhead.train.tasks.translation import EVAL_PAIRS, TranslationTask, open_split_corpus, translate_sources
 from polyhead.viz.samples import Samples, break_down, group_by_length, spread_by_length
 
@@ -40,10 +40,7 @@ def translation_samples(task: TranslationTask, run: Run) -> Samples:
     )
     return Samples(
         description="Greedy translations of validation pairs, evenly spaced from short to long.",
-        examples=[
-            {"source": source, "output": output, "reference": reference}
-            for source, output, reference in zip(sources, outputs, references, strict=True)
-        ],
+        examples=make_examples(sources, outputs, references),
         breakdowns=[
             break_down(SHORT_TEXT_METRIC.label, label, groups, score),
             break_down("Exact match (%)", label, groups, exact_match),

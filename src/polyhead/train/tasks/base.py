@@ -9,6 +9,8 @@ from torch import Tensor, nn
 
 from polyhead.config.recipe import Recipe
 from polyhead.core.i18n import tr
+from polyhead.data.readers.conversations import ConversationReport
+from polyhead.data.readers.parallel_corpus import CorpusReport
 from polyhead.evaluate.baselines import Baselines, TrainingCounts
 from polyhead.run.run import Run
 from polyhead.tokenizers.tokenizer import Tokenizer
@@ -26,26 +28,11 @@ class TaskLogits(NamedTuple):
     hidden_states: Tensor  # (M, C) last hidden states of all tokens except padding
 
 
-class ReadCounts(Protocol):
-    """How many pairs or conversations of a text were read, used and skipped."""
-
-    source_label: str
-    total: int
-    used: int
-    too_long: int
-
-
-class TokenStoreLike(Protocol):
-    """The tokens of a split."""
-
-    def count_unknown(self, tokenizer: Tokenizer) -> UnknownTokens: ...
-
-
 @runtime_checkable
 class HasValidationStore(Protocol):
     """A task with the tokens of its validation text."""
 
-    valid: TokenStoreLike
+    valid: Any
 
 
 def report_split(
@@ -58,7 +45,7 @@ def report_split(
         report.info(unknown.describe_warning())
 
 
-def warn_if_few_used(counts: ReadCounts, recipe: Recipe, report: Reporter) -> None:
+def warn_if_few_used(counts: CorpusReport | ConversationReport, recipe: Recipe, report: Reporter) -> None:
     """Warn if more than half of a text is skipped, and which key to raise for examples that are too long."""
     if 2 * counts.used >= counts.total:
         return
@@ -88,9 +75,22 @@ class Task(TrainingTask, Protocol):
     title: str  # title of the run's README.md
     usage: str  # example command that uses the run
     labels: tuple[str, ...]  # classes, for a classification task
+    stores: Mapping[str, Any]  # the tokens of each split
+
+    def evaluate(self, model: nn.Module, map_fn: MapFn = map, split: str = "valid") -> dict[str, float]:
+        """Metrics of a model on a split, the loss first; ``map_fn`` shares the batches over ranks."""
+        ...
 
     def collect_facts(self, run: Run, map_fn: MapFn = map) -> dict[str, str]:
         """Metrics of the final weights besides the loss, formatted for the README.md."""
+        ...
+
+    def count_training_tokens(self, tokenizer: Tokenizer) -> TrainingCounts:
+        """Counts of the training text that the baselines need."""
+        ...
+
+    def compute_baselines(self, counts: TrainingCounts, run: Run, split: str) -> Baselines:
+        """Baselines of the validation or test split, by metric."""
         ...
 
 
@@ -100,19 +100,6 @@ class SupportsDistillation(Task, Protocol):
 
     def compute_logits(self, model: nn.Module, batch: Any) -> TaskLogits:
         """Logits of a batch."""
-        ...
-
-
-@runtime_checkable
-class HasBaselines(Protocol):
-    """A task whose metrics are compared with baselines from counts of the training text."""
-
-    def count_training_tokens(self, tokenizer: Tokenizer) -> TrainingCounts:
-        """Counts of the training text that the baselines need."""
-        ...
-
-    def compute_baselines(self, counts: TrainingCounts, run: Run, split: str) -> Baselines:
-        """Baselines of the validation or test split, by metric."""
         ...
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 
-import torch
 from torch import nn
 
 from polyhead.config.recipe import Recipe, TrainConfig
@@ -13,7 +12,6 @@ from polyhead.core.i18n import tr
 from polyhead.core.registry import TASK
 from polyhead.data.batching.length_bucketing import LengthBucketSampler, shard_rows
 from polyhead.data.batching.token_windows import (
-    SequenceShard,
     TokenWindows,
     make_dummy_windows,
     split_windows,
@@ -28,9 +26,17 @@ from polyhead.run.run import Run
 from polyhead.tokenizers.tokenizer import Tokenizer
 from polyhead.train.distributed.process_group import MapFn
 from polyhead.train.loggers import Reporter
-from polyhead.train.tasks import common as causal_lm_common
-from polyhead.train.tasks.base import TaskLogits, report_split, warn_if_few_used
-from polyhead.train.tasks.common import check_rows, collect_test_facts
+from polyhead.train.tasks.base import report_split, warn_if_few_used
+from polyhead.train.tasks.common import (
+    causal_lm_logits,
+    causal_lm_loss,
+    causal_lm_token_loss,
+    check_causal_lm_decoding,
+    check_rows,
+    collect_split_facts,
+    count_causal_lm_labels,
+    measure_token_loss,
+)
 
 
 @TASK.register("chat")
@@ -55,13 +61,20 @@ class ChatTask:
     chat = Choice("plain")  # default chat template
     title = "A chat model"
     usage = "polyhead chat ."
+    shard = staticmethod(shard_rows)
+    dummy_batch = staticmethod(make_dummy_windows)
+    split_sequence = staticmethod(split_windows)
+    count_labels = staticmethod(count_causal_lm_labels)
+    compute_logits = staticmethod(causal_lm_logits)
 
-    def __init__(
-        self, train: ConversationStore, valid: ConversationStore, pad_id: int, config: TrainConfig
-    ) -> None:
-        self.train, self.valid, self.pad_id, self.config = train, valid, pad_id, config
-        self.identity = {"train": train.directory.name, "valid": valid.directory.name}
-        self.epoch_batches(0)  # raises if a row is larger than a batch
+    def __init__(self, stores: Mapping[str, ConversationStore], pad_id: int, config: TrainConfig) -> None:
+        self.stores, self.pad_id, self.config = stores, pad_id, config
+        self.train, self.valid = stores["train"], stores["valid"]
+        self.identity = {split: stores[split].directory.name for split in ("train", "valid")}
+        self.epoch_batches = self.make_sampler(self.train).epoch_batches
+        self.largest_batch = self.make_sampler(self.train).largest_batch
+        for split in stores:
+            self.plan_eval(split)  # raises if a row is larger than a batch
 
     @classmethod
     def check(cls, recipe: Recipe) -> None:
@@ -79,7 +92,7 @@ class ChatTask:
     @classmethod
     def open(cls, recipe: Recipe, tokenizer: Tokenizer, report: Reporter) -> ChatTask:
         """Open the task; the token stores are built, or loaded from the cache."""
-        causal_lm_common.check_causal_lm_decoding(recipe, tokenizer)
+        check_causal_lm_decoding(recipe, tokenizer)
         stores = {split: open_conversation_store(recipe, split, tokenizer) for split in recipe.data.splits}
         for split, store in stores.items():
             summary = tr(
@@ -90,55 +103,30 @@ class ChatTask:
             unknown = store.count_unknown(tokenizer)
             report_split(report, split, store.report.describe(), summary, unknown=unknown)
             warn_if_few_used(store.report, recipe, report)
-        task = cls(stores["train"], stores["valid"], tokenizer.pad_id, recipe.train)
-        for split in recipe.data.splits[1:]:
-            task.make_sampler(stores[split]).epoch_batches()  # raises if a row is larger than a batch
+        task = cls(stores, tokenizer.pad_id, recipe.train)
         report.info(task.make_sampler(task.train).describe())
         return task
-
-    def epoch_batches(self, epoch: int) -> Sequence[IdArray]:
-        """Row numbers of the conversations of every batch of an epoch, in order."""
-        return self.make_sampler(self.train).epoch_batches(epoch)
-
-    def largest_batch(self) -> IdArray:
-        """Row numbers of the largest batch; no epoch has a larger one."""
-        return self.make_sampler(self.train).largest_batch()
-
-    def shard(self, rows: IdArray, n: int) -> list[IdArray]:
-        """Split the conversations of a batch into n shards, or fewer."""
-        return shard_rows(rows, n)
 
     def collate(self, rows: IdArray) -> TokenWindows:
         """Batch of some training conversations."""
         return self.train.collate(rows, self.pad_id)
 
-    def dummy_batch(self) -> TokenWindows:
-        """A batch without tokens and labels."""
-        return make_dummy_windows()
-
-    def split_sequence(self, batch: TokenWindows, shard: SequenceShard) -> TokenWindows:
-        """One rank's part of the tokens of each row."""
-        return split_windows(batch, shard)
-
-    def count_labels(self, batch: TokenWindows) -> int:
-        """Number of labels of a batch."""
-        return causal_lm_common.count_causal_lm_labels(batch)
-
     def loss(self, model: nn.Module, batch: TokenWindows) -> Loss:
         """Cross-entropy, as a sum over labels."""
-        return causal_lm_common.causal_lm_loss(model, batch, self.config.smoothing)
+        return causal_lm_loss(model, batch, self.config.smoothing)
 
-    def compute_logits(self, model: nn.Module, batch: TokenWindows) -> TaskLogits:
-        """Logits of every assistant token."""
-        return causal_lm_common.causal_lm_logits(model, batch)
+    def evaluate(self, model: nn.Module, map_fn: MapFn = map, split: str = "valid") -> dict[str, float]:
+        """Loss without smoothing and perplexity of the assistant tokens of a text."""
 
-    def evaluate(self, model: nn.Module, map_fn: MapFn = map) -> dict[str, float]:
-        """Loss without smoothing and perplexity of the assistant tokens of the validation text."""
-        return self._measure(model, self.valid, map_fn)
+        def measure_batch(rows: IdArray) -> TokenLoss:
+            return causal_lm_token_loss(model, self.stores[split].collate(rows, self.pad_id))
+
+        metrics = measure_token_loss(measure_batch, self.plan_eval(split), map_fn)
+        return {name: metrics[name] for name in ("loss", "ppl")}
 
     def collect_facts(self, run: Run, map_fn: MapFn = map) -> dict[str, str]:
         """Loss and perplexity of the test text, if there is one."""
-        return collect_test_facts(run, open_conversation_store, self._measure, map_fn)
+        return collect_split_facts(self.evaluate, self.stores, run, map_fn)
 
     def count_training_tokens(self, tokenizer: Tokenizer) -> TrainingCounts:
         """Counts of the assistant tokens."""
@@ -146,23 +134,20 @@ class ChatTask:
 
     def compute_baselines(self, counts: TrainingCounts, run: Run, split: str) -> Baselines:
         """Baselines from token frequencies."""
-        assert run.recipe is not None
-        store = self.valid if split == "valid" else open_conversation_store(run.recipe, split, run.tokenizer)
-        return unigram_baselines(counts.token_counts(), count_answer_tokens(store, counts.vocab_size))
+        labels = count_answer_tokens(self.stores[split], counts.vocab_size)
+        return unigram_baselines(counts.token_counts(), labels)
 
     def make_sampler(self, store: ConversationStore) -> LengthBucketSampler:
         """Batch sampler over the conversations of a store."""
         return LengthBucketSampler(store.lengths, store.lengths, self.config.max_tokens, self.config.seed)
 
-    @torch.no_grad()
-    def _measure(self, model: nn.Module, store: ConversationStore, map_fn: MapFn) -> dict[str, float]:
-        def measure_batch(rows: IdArray) -> TokenLoss:
-            return causal_lm_common.causal_lm_token_loss(model, store.collate(rows, self.pad_id))
+    def plan_eval(self, split: str) -> list[IdArray]:
+        """The conversations of every batch for evaluation."""
+        return self.make_sampler(self.stores[split]).epoch_batches()
 
-        metrics = TokenLoss.from_parts(
-            map_fn(measure_batch, self.make_sampler(store).epoch_batches())
-        ).compute_metrics()
-        return {name: metrics[name] for name in ("loss", "ppl")}
+    def eval_batches(self, split: str) -> Iterator[tuple[IdArray, TokenWindows]]:
+        """Numbers and batch of the conversations, of every batch for evaluation."""
+        return ((rows, self.stores[split].collate(rows, self.pad_id)) for rows in self.plan_eval(split))
 
 
 def count_answer_tokens(store: ConversationStore, vocab_size: int) -> IdArray:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import NamedTuple
 
@@ -23,6 +23,7 @@ from polyhead.data.readers.labeled import (
     open_labeled,
     read_labeled_texts,
 )
+from polyhead.data.stores.build_cache import IdArray
 from polyhead.data.stores.labeled_store import LabeledStore
 from polyhead.evaluate.baselines import Baselines, TrainingCounts, class_baselines
 from polyhead.evaluate.classify import class_measures
@@ -67,21 +68,25 @@ class ClassificationTask:
     metrics = ("loss", "accuracy", "f1", "mcc")
     title = "A classifier"
     usage = "polyhead classify . input.txt"
+    shard = staticmethod(shard_rows)
 
     def __init__(
         self,
-        train: LabeledStore,
-        valid: LabeledStore,
+        stores: Mapping[str, LabeledStore],
         labels: Sequence[str],
         tokenizer: Tokenizer,
         config: TrainConfig,
         *,
         token_dropout: float = 0.0,
     ) -> None:
-        self.train, self.valid, self.labels = train, valid, tuple(labels)
+        self.stores, self.labels = stores, tuple(labels)
+        self.train, self.valid = stores["train"], stores["valid"]
         self.tokenizer, self.config, self.token_dropout = tokenizer, config, token_dropout
-        self.identity = {"train": train.directory.name, "valid": valid.directory.name}
-        self.valid_batches = self.make_sampler(valid).epoch_batches()
+        self.identity = {split: stores[split].directory.name for split in ("train", "valid")}
+        self.epoch_batches = self.make_sampler(self.train).epoch_batches
+        self.largest_batch = self.make_sampler(self.train).largest_batch
+        for split in [split for split in stores if split != "train"]:
+            self.plan_eval(split)  # raises if a row is larger than a batch
 
     @classmethod
     def check(cls, recipe: Recipe) -> None:
@@ -117,8 +122,7 @@ class ClassificationTask:
         stores = {split: open_labeled_store(recipe, split, labels, tokenizer) for split in recipe.data.splits}
         for split, store in stores.items():
             report_split(report, split, store.report.describe(), unknown=store.count_unknown(tokenizer))
-        train, valid = stores["train"], stores["valid"]
-        counts = np.bincount(train.labels, minlength=len(labels)).tolist()
+        counts = np.bincount(stores["train"].labels, minlength=len(labels)).tolist()
         summary = ", ".join(f"{label} {count:,}" for label, count in zip(labels[:20], counts, strict=False))
         report.info(
             tr(
@@ -127,16 +131,14 @@ class ClassificationTask:
                 labels=summary + (", ..." if len(labels) > 20 else ""),
             )
         )
-        task = cls(train, valid, labels, tokenizer, recipe.train, **recipe.task.options)
+        task = cls(stores, labels, tokenizer, recipe.train, **recipe.task.options)
         for split, store in stores.items():
             warning = describe_single_class((labels[i] for i in set(store.labels.tolist())), split)
             if split != "train" and warning:
                 report.info(tr("warning: {message}", message=warning))
         if recipe.data.valid_fraction:
             task.warn_missing_classes(counts, report)
-        if "test" in stores:
-            task.make_sampler(stores["test"]).epoch_batches()  # raises if a row is larger than a batch
-        report.info(task.make_sampler(train).describe())
+        report.info(task.make_sampler(task.train).describe())
         return task
 
     def warn_missing_classes(self, counts: Sequence[int], report: Reporter) -> None:
@@ -167,26 +169,14 @@ class ClassificationTask:
                 "data": recipe.data.model_copy(update=limits),
             }
         )
-        train, valid = (
-            open_labeled_store(teacher_recipe, split, self.labels, other_run.tokenizer)
+        stores = {
+            split: open_labeled_store(teacher_recipe, split, self.labels, other_run.tokenizer)
             for split in ("train", "valid")
-        )
+        }
         # with this tokenizer, a single text may be longer than ``max_tokens`` of a whole batch of the student
-        max_tokens = max(self.config.max_tokens, int(valid.lengths.max()))
+        max_tokens = max(self.config.max_tokens, int(stores["valid"].lengths.max()))
         config = self.config.model_copy(update={"max_tokens": max_tokens})
-        return ClassificationTask(train, valid, self.labels, other_run.tokenizer, config)
-
-    def epoch_batches(self, epoch: int) -> Sequence[np.ndarray]:
-        """Row numbers of every batch of an epoch, in order."""
-        return self.make_sampler(self.train).epoch_batches(epoch)
-
-    def largest_batch(self) -> np.ndarray:
-        """Row numbers of the largest batch; no epoch has a larger one."""
-        return self.make_sampler(self.train).largest_batch()
-
-    def shard(self, rows: np.ndarray, n: int) -> list[np.ndarray]:
-        """Split the rows of a batch into n shards, or fewer."""
-        return shard_rows(rows, n)
+        return ClassificationTask(stores, self.labels, other_run.tokenizer, config)
 
     def collate(self, rows: np.ndarray) -> ClassificationBatch:
         """Padded batch of some training texts, with token dropout."""
@@ -218,21 +208,28 @@ class ClassificationTask:
             logits, batch.labels, tokens if pos is None else tokens.index_select(0, token_rows(pos))
         )
 
-    def evaluate(self, model: nn.Module, map_fn: MapFn = map) -> dict[str, float]:
-        """Loss without smoothing, accuracy, macro F1 and Matthews correlation of the validation texts."""
-        return self._measure(model, self.valid, self.valid_batches, map_fn)
+    def evaluate(self, model: nn.Module, map_fn: MapFn = map, split: str = "valid") -> dict[str, float]:
+        """Loss without smoothing, accuracy, macro F1 and Matthews correlation of the texts of a split."""
+        store = self.stores[split]
+
+        @torch.no_grad()
+        def classify_batch(rows: np.ndarray) -> tuple[float, list[int], list[int]]:
+            texts, labels = to_model_device(model, store.collate(rows, self.tokenizer.pad_id))
+            scores = _class_logits(model, texts)
+            return float(classification_loss(scores, labels).nll), scores.argmax(-1).tolist(), labels.tolist()
+
+        nll, predictions, references = zip(*map_fn(classify_batch, self.plan_eval(split)), strict=True)
+        metrics = class_measures(list(chain(*predictions)), list(chain(*references)), self.labels)
+        return {"loss": sum(nll) / len(store)} | metrics
 
     def collect_facts(self, run: Run, map_fn: MapFn = map) -> dict[str, str]:
         """The metrics of ``evaluate`` on the validation and, if there is one, the test text."""
-        recipe, splits = run.recipe, {"valid": self.valid}
-        assert recipe is not None
-        if recipe.data.test:
-            splits["test"] = open_labeled_store(recipe, "test", self.labels, run.tokenizer)
         facts: dict[str, str] = {}
-        for split, store in splits.items():
-            if split == "test" and store.report.used < store.report.total:
-                facts["test texts"] = str(store.report)
-            metrics = self._measure(run.model, store, self.make_sampler(store).epoch_batches(), map_fn)
+        for split in [split for split in self.stores if split != "train"]:
+            report = self.stores[split].report
+            if split == "test" and report.used < report.total:
+                facts["test texts"] = str(report)
+            metrics = self.evaluate(run.model, map_fn, split)
             facts |= {f"{split} {name}": f"{value:.4f}" for name, value in metrics.items()}
         return facts
 
@@ -243,17 +240,20 @@ class ClassificationTask:
 
     def compute_baselines(self, counts: TrainingCounts, run: Run, split: str) -> Baselines:
         """Baselines that predict one class for all texts."""
-        assert run.recipe is not None
-        store = (
-            self.valid
-            if split == "valid"
-            else open_labeled_store(run.recipe, split, self.labels, run.tokenizer)
-        )
-        return class_baselines(counts.labels, store.labels, self.labels)
+        return class_baselines(counts.labels, self.stores[split].labels, self.labels)
 
     def make_sampler(self, store: LabeledStore) -> LengthBucketSampler:
         """Batch sampler over the texts of a store."""
         return LengthBucketSampler(store.lengths, store.lengths, self.config.max_tokens, self.config.seed)
+
+    def eval_batches(self, split: str) -> Iterator[tuple[IdArray, ClassificationBatch]]:
+        """Row numbers and batch of the texts, of every batch for evaluation."""
+        store, pad_id = self.stores[split], self.tokenizer.pad_id
+        return ((rows, ClassificationBatch(*store.collate(rows, pad_id))) for rows in self.plan_eval(split))
+
+    def plan_eval(self, split: str) -> list[IdArray]:
+        """The texts of every batch for evaluation."""
+        return self.make_sampler(self.stores[split]).epoch_batches()
 
     def _drop_tokens(self, tokens: Tensor) -> Tensor:
         """Replace a share of the tokens by the mask, drawn from torch's generator: (B, T) -> (B, T)."""
@@ -262,19 +262,6 @@ class ClassificationTask:
         special = torch.isin(tokens, torch.tensor(self.tokenizer.special_ids))
         hidden = (torch.rand(tokens.shape) < self.token_dropout) & ~special
         return tokens.masked_fill(hidden, self.tokenizer.mask_id)
-
-    @torch.no_grad()
-    def _measure(
-        self, model: nn.Module, store: LabeledStore, batches: Sequence[np.ndarray], map_fn: MapFn
-    ) -> dict[str, float]:
-        def classify_batch(rows: np.ndarray) -> tuple[float, list[int], list[int]]:
-            texts, labels = to_model_device(model, store.collate(rows, self.tokenizer.pad_id))
-            scores = _class_logits(model, texts)
-            return float(classification_loss(scores, labels).nll), scores.argmax(-1).tolist(), labels.tolist()
-
-        nll, predictions, references = zip(*map_fn(classify_batch, batches), strict=True)
-        metrics = class_measures(list(chain(*predictions)), list(chain(*references)), self.labels)
-        return {"loss": sum(nll) / len(store)} | metrics
 
 
 def _class_logits(model: nn.Module, inputs: EncoderBatch) -> Tensor:

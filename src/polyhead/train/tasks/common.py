@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from polyhead.cache.factory import make_cache
@@ -20,7 +21,7 @@ from polyhead.core.registry import CHAT
 from polyhead.cost.decoding import cache_shape
 from polyhead.data.batching.collate import PairBatch
 from polyhead.data.batching.token_windows import TokenWindows
-from polyhead.data.readers.plain_text import TextFiles, open_text
+from polyhead.data.readers.plain_text import TextFiles, open_text, read_text_lines
 from polyhead.data.readers.tabular import ColumnKey, inherit_format
 from polyhead.data.stores.build_cache import IdArray
 from polyhead.data.stores.token_store import TokenStore
@@ -35,8 +36,10 @@ from polyhead.run.run import Run
 from polyhead.tokenizers.tokenizer import Tokenizer
 from polyhead.train.distributed.process_group import MapFn
 from polyhead.train.loggers import Reporter
-from polyhead.train.tasks import common as seq2seq_common
 from polyhead.train.tasks.base import TaskLogits, report_split
+
+EvaluateFn = Callable[[nn.Module, MapFn, str], dict[str, float]]
+"""Metrics of a model on a split."""
 
 
 def open_split_text(recipe: Recipe, split: str) -> TextFiles:
@@ -48,6 +51,11 @@ def open_split_text(recipe: Recipe, split: str) -> TextFiles:
     files, share, is_validation = data.select_split(split)
     fraction_range = (1.0 - share, 1.0) if share and is_validation else (0.0, 1.0 - share)
     return open_text(files, data.document_separator, fraction_range, data.text, data.format)
+
+
+def iter_training_texts(recipe: Recipe) -> Iterator[str]:
+    """The texts that a tokenizer is trained on."""
+    return read_text_lines(open_split_text(recipe, "train"))
 
 
 def open_text_like(
@@ -67,7 +75,7 @@ def open_token_store(recipe: Recipe, split: str, tokenizer: Tokenizer) -> TokenS
     return TokenStore.open_or_build(open_split_text(recipe, split), tokenizer, recipe.token_cache_dir, prefix)
 
 
-def check_text(recipe: Recipe, min_len: int) -> None:
+def check_text(recipe: Recipe, min_len: int = 0) -> None:
     """Raise a UserError if a file is missing or is not text, or ``data.max_len`` is out of range.
 
     It must be at least ``min_len`` and at most ``model.max_len``.
@@ -122,27 +130,29 @@ def compute_label_baselines(counts: TrainingCounts, labels: Iterable[Tensor]) ->
     return unigram_baselines(counts.token_counts(), label_counts)
 
 
-def collect_test_facts(
-    run: Run,
-    open_store: Callable[[Recipe, str, Tokenizer], Any],
-    measure: Callable[[nn.Module, Any, MapFn], dict[str, float]],
-    map_fn: MapFn,
+def collect_split_facts(
+    evaluate: EvaluateFn, splits: Iterable[str], run: Run, map_fn: MapFn, valid_facts: Mapping[str, str] = {}
 ) -> dict[str, str]:
-    """Metrics of the test text as facts for the README.md; empty if the recipe has no test text."""
-    recipe = run.recipe
-    assert recipe is not None
-    if not recipe.data.test:
-        return {}
-    metrics = measure(run.model, open_store(recipe, "test", run.tokenizer), map_fn)
-    return {f"test {name}": f"{value:.4f}" for name, value in metrics.items()}
+    """Facts for the README.md: some metrics of the validation text, all of the test text if there is one.
+
+    ``valid_facts`` maps metrics to their names; the validation loss is a fact already.
+    """
+    facts: dict[str, str] = {}
+    if valid_facts:
+        metrics = evaluate(run.model, map_fn, "valid")
+        facts = {f"valid {fact}": f"{metrics[name]:.4f}" for name, fact in valid_facts.items()}
+    if "test" in splits:
+        metrics = evaluate(run.model, map_fn, "test")
+        facts |= {f"test {name}": f"{value:.4f}" for name, value in metrics.items()}
+    return facts
 
 
-def collect_accuracy_facts(
-    run: Run, valid: TokenStore, measure: Callable[[nn.Module, Any, MapFn], dict[str, float]], map_fn: MapFn
-) -> dict[str, str]:
-    """Accuracy on the validation text (its loss is a fact already), and all metrics on the test text."""
-    accuracy = measure(run.model, valid, map_fn)["accuracy"]
-    return {"valid accuracy": f"{accuracy:.4f}"} | collect_test_facts(run, open_token_store, measure, map_fn)
+@torch.no_grad()
+def measure_token_loss(
+    measure_batch: Callable[[Any], TokenLoss], batches: Sequence[Any], map_fn: MapFn
+) -> dict[str, float]:
+    """Loss, perplexity and accuracy per predicted token, over the rows of all batches."""
+    return TokenLoss.from_parts(map_fn(measure_batch, batches)).compute_metrics()
 
 
 def open_stores(recipe: Recipe, tokenizer: Tokenizer, report: Reporter) -> dict[str, TokenStore]:
@@ -164,7 +174,7 @@ def check_causal_lm_decoding(recipe: Recipe, tokenizer: Tokenizer) -> None:
     if recipe.generation.chat:
         with prefix_errors("generation.chat"):
             check_vocabulary(CHAT.build(recipe.generation.chat), tokenizer)
-    seq2seq_common.check_cache(recipe, tokenizer)
+    check_cache(recipe, tokenizer)
 
 
 def count_causal_lm_labels(batch: TokenWindows) -> int:
@@ -199,6 +209,11 @@ def causal_lm_logits(model: nn.Module, batch: TokenWindows) -> TaskLogits:
     batch = to_model_device(model, batch)
     hidden = causal_lm_features(model, batch).flatten(0, 1).index_select(0, labeled_rows(batch.labels))
     return TaskLogits(model.head(hidden), select_labels(batch.labels), hidden)
+
+
+def count_pair_labels(batch: PairBatch) -> int:
+    """Number of labels of a batch."""
+    return batch.n_tokens
 
 
 def seq2seq_features(model: Seq2Seq | Ensemble, batch: PairBatch) -> Tensor:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
-import torch
 from torch import nn
 
 from polyhead.config.data_config import DataConfig
@@ -25,8 +24,6 @@ from polyhead.data.batching.masking import (
     span_counts,
 )
 from polyhead.data.batching.packing import Segments, cut_segments, split_documents
-from polyhead.data.batching.token_windows import SequenceShard
-from polyhead.data.readers.plain_text import read_text_lines
 from polyhead.data.stores.build_cache import IdArray
 from polyhead.data.stores.token_store import TokenStore
 from polyhead.evaluate.baselines import Baselines, TrainingCounts, count_tokens
@@ -40,15 +37,18 @@ from polyhead.tokenizers.tokenizer import Tokenizer
 from polyhead.tokenizers.word_boundaries import find_word_boundaries
 from polyhead.train.distributed.process_group import MapFn
 from polyhead.train.loggers import Reporter
-from polyhead.train.tasks import common as seq2seq_common
-from polyhead.train.tasks.base import TaskLogits
 from polyhead.train.tasks.common import (
+    check_seq2seq_decoding,
     check_text,
-    collect_accuracy_facts,
+    collect_split_facts,
     compute_label_baselines,
-    open_split_text,
+    count_pair_labels,
+    iter_training_texts,
+    measure_token_loss,
     open_stores,
-    open_token_store,
+    seq2seq_features,
+    seq2seq_logits,
+    seq2seq_loss,
 )
 
 _PLAN_KEY, _NOISE_KEY, _EVAL_KEY = 4, 5, 6  # first element of a random key: what is drawn
@@ -102,11 +102,16 @@ class DenoisingTask:
     labels = ()
     title = "A denoising encoder-decoder"
     usage = "polyhead train recipe.yaml init_from=."
+    iter_texts = staticmethod(iter_training_texts)
+    shard = staticmethod(TextRows.shard)
+    dummy_batch = staticmethod(make_dummy_pairs)
+    split_sequence = staticmethod(split_pair_tokens)
+    count_labels = staticmethod(count_pair_labels)
+    compute_logits = staticmethod(seq2seq_logits)
 
     def __init__(
         self,
-        train: TokenStore,
-        valid: TokenStore,
+        stores: Mapping[str, TokenStore],
         tokenizer: Tokenizer,
         data: DataConfig,
         config: TrainConfig,
@@ -116,17 +121,18 @@ class DenoisingTask:
         span: float = 3.0,
         permute: bool = False,
     ) -> None:
-        self.train, self.valid, self.tokenizer, self.config = train, valid, tokenizer, config
+        self.stores, self.tokenizer, self.config = stores, tokenizer, config
+        self.train, self.valid = stores["train"], stores["valid"]
         self.noise, self.share, self.span = noise, DEFAULT_SHARES[noise] if share is None else share, span
         self.max_segment_len = data.max_len - tokenizer.seq2seq_template.max_special
         self.sentence_ends = find_word_boundaries(tokenizer).ends_sentence if permute else None
         self.sentinels = np.array(tokenizer.sentinel_ids, dtype=np.int64)
         if noise == "spans":
             _check_spans(self.max_segment_len, self.share, span, len(self.sentinels))
-        self.documents = split_documents(train, tokenizer.eos_id)
-        self.identity = {"train": train.directory.name, "valid": valid.directory.name}
+        self.documents = split_documents(self.train, tokenizer.eos_id)
+        self.identity = {split: stores[split].directory.name for split in ("train", "valid")}
         if not self.epoch_batches(0):
-            raise UserError(f"{train.report.source_label}: no tokens to train on")
+            raise UserError(f"{self.train.report.source_label}: no tokens to train on")
 
     @classmethod
     def check(cls, recipe: Recipe) -> None:
@@ -150,19 +156,13 @@ class DenoisingTask:
         check_text(recipe, min_len=3)
 
     @classmethod
-    def iter_texts(cls, recipe: Recipe) -> Iterator[str]:
-        """The texts that a tokenizer is trained on."""
-        return read_text_lines(open_split_text(recipe, "train"))
-
-    @classmethod
     def open(cls, recipe: Recipe, tokenizer: Tokenizer, report: Reporter) -> DenoisingTask:
         """Open the task; the token stores are built, or loaded from the cache."""
-        seq2seq_common.check_seq2seq_decoding(recipe, tokenizer)
+        check_seq2seq_decoding(recipe, tokenizer)
         stores = open_stores(recipe, tokenizer, report)
-        train, valid = stores["train"], stores["valid"]
-        task = cls(train, valid, tokenizer, recipe.data, recipe.train, **recipe.task.options)
+        task = cls(stores, tokenizer, recipe.data, recipe.train, **recipe.task.options)
         for split in recipe.data.splits[1:]:
-            task._plan_eval_batches(stores[split])  # raises if a text is larger than a batch
+            task.plan_eval(split)  # raises if a text is larger than a batch
         report.info(task._make_sampler(task._cut_segments(0), recipe.train.seed).describe())
         return task
 
@@ -176,41 +176,27 @@ class DenoisingTask:
         rows = self._make_sampler(segments, self.config.seed).largest_batch()
         return TextRows(0, rows, segments.select(rows))
 
-    def shard(self, text_rows: TextRows, n: int) -> list[TextRows]:
-        """Split the rows of a batch into n shards, or fewer."""
-        return text_rows.shard(n)
-
     def collate(self, text_rows: TextRows) -> PairBatch:
         """Batch of some training rows, with noise drawn by (seed, epoch, row)."""
         return self._corrupt_rows(self.train, text_rows, [_NOISE_KEY, self.config.seed, text_rows.epoch])
 
-    def dummy_batch(self) -> PairBatch:
-        """A batch without tokens and labels."""
-        return make_dummy_pairs()
-
-    def split_sequence(self, batch: PairBatch, shard: SequenceShard) -> PairBatch:
-        """One rank's part of the tokens of both sides."""
-        return split_pair_tokens(batch, shard)
-
-    def count_labels(self, batch: PairBatch) -> int:
-        """Number of labels of a batch."""
-        return batch.n_tokens
-
     def loss(self, model: nn.Module, batch: PairBatch) -> Loss:
         """Cross-entropy, as a sum over labels."""
-        return seq2seq_common.seq2seq_loss(model, batch, self.config.smoothing)
+        return seq2seq_loss(model, batch, self.config.smoothing)
 
-    def compute_logits(self, model: nn.Module, batch: PairBatch) -> TaskLogits:
-        """Logits of every target token."""
-        return seq2seq_common.seq2seq_logits(model, batch)
+    def evaluate(self, model: nn.Module, map_fn: MapFn = map, split: str = "valid") -> dict[str, float]:
+        """Loss, perplexity and accuracy of the targets of a text, with teacher forcing."""
+        assert isinstance(model, Seq2Seq | Ensemble)
 
-    def evaluate(self, model: nn.Module, map_fn: MapFn = map) -> dict[str, float]:
-        """Loss, perplexity and accuracy of the targets of the validation text, with teacher forcing."""
-        return self._measure(model, self.valid, map_fn)
+        def measure_batch(text_rows: TextRows) -> TokenLoss:
+            batch = to_model_device(model, self._collate_eval(split, text_rows))
+            return token_losses(seq2seq_features(model, batch), model.head, batch.labels)
+
+        return measure_token_loss(measure_batch, self.plan_eval(split), map_fn)
 
     def collect_facts(self, run: Run, map_fn: MapFn = map) -> dict[str, str]:
         """Accuracy on the validation text, and all metrics on the test text if there is one."""
-        return collect_accuracy_facts(run, self.valid, self._measure, map_fn)
+        return collect_split_facts(self.evaluate, self.stores, run, map_fn, {"accuracy": "accuracy"})
 
     def count_training_tokens(self, tokenizer: Tokenizer) -> TrainingCounts:
         """Counts of the target tokens in the first batches of an epoch."""
@@ -223,9 +209,7 @@ class DenoisingTask:
 
     def compute_baselines(self, counts: TrainingCounts, run: Run, split: str) -> Baselines:
         """Baselines from token frequencies, on the target tokens."""
-        assert run.recipe is not None
-        store = self.valid if split == "valid" else open_token_store(run.recipe, split, run.tokenizer)
-        return compute_label_baselines(counts, (batch.labels for _, batch in self.eval_batches(store)))
+        return compute_label_baselines(counts, (batch.labels for _, batch in self.eval_batches(split)))
 
     def _cut_segments(self, epoch: int) -> Segments:
         return cut_segments(
@@ -272,29 +256,19 @@ class DenoisingTask:
             source, poisson_spans(len(ids), self.share, self.span, rng), self.tokenizer.mask_id
         ), ids
 
-    def eval_batches(self, store: TokenStore) -> Iterator[tuple[IdArray, PairBatch]]:
-        """Row numbers and batches of a text for evaluation.
+    def eval_batches(self, split: str) -> Iterator[tuple[IdArray, PairBatch]]:
+        """Row numbers and batches of a text for evaluation."""
+        for text_rows in self.plan_eval(split):
+            yield text_rows.rows, self._collate_eval(split, text_rows)
 
-        The noise does not depend on ``train.seed``, so that models are comparable.
-        """
-        for text_rows in self._plan_eval_batches(store):
-            yield text_rows.rows, self._corrupt_rows(store, text_rows, [_EVAL_KEY, 0])
-
-    def _plan_eval_batches(self, store: TokenStore) -> list[TextRows]:
+    def plan_eval(self, split: str) -> list[TextRows]:
         """The rows of every batch for evaluation; documents are split from their start, without an offset."""
-        return self._plan_batches(
-            cut_segments(split_documents(store, self.tokenizer.eos_id), self.max_segment_len, None), 0, 0
-        )
+        documents = split_documents(self.stores[split], self.tokenizer.eos_id)
+        return self._plan_batches(cut_segments(documents, self.max_segment_len, None), 0, 0)
 
-    @torch.no_grad()
-    def _measure(self, model: nn.Module, store: TokenStore, map_fn: MapFn) -> dict[str, float]:
-        assert isinstance(model, Seq2Seq | Ensemble)
-
-        def measure_batch(text_rows: TextRows) -> TokenLoss:
-            batch = to_model_device(model, self._corrupt_rows(store, text_rows, [_EVAL_KEY, 0]))
-            return token_losses(seq2seq_common.seq2seq_features(model, batch), model.head, batch.labels)
-
-        return TokenLoss.from_parts(map_fn(measure_batch, self._plan_eval_batches(store))).compute_metrics()
+    def _collate_eval(self, split: str, text_rows: TextRows) -> PairBatch:
+        """Batch for evaluation. Its noise does not depend on ``train.seed``: models are comparable."""
+        return self._corrupt_rows(self.stores[split], text_rows, [_EVAL_KEY, 0])
 
 
 def _check_spans(row_len: int, share: float, span: float, sentinels: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -24,7 +24,6 @@ from polyhead.data.batching.packing import (
     split_documents,
 )
 from polyhead.data.batching.token_windows import SequenceShard, make_dummy_windows
-from polyhead.data.readers.plain_text import read_text_lines
 from polyhead.data.stores.build_cache import IdArray
 from polyhead.data.stores.token_store import TokenStore
 from polyhead.evaluate.baselines import Baselines, TrainingCounts, count_tokens
@@ -41,11 +40,11 @@ from polyhead.train.loggers import Reporter
 from polyhead.train.tasks.base import TaskLogits
 from polyhead.train.tasks.common import (
     check_text,
-    collect_accuracy_facts,
+    collect_split_facts,
     compute_label_baselines,
-    open_split_text,
+    iter_training_texts,
+    measure_token_loss,
     open_stores,
-    open_token_store,
     rows_per_batch,
 )
 
@@ -59,6 +58,11 @@ class MaskedBatch(NamedTuple):
     # (B, T) int64: positions from 0 in each segment, -1 at padding; None if every row is one full segment
     pos: Tensor | None
     labels: Tensor  # (B, T) int64: the tokens to predict, -100 elsewhere
+
+
+def count_masked_labels(batch: MaskedBatch) -> int:
+    """Number of tokens to predict."""
+    return int((batch.labels != IGNORE_INDEX).sum())
 
 
 @TASK.register("masked-lm")
@@ -85,11 +89,13 @@ class MaskedLMTask:
     labels = ()
     title = "A masked language model"
     usage = 'polyhead fill-mask . "The <mask> sat down."'
+    iter_texts = staticmethod(iter_training_texts)
+    shard = staticmethod(PackedRows.shard)
+    count_labels = staticmethod(count_masked_labels)
 
     def __init__(
         self,
-        train: TokenStore,
-        valid: TokenStore,
+        stores: Mapping[str, TokenStore],
         tokenizer: Tokenizer,
         data: DataConfig,
         config: TrainConfig,
@@ -97,16 +103,17 @@ class MaskedLMTask:
         mask: float = 0.15,
         whole_word: bool = False,
     ) -> None:
-        self.train, self.valid, self.tokenizer, self.config, self.mask = train, valid, tokenizer, config, mask
+        self.stores, self.tokenizer, self.config, self.mask = stores, tokenizer, config, mask
+        self.train, self.valid = stores["train"], stores["valid"]
         self.width, self.batch_rows = data.max_len, rows_per_batch(config, data.max_len)
         self.word_boundaries = find_word_boundaries(tokenizer) if whole_word else None
         self.is_special = np.zeros(tokenizer.vocab_size, dtype=bool)
         self.is_special[tokenizer.special_ids] = True
         self.mask_id = tokenizer.mask_id
-        self.documents = split_documents(train, tokenizer.eos_id)
-        self.identity = {"train": train.directory.name, "valid": valid.directory.name}
+        self.documents = split_documents(self.train, tokenizer.eos_id)
+        self.identity = {split: stores[split].directory.name for split in ("train", "valid")}
         if not self.epoch_batches(0):
-            raise UserError(f"{train.report.source_label}: no tokens to train on")
+            raise UserError(f"{self.train.report.source_label}: no tokens to train on")
 
     @classmethod
     def check(cls, recipe: Recipe) -> None:
@@ -118,16 +125,10 @@ class MaskedLMTask:
         check_masking(recipe)
 
     @classmethod
-    def iter_texts(cls, recipe: Recipe) -> Iterator[str]:
-        """The texts that a tokenizer is trained on."""
-        return read_text_lines(open_split_text(recipe, "train"))
-
-    @classmethod
     def open(cls, recipe: Recipe, tokenizer: Tokenizer, report: Reporter) -> MaskedLMTask:
         """Open the task; the token stores are built, or loaded from the cache."""
         stores = open_stores(recipe, tokenizer, report)
-        train, valid = stores["train"], stores["valid"]
-        task = cls(train, valid, tokenizer, recipe.data, recipe.train, **recipe.task.options)
+        task = cls(stores, tokenizer, recipe.data, recipe.train, **recipe.task.options)
         plan = task.epoch_batches(0)
         n_positions = sum(len(batch.rows) for batch in plan) * task.width
         n_used = sum(int((batch.segments.lengths + SPECIAL_PER_SEGMENT).sum()) for batch in plan)
@@ -149,10 +150,6 @@ class MaskedLMTask:
         """The first batch: all full batches have the same size."""
         return self.epoch_batches(0)[0]
 
-    def shard(self, packed_rows: PackedRows, n: int) -> list[PackedRows]:
-        """Split the rows of a batch into n shards, or fewer."""
-        return packed_rows.shard(n)
-
     def collate(self, packed_rows: PackedRows) -> MaskedBatch:
         """Batch of training rows, with masks drawn by (seed, epoch, row)."""
         return self._mask_rows(self.train, packed_rows, [_MASK_KEY, self.config.seed, packed_rows.epoch])
@@ -168,10 +165,6 @@ class MaskedLMTask:
             shard.select_positions(batch.pos, batch.tokens),
             shard.select(batch.labels, IGNORE_INDEX),
         )
-
-    def count_labels(self, batch: MaskedBatch) -> int:
-        """Number of tokens to predict."""
-        return int((batch.labels != IGNORE_INDEX).sum())
 
     def loss(self, model: nn.Module, batch: MaskedBatch) -> Loss:
         """Cross-entropy of the tokens to predict, as a sum; the head is computed only for these."""
@@ -189,13 +182,19 @@ class MaskedLMTask:
         unpadded = hidden if batch.pos is None else hidden.index_select(0, token_rows(batch.pos))
         return TaskLogits(model.head(model.apply_transform(labeled)), select_labels(batch.labels), unpadded)
 
-    def evaluate(self, model: nn.Module, map_fn: MapFn = map) -> dict[str, float]:
-        """Loss, perplexity and accuracy of the tokens to predict in the validation text."""
-        return self._measure(model, self.valid, map_fn)
+    def evaluate(self, model: nn.Module, map_fn: MapFn = map, split: str = "valid") -> dict[str, float]:
+        """Loss, perplexity and accuracy of the tokens to predict in a text."""
+        assert isinstance(model, MaskedLM | Ensemble)
+
+        def measure_batch(packed_rows: PackedRows) -> TokenLoss:
+            batch = to_model_device(model, self.collate_eval(split, packed_rows))
+            return token_losses(masked_lm_features(model, batch), model.head, select_labels(batch.labels))
+
+        return measure_token_loss(measure_batch, self.plan_eval(split), map_fn)
 
     def collect_facts(self, run: Run, map_fn: MapFn = map) -> dict[str, str]:
         """Accuracy on the validation text, and all metrics on the test text if there is one."""
-        return collect_accuracy_facts(run, self.valid, self._measure, map_fn)
+        return collect_split_facts(self.evaluate, self.stores, run, map_fn, {"accuracy": "accuracy"})
 
     def count_training_tokens(self, tokenizer: Tokenizer) -> TrainingCounts:
         """Counts of all tokens that can be masked."""
@@ -205,9 +204,7 @@ class MaskedLMTask:
 
     def compute_baselines(self, counts: TrainingCounts, run: Run, split: str) -> Baselines:
         """Baselines from token frequencies, on the tokens to predict."""
-        assert run.recipe is not None
-        store = self.valid if split == "valid" else open_token_store(run.recipe, split, run.tokenizer)
-        return compute_label_baselines(counts, (batch.labels for _, batch in self.eval_batches(store)))
+        return compute_label_baselines(counts, (batch.labels for _, batch in self.eval_batches(split)))
 
     def _mask_rows(self, store: TokenStore, packed_rows: PackedRows, key: list[int]) -> MaskedBatch:
         tokens, pos = collate_packed_rows(store, packed_rows, self.tokenizer)
@@ -222,35 +219,20 @@ class MaskedLMTask:
             torch.from_numpy(tokens), None if is_full else torch.from_numpy(pos), torch.from_numpy(labels)
         )
 
-    def eval_batches(self, store: TokenStore) -> Iterator[tuple[IdArray, MaskedBatch]]:
-        """Row numbers and batches of a text for evaluation.
+    def eval_batches(self, split: str) -> Iterator[tuple[IdArray, MaskedBatch]]:
+        """Row numbers and batches of a text for evaluation."""
+        for packed_rows in self.plan_eval(split):
+            yield packed_rows.rows, self.collate_eval(split, packed_rows)
 
-        The masks do not depend on ``train.seed``, so that models are comparable.
-        """
-        for packed_rows in self.plan_eval_rows(store):
-            yield packed_rows.rows, self.mask_eval_rows(store, packed_rows)
-
-    def mask_eval_rows(self, store: TokenStore, packed_rows: PackedRows) -> MaskedBatch:
-        """Batch of rows for evaluation, with their fixed masks."""
-        return self._mask_rows(store, packed_rows, [EVAL_KEY, 0])
-
-    def plan_eval_rows(self, store: TokenStore) -> list[PackedRows]:
+    def plan_eval(self, split: str) -> list[PackedRows]:
         """The packed rows of every evaluation batch; documents are split from their start, without offset."""
-        segments = cut_segments(
-            split_documents(store, self.tokenizer.eos_id), self.width - SPECIAL_PER_SEGMENT, None
-        )
+        documents = split_documents(self.stores[split], self.tokenizer.eos_id)
+        segments = cut_segments(documents, self.width - SPECIAL_PER_SEGMENT, None)
         return plan_packed_rows(segments, self.width, self.batch_rows, 0, row_rng([EVAL_KEY]))
 
-    @torch.no_grad()
-    def _measure(self, model: nn.Module, store: TokenStore, map_fn: MapFn) -> dict[str, float]:
-        assert isinstance(model, MaskedLM | Ensemble)
-
-        def measure_batch(packed_rows: PackedRows) -> TokenLoss:
-            batch = to_model_device(model, self.mask_eval_rows(store, packed_rows))
-            labels = select_labels(batch.labels)
-            return token_losses(masked_lm_features(model, batch), model.head, labels)
-
-        return TokenLoss.from_parts(map_fn(measure_batch, self.plan_eval_rows(store))).compute_metrics()
+    def collate_eval(self, split: str, packed_rows: PackedRows) -> MaskedBatch:
+        """Batch of rows for evaluation. The masks do not depend on ``train.seed``: models are comparable."""
+        return self._mask_rows(self.stores[split], packed_rows, [EVAL_KEY, 0])
 
 
 def check_masking(recipe: Recipe) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -17,7 +16,6 @@ from polyhead.core.registry import TASK
 from polyhead.data.batching.masking import row_rng
 from polyhead.data.batching.packing import PackedRows
 from polyhead.data.batching.token_windows import SequenceShard
-from polyhead.data.stores.token_store import TokenStore
 from polyhead.evaluate.baselines import Baseline, Baselines, TrainingCounts
 from polyhead.evaluate.perplexity import loss_to_perplexity, token_losses
 from polyhead.models import ReplacedTokenDetector
@@ -28,8 +26,15 @@ from polyhead.run.run import Run
 from polyhead.tokenizers.tokenizer import Tokenizer
 from polyhead.train.distributed.process_group import MapFn
 from polyhead.train.loggers import Reporter
-from polyhead.train.tasks.common import collect_test_facts, open_token_store
-from polyhead.train.tasks.masked import EVAL_KEY, MaskedBatch, MaskedLMTask, check_masking, masked_lm_features
+from polyhead.train.tasks.common import collect_split_facts, iter_training_texts
+from polyhead.train.tasks.masked import (
+    EVAL_KEY,
+    MaskedBatch,
+    MaskedLMTask,
+    check_masking,
+    count_masked_labels,
+    masked_lm_features,
+)
 
 SAMPLING_KEY = 4  # first element of a random key, as those in masked.py
 
@@ -86,6 +91,9 @@ class ReplacedTokenDetectionTask:
     labels = ()
     title = "An encoder that detects replaced tokens"
     usage = 'polyhead embed . "The cat sat down."'
+    check = staticmethod(check_masking)
+    iter_texts = staticmethod(iter_training_texts)
+    shard = staticmethod(PackedRows.shard)
 
     def __init__(
         self,
@@ -95,17 +103,10 @@ class ReplacedTokenDetectionTask:
         whole_word: bool = False,
         weight: NonNegativeFloat = 50.0,
     ) -> None:
-        self.masked_lm, self.identity, self.weight, self.mask = masked_lm, masked_lm.identity, weight, mask
-
-    @classmethod
-    def check(cls, recipe: Recipe) -> None:
-        """Raise a UserError if the mask share is out of range, or a file is missing or is not text."""
-        check_masking(recipe)
-
-    @classmethod
-    def iter_texts(cls, recipe: Recipe) -> Iterator[str]:
-        """The texts that a tokenizer is trained on."""
-        return MaskedLMTask.iter_texts(recipe)
+        self.masked_lm, self.weight, self.mask = masked_lm, weight, mask
+        self.identity, self.stores = masked_lm.identity, masked_lm.stores
+        self.epoch_batches, self.largest_batch = masked_lm.epoch_batches, masked_lm.largest_batch
+        self.count_training_tokens = masked_lm.count_training_tokens
 
     @classmethod
     def open(cls, recipe: Recipe, tokenizer: Tokenizer, report: Reporter) -> ReplacedTokenDetectionTask:
@@ -114,15 +115,6 @@ class ReplacedTokenDetectionTask:
         masking = Choice("masked-lm", **{name: options[name] for name in ("mask", "whole_word")})
         masked_lm = MaskedLMTask.open(recipe.model_copy(update={"task": masking}), tokenizer, report)
         return cls(masked_lm, **options)
-
-    def epoch_batches(self, epoch: int) -> Sequence[PackedRows]:
-        return self.masked_lm.epoch_batches(epoch)
-
-    def largest_batch(self) -> PackedRows:
-        return self.masked_lm.largest_batch()
-
-    def shard(self, packed_rows: PackedRows, n: int) -> list[PackedRows]:
-        return self.masked_lm.shard(packed_rows, n)
 
     def collate(self, packed_rows: PackedRows) -> GeneratorBatch:
         """Batch of training rows, with random numbers drawn by (seed, epoch, row)."""
@@ -143,7 +135,7 @@ class ReplacedTokenDetectionTask:
 
     def count_labels(self, batch: GeneratorBatch) -> int:
         """Number of masked tokens to predict."""
-        return self.masked_lm.count_labels(batch.masked)
+        return count_masked_labels(batch.masked)
 
     def loss(self, model: nn.Module, batch: GeneratorBatch) -> Loss:
         """Sum of both losses, counted in masked tokens; nll is that of the generator.
@@ -163,28 +155,17 @@ class ReplacedTokenDetectionTask:
         detector_loss = F.binary_cross_entropy_with_logits(logits, is_replaced, reduction="sum")
         return generator_loss._replace(total=generator_loss.total + self.weight * self.mask * detector_loss)
 
-    def evaluate(self, model: nn.Module, map_fn: MapFn = map) -> dict[str, float]:
-        """Loss, perplexity of the generator and F1 of replaced tokens on the validation text."""
-        return self._measure(model, self.masked_lm.valid, map_fn)
+    def evaluate(self, model: nn.Module, map_fn: MapFn = map, split: str = "valid") -> dict[str, float]:
+        """Loss, perplexity of the generator and F1 of replaced tokens on a text."""
+        return self._sum_detections(model, split, map_fn).compute_metrics(self.weight)
 
     def collect_facts(self, run: Run, map_fn: MapFn = map) -> dict[str, str]:
         """F1 on the validation text, and all metrics on the test text if there is one."""
-        f1 = self._measure(run.model, self.masked_lm.valid, map_fn)["f1"]
-        return {"valid F1 of replaced tokens": f"{f1:.4f}"} | collect_test_facts(
-            run, open_token_store, self._measure, map_fn
-        )
-
-    def count_training_tokens(self, tokenizer: Tokenizer) -> TrainingCounts:
-        """Counts of the tokens that the generator may have to predict."""
-        return self.masked_lm.count_training_tokens(tokenizer)
+        return collect_split_facts(self.evaluate, self.stores, run, map_fn, {"f1": "F1 of replaced tokens"})
 
     def compute_baselines(self, counts: TrainingCounts, run: Run, split: str) -> Baselines:
         """Perplexity of token frequencies for the generator, and F1 if every token is flagged as replaced."""
-        assert run.recipe is not None
-        store = (
-            self.masked_lm.valid if split == "valid" else open_token_store(run.recipe, split, run.tokenizer)
-        )
-        sums = self._sum_detections(run.model, store, map)
+        sums = self._sum_detections(run.model, split, map)
         f1 = 2 * sums.n_replaced / max(sums.n_tokens + sums.n_replaced, 1)
         unigram = self.masked_lm.compute_baselines(counts, run, split)
         return {"ppl": unigram["ppl"], "f1": Baseline(f1, "every token")} if unigram else {}
@@ -196,15 +177,8 @@ class ReplacedTokenDetectionTask:
         Token ids are those with replacements, -1 at padding.
         """
         assert isinstance(model, ReplacedTokenDetector)
-        packed_rows = self.masked_lm.plan_eval_rows(self.masked_lm.valid)[0]
-        masked, draws = to_model_device(
-            model,
-            _add_draws(
-                self.masked_lm.mask_eval_rows(self.masked_lm.valid, packed_rows),
-                packed_rows,
-                [SAMPLING_KEY, EVAL_KEY],
-            ),
-        )
+        packed_rows = self.masked_lm.plan_eval("valid")[0]
+        masked, draws = to_model_device(model, self._collate_eval("valid", packed_rows))
         has_label = masked.labels != IGNORE_INDEX
         samples = model.sample_tokens(masked_lm_features(model.generator, masked), draws[has_label])
         logits, is_replaced = _detect_replaced(model, masked, samples)
@@ -215,19 +189,17 @@ class ReplacedTokenDetectionTask:
         flagged[is_token], replaced[is_token] = logits > 0, is_replaced > 0
         return tokens, flagged, replaced
 
-    def _measure(self, model: nn.Module, store: TokenStore, map_fn: MapFn) -> dict[str, float]:
-        return self._sum_detections(model, store, map_fn).compute_metrics(self.weight)
+    def _collate_eval(self, split: str, packed_rows: PackedRows) -> GeneratorBatch:
+        masked = self.masked_lm.collate_eval(split, packed_rows)
+        return _add_draws(masked, packed_rows, [SAMPLING_KEY, EVAL_KEY])
 
     @torch.no_grad()
-    def _sum_detections(self, model: nn.Module, store: TokenStore, map_fn: MapFn) -> DetectionSums:
+    def _sum_detections(self, model: nn.Module, split: str, map_fn: MapFn) -> DetectionSums:
         """Sums over a text. Sampling is seeded: models with the same outputs get the same replaced tokens."""
         assert isinstance(model, ReplacedTokenDetector)
 
         def measure_batch(packed_rows: PackedRows) -> DetectionSums:
-            rows = _add_draws(
-                self.masked_lm.mask_eval_rows(store, packed_rows), packed_rows, [SAMPLING_KEY, EVAL_KEY]
-            )
-            masked, draws = to_model_device(model, rows)
+            masked, draws = to_model_device(model, self._collate_eval(split, packed_rows))
             features, has_label = masked_lm_features(model.generator, masked), masked.labels != IGNORE_INDEX
             generator_loss = token_losses(features, model.generator.head, masked.labels[has_label])
             logits, labels = _detect_replaced(model, masked, model.sample_tokens(features, draws[has_label]))
@@ -240,7 +212,7 @@ class ReplacedTokenDetectionTask:
                 generator_loss.nll, generator_loss.n_tokens, float(detector_loss), len(logits), *counts
             )
 
-        sums = map(sum, zip(*map_fn(measure_batch, self.masked_lm.plan_eval_rows(store)), strict=True))
+        sums = map(sum, zip(*map_fn(measure_batch, self.masked_lm.plan_eval(split)), strict=True))
         return DetectionSums(*sums)
 
 

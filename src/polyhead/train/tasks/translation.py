@@ -22,7 +22,6 @@ from polyhead.data.batching.collate import (
     split_pair_tokens,
 )
 from polyhead.data.batching.length_bucketing import LengthBucketSampler, shard_rows
-from polyhead.data.batching.token_windows import SequenceShard
 from polyhead.data.readers.parallel_corpus import ParallelFiles, open_corpus, read_corpus_texts, read_pairs
 from polyhead.data.stores.build_cache import IdArray
 from polyhead.data.stores.pair_store import PairStore
@@ -48,8 +47,13 @@ from polyhead.tokenizers.token_split import TokenSplitter
 from polyhead.tokenizers.tokenizer import Tokenizer
 from polyhead.train.distributed.process_group import MapFn
 from polyhead.train.loggers import Reporter
-from polyhead.train.tasks import common as seq2seq_common
-from polyhead.train.tasks.base import TaskLogits, report_split, warn_if_few_used
+from polyhead.train.tasks.base import report_split, warn_if_few_used
+from polyhead.train.tasks.common import (
+    check_seq2seq_decoding,
+    count_pair_labels,
+    seq2seq_logits,
+    seq2seq_loss,
+)
 from polyhead.train.tasks.swapped_sides import check_sides
 
 MeasureFn = Callable[[Seq2Seq, MapFn], dict[str, float]]
@@ -77,6 +81,11 @@ class TranslationTask:
     metrics = ("loss", *(metric.name for metric in MAIN_TRANSLATION_METRICS))
     labels: tuple[str, ...] = ()
     usage = "polyhead translate . input.txt"
+    shard = staticmethod(shard_rows)
+    dummy_batch = staticmethod(make_dummy_pairs)
+    split_sequence = staticmethod(split_pair_tokens)
+    count_labels = staticmethod(count_pair_labels)
+    compute_logits = staticmethod(seq2seq_logits)
 
     def __init__(
         self,
@@ -90,11 +99,13 @@ class TranslationTask:
         token_split: Fraction = 0.0,
     ) -> None:
         self.train, self.valid, self.tokenizer = train, valid, tokenizer
+        self.stores = {"train": train, "valid": valid}
         self.config, self.measure_fns = config, measure_fns
         self.token_splitters = _make_token_splitters(tokenizer, token_split)
         self.title, self.identity = title, {"train": train.directory.name, "valid": valid.directory.name}
-        # built here to raise before training if a pair is larger than a batch
-        self.valid_batches = self.make_sampler(valid).epoch_batches()
+        self.epoch_batches = self.make_sampler(train).epoch_batches
+        self.largest_batch = self.make_sampler(train).largest_batch
+        self.plan_eval("valid")  # raises if a pair is larger than a batch
 
     @classmethod
     def check(cls, recipe: Recipe) -> None:
@@ -119,7 +130,7 @@ class TranslationTask:
     def open(cls, recipe: Recipe, tokenizer: Tokenizer, report: Reporter) -> TranslationTask:
         """Open the task; the token stores are built, or loaded from the cache."""
         with_languages(tokenizer)  # raises if a language is missing
-        seq2seq_common.check_seq2seq_decoding(recipe, tokenizer)
+        check_seq2seq_decoding(recipe, tokenizer)
         max_len = min(recipe.data.max_len, recipe.model.max_len) + 1 - tokenizer.seq2seq_template.max_special
         train, valid = (
             PairStore.open_or_build(
@@ -154,57 +165,38 @@ class TranslationTask:
         report.info(task.make_sampler(train).describe())
         return task
 
-    def epoch_batches(self, epoch: int) -> Sequence[np.ndarray]:
-        """Row numbers of every batch of an epoch, in order."""
-        return self.make_sampler(self.train).epoch_batches(epoch)
-
-    def largest_batch(self) -> np.ndarray:
-        """Row numbers of the largest batch; no epoch has a larger one."""
-        return self.make_sampler(self.train).largest_batch()
-
-    def shard(self, rows: np.ndarray, n: int) -> list[np.ndarray]:
-        """Split the rows of a batch into n shards, or fewer."""
-        return shard_rows(rows, n)
-
     def collate(self, rows: np.ndarray) -> PairBatch:
         """Padded batch of some training pairs, with token splitting."""
         if self.token_splitters:
             return collate_token_split(self.train, rows, self.tokenizer, self.token_splitters)
         return collate(self.train, rows, self.tokenizer)
 
-    def dummy_batch(self) -> PairBatch:
-        """A batch without tokens and labels."""
-        return make_dummy_pairs()
-
-    def split_sequence(self, batch: PairBatch, shard: SequenceShard) -> PairBatch:
-        """One rank's part of the tokens of both sides."""
-        return split_pair_tokens(batch, shard)
-
-    def count_labels(self, batch: PairBatch) -> int:
-        """Number of labels of a batch."""
-        return batch.n_tokens
-
     def loss(self, model: nn.Module, batch: PairBatch) -> Loss:
         """Label-smoothed cross-entropy, as a sum over labels."""
-        return seq2seq_common.seq2seq_loss(model, batch, self.config.smoothing)
+        return seq2seq_loss(model, batch, self.config.smoothing)
 
-    def compute_logits(self, model: nn.Module, batch: PairBatch) -> TaskLogits:
-        """Logits of every target token."""
-        return seq2seq_common.seq2seq_logits(model, batch)
-
-    def evaluate(self, model: nn.Module, map_fn: MapFn = map) -> dict[str, float]:
-        """Loss without smoothing and perplexity of the validation pairs; metrics of ``measure_fns``."""
+    def evaluate(self, model: nn.Module, map_fn: MapFn = map, split: str = "valid") -> dict[str, float]:
+        """Loss without smoothing and perplexity of the pairs of a split; metrics of ``measure_fns``."""
         assert isinstance(model, Seq2Seq)
 
         def measure_batch(rows: np.ndarray) -> tuple[float, int]:
-            loss = seq2seq_common.seq2seq_loss(model, collate(self.valid, rows, self.tokenizer), 0.0)
+            loss = seq2seq_loss(model, collate(self.stores[split], rows, self.tokenizer), 0.0)
             return float(loss.nll), loss.count
 
-        nll, count = map(sum, zip(*map_fn(measure_batch, self.valid_batches), strict=True))
+        nll, count = map(sum, zip(*map_fn(measure_batch, self.plan_eval(split)), strict=True))
         metrics = {"loss": nll / count, "ppl": loss_to_perplexity(nll / count)}
         for measure in self.measure_fns:
             metrics |= measure(model, map_fn)
         return metrics
+
+    def eval_batches(self, split: str) -> Iterator[tuple[IdArray, PairBatch]]:
+        """Line numbers and batch of the pairs, of every batch for evaluation."""
+        store, plan = self.stores[split], self.plan_eval(split)
+        return ((store.line_numbers[rows], collate(store, rows, self.tokenizer)) for rows in plan)
+
+    def plan_eval(self, split: str) -> list[IdArray]:
+        """The pairs of every batch for evaluation."""
+        return self.make_sampler(self.stores[split]).epoch_batches()
 
     def make_sampler(self, store: PairStore) -> LengthBucketSampler:
         """Batch sampler over the pairs of a store."""
