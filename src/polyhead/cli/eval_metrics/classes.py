@@ -10,17 +10,17 @@ from typing import Any
 
 from polyhead.cli.eval_metrics.printing import (
     Split,
-    no_files_error,
     parse_column,
     print_measure,
     print_unknown,
     print_verdict,
+    require_split,
     write_output_lines,
 )
 from polyhead.cli.line_io import to_one_column
 from polyhead.core.errors import UserError
 from polyhead.core.i18n import tr
-from polyhead.data.readers.labeled import LabeledExample, describe_single_class, open_labeled, read_labeled
+from polyhead.data.readers.labeled import describe_single_class, open_labeled, read_labeled
 from polyhead.data.readers.tabular import inherit_format
 from polyhead.evaluate.baselines import Baselines, class_baselines, read_counts
 from polyhead.evaluate.classify import measure_classes
@@ -61,10 +61,8 @@ def evaluate_classifier(
         dataset = open_labeled(files, **(options | columns))
     elif columns:
         raise UserError("--text and --label require files: polyhead eval RUN FILE --text COLUMN")
-    elif run.recipe is None or (split == "test" and not run.recipe.data.test):
-        raise no_files_error(split, "FILE", run)
     else:
-        dataset = open_split_labeled(run.recipe, split)
+        dataset = open_split_labeled(require_split(run, split), split)
     examples, report = read_labeled(dataset, run.config.labels, limit)
     print(report.describe(), file=sys.stderr)
     if warning := describe_single_class((example.label for example in examples), report.source_label):
@@ -86,7 +84,11 @@ def evaluate_classifier(
         "f1": tr("mean F1 of {count} classes", count=len(run.config.labels)),
         "mcc": tr("Matthews correlation"),
     }
-    baselines = load_class_baselines(run, examples)
+    baselines: Baselines = {}
+    counts, labels = read_counts(run.directory), run.config.labels
+    if counts and counts.labels.keys() == set(labels):
+        targets = [labels.index(example.label) for example in examples]
+        baselines = class_baselines(counts.labels, targets, labels)
     for name, value in result.measures.items():
         label = name.removeprefix("f1_")
         remark = remarks.get(name, tr("F1 of class {label}", label=label))
@@ -97,12 +99,3 @@ def evaluate_classifier(
     print_measure(tr("speed"), len(examples) / seconds, remark)
     if output is not None:
         write_output_lines(output, map(to_one_column, result.predictions), report)
-
-
-def load_class_baselines(run: Run, examples: Sequence[LabeledExample]) -> Baselines:
-    """Return the baselines of the most frequent training class; empty if the run directory has no counts."""
-    counts, labels = read_counts(run.directory), run.config.labels
-    if counts is None or counts.labels.keys() != set(labels):
-        return {}
-    targets = [labels.index(example.label) for example in examples]
-    return class_baselines(counts.labels, targets, labels)

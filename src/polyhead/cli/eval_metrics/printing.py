@@ -9,6 +9,7 @@ from typing import Literal
 
 from rich.cells import cell_len
 
+from polyhead.config.recipe import Recipe
 from polyhead.core.errors import UserError
 from polyhead.core.i18n import tr
 from polyhead.core.output_paths import write_lines
@@ -54,13 +55,15 @@ def load_token_counts(run: Run) -> IdArray | None:
     return counts.token_counts() if counts and counts.vocab_size == run.tokenizer.vocab_size else None
 
 
-def no_files_error(split: str, files: str, run: Run) -> UserError:
-    """Return the error for missing test or validation files, with what to type instead."""
+def require_split(run: Run, split: str, files: str = "FILE") -> Recipe:
+    """Return the recipe of a run that has files of a split; else a UserError with what to type instead."""
     if run.recipe is None:
-        return UserError(f"this run has no recipe with data files; pass files: polyhead eval RUN {files}")
+        raise UserError(f"this run has no recipe with data files; pass files: polyhead eval RUN {files}")
+    if split in run.recipe.data.splits:
+        return run.recipe
     has_validation = run.recipe.data.valid or run.recipe.data.valid_fraction
     hint = ", or use --split valid" if split == "test" and has_validation else ""
-    return UserError(f"this run's recipe has no {split} files; pass files: polyhead eval RUN {files}{hint}")
+    raise UserError(f"this run's recipe has no {split} files; pass files: polyhead eval RUN {files}{hint}")
 
 
 def parse_column(name: str) -> str | int:

@@ -13,11 +13,11 @@ import numpy as np
 from polyhead.cli.eval_metrics.printing import (
     Split,
     load_token_counts,
-    no_files_error,
     parse_column,
     print_measure,
     print_unknown,
     print_verdict,
+    require_split,
     write_output_lines,
 )
 from polyhead.cli.line_io import LineCounter, read_terminology, to_one_line
@@ -152,10 +152,8 @@ def load_pairs(
         raise UserError("--source and --target require files: polyhead eval RUN FILE --source COLUMN")
     if files:
         corpora = open_corpora(files, **(_file_options(run, files) | columns))
-    elif run.recipe is not None and split in run.recipe.data.splits:
-        corpora = [open_split_corpus(run.recipe, split)]
     else:
-        raise no_files_error(split, "SOURCE TARGET", run)
+        corpora = [open_split_corpus(require_split(run, split, "SOURCE TARGET"), split)]
     if columns and corpora[0].format == "parallel":
         raise UserError(
             f"{corpora[0].source_label} are one side each, without columns or keys: remove --source and "
