@@ -11,8 +11,8 @@ from torch import nn
 
 from polyhead.config.model import ModelConfig
 from polyhead.core.registry import ATTENTION, FEED_FORWARD, NORM, POSITION
-from polyhead.data.batching.collate import PairBatch, split_pair_tokens
-from polyhead.data.batching.token_windows import TokenWindows, split_windows
+from polyhead.data.batching.collate import PairBatch, shard_pair_tokens
+from polyhead.data.batching.token_windows import TokenWindows, shard_windows
 from polyhead.models import build
 from polyhead.nn.feed_forward.moe import MixtureOfExperts
 from polyhead.nn.state import named_state
@@ -101,8 +101,8 @@ def train_steps(config, ranks=None):
             context = ContextGather(model, dist.group.WORLD)
             with context.apply(), ranks.sync_statistics(model):
                 batch = make_batch(config.kind)
-                split = split_pair_tokens if isinstance(batch, PairBatch) else split_windows
-                loss = compute_loss(model, split(batch, context.shard))
+                shard_rows = shard_pair_tokens if isinstance(batch, PairBatch) else shard_windows
+                loss = compute_loss(model, shard_rows(batch, context.shard))
                 loss.backward()
             sums = [loss.detach(), *(p.grad for p in model.parameters() if p.grad is not None)]
             dist.all_reduce(flat := torch.cat([x.flatten() for x in sums]))

@@ -9,7 +9,7 @@ from torch.distributed.tensor import DTensor
 
 from polyhead import ModelConfig, build
 from polyhead.nn.loss import cross_entropy
-from polyhead.train.distributed.tensor_parallel import find_tensor_obstacle, split_tensors
+from polyhead.train.distributed.tensor_parallel import find_tensor_obstacle, shard_tensors
 from polyhead.train.loss_module import LossModule
 
 
@@ -67,19 +67,19 @@ def compare_training(one, other):
     return max(*differences, *(float(difference.abs().max()) for difference in weights))
 
 
-def compare_split(config, ranks):
+def compare_sharded(config, ranks):
     one = make_model(config)
     other = copy.deepcopy(one)
-    split_tensors(other, init_device_mesh("cpu", (ranks.world_size,)))
+    shard_tensors(other, init_device_mesh("cpu", (ranks.world_size,)))
     assert [name for name, _ in other.named_parameters()] == [name for name, _ in one.named_parameters()]
     return compare_training(LossModule(one, LabelTask()), LossModule(other, LabelTask()))
 
 
-def assert_split_equal(designs, world):
+def assert_sharded_equal(designs, world):
     """In fp64, where differences are faults and not rounding."""
 
     def compare(ranks):
-        return {name: compare_split(config, ranks) for name, config in designs.items()}
+        return {name: compare_sharded(config, ranks) for name, config in designs.items()}
 
     outputs = outputs_of(world, compare, timeout=100)
     differences = {name: max(output[name] for output in outputs) for name in designs}
@@ -125,13 +125,13 @@ COMBINED_DESIGNS = {
 }  # fmt: skip
 
 
-def test_every_kind_of_split_trains_as_one_process():
+def test_every_kind_of_shard_trains_as_one_process():
     designs = {name: make_config(case) for name, case in COMBINED_DESIGNS.items()}
     assert [find_tensor_obstacle(config, 2) for config in designs.values()] == [None] * len(designs)
-    assert_split_equal(designs, 2)
+    assert_sharded_equal(designs, 2)
 
 
-def test_every_registered_part_is_split_or_refused(case):
+def test_every_registered_part_is_sharded_or_refused(case):
     obstacle = None
     if "all_heads" in case:
         obstacle = "qk_norm=all_heads takes the norm over the heads of all ranks"
@@ -144,10 +144,10 @@ def test_every_registered_part_is_split_or_refused(case):
 @pytest.mark.parametrize("part", range(8))
 def test_every_design_trains_as_one_process(part):
     designs = {name: make_config(case) for name, case in list(CASES.items())[part::8]}
-    assert_split_equal({name: c for name, c in designs.items() if find_tensor_obstacle(c, 2) is None}, 2)
+    assert_sharded_equal({name: c for name, c in designs.items() if find_tensor_obstacle(c, 2) is None}, 2)
 
 
 @pytest.mark.slow
 def test_four_ranks_train_as_one_process():
     designs = {name: make_config(case, n_kv_heads=4) for name, case in COMBINED_DESIGNS.items()}
-    assert_split_equal(designs, 4)
+    assert_sharded_equal(designs, 4)

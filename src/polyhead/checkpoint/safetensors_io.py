@@ -46,7 +46,7 @@ class HasSpecs(Protocol):
 
 
 def describe_tensors(tensors: Mapping[str, Tensor]) -> Mapping[str, TensorSpec]:
-    """The specs of tensors; of one that is split over processes, the spec of the whole."""
+    """The specs of tensors; of one that is sharded over processes, the spec of the full tensor."""
     if isinstance(tensors, HasSpecs):
         return tensors.specs
     return {name: TensorSpec(tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
@@ -238,10 +238,10 @@ class LazyTensors(Mapping[str, Tensor]):
         spec, parts = self.specs[name], self._parts[name]
         if parts[0].spec == spec:
             return parts[0].read()
-        whole = torch.empty(spec.shape, dtype=spec.dtype)
+        full = torch.empty(spec.shape, dtype=spec.dtype)
         for part in parts:
-            whole[tuple(map(slice, part.offsets, part.end))] = part.read()
-        return whole
+            full[tuple(map(slice, part.offsets, part.end))] = part.read()
+        return full
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.specs)

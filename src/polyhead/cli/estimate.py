@@ -135,11 +135,11 @@ def run(
         intra_node_bandwidth=intra_node_bandwidth and intra_node_bandwidth * 1e9,
         nproc_per_node=nproc_per_node,
     )  # fmt: skip
-    is_split = layout.ranks > 1 or micro_batches > 1
+    has_layout = layout.ranks > 1 or micro_batches > 1
     result = estimate(
         subject, probe=probe, batch_size=batch_size, seq_len=seq_len, train_tokens=train_tokens,
         context_len=context_len, decode_batch=decode_batch or (1, 32),
-        layout=layout if is_split or hardware else None, hardware=hardware, recompute=recompute,
+        layout=layout if has_layout or hardware else None, hardware=hardware, recompute=recompute,
     )  # fmt: skip
     labeled = result if isinstance(subject, Recipe) else result._replace(name=design)
     if as_json:

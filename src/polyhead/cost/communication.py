@@ -271,7 +271,7 @@ class _StagePart(NamedTuple):
 
 def _list_stage_parts(config: ModelConfig, layout: ParallelLayout) -> list[list[_StagePart]]:
     """The weights of each rank of a pipeline; tied ones are copies where several use them."""
-    p, ends = layout.pipeline, _split_layers(config, layout)
+    p, ends = layout.pipeline, _partition_layers(config, layout)
     stages: list[list[_StagePart]] = [[] for _ in range(p)]
     depth, n_encoder = ends[-1], config.n_layers if config.kind == "encoder-decoder" else 0
     decoder_stage = next(i for i, end in enumerate(ends) if end > n_encoder)
@@ -298,7 +298,7 @@ def _list_stage_parts(config: ModelConfig, layout: ParallelLayout) -> list[list[
     return stages
 
 
-def _split_layers(config: ModelConfig, layout: ParallelLayout) -> list[int]:
+def _partition_layers(config: ModelConfig, layout: ParallelLayout) -> list[int]:
     """The number of layers up to the end of each stage; the first stages have one more."""
     depth, n_stages = count_layers(config), layout.pipeline * layout.interleave
     return [depth // n_stages * (i + 1) + min(i + 1, depth % n_stages) for i in range(n_stages)]
@@ -373,7 +373,7 @@ def _count_pipeline_bytes(
     p, c = layout.pipeline, layout.context_parallel
     if p == 1:
         return 0.0
-    is_pair, ends = config.kind == "encoder-decoder", _split_layers(config, layout)
+    is_pair, ends = config.kind == "encoder-decoder", _partition_layers(config, layout)
     sent = [0.0] * p
     for i, end in enumerate(ends[:-1]):
         tokens = batch_shape.length

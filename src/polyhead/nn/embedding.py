@@ -12,7 +12,7 @@ from polyhead.core.option_types import resolve_factor
 from polyhead.core.registry import NORM
 from polyhead.nn.dropout import Dropout
 from polyhead.nn.position.base import Position
-from polyhead.nn.tensor_split import VocabularyShard
+from polyhead.nn.shard_plan import VocabularyShard
 
 
 class Embedding(nn.Module):
@@ -73,7 +73,7 @@ class Head(nn.Module):
     """
 
     vocabulary: VocabularyShard | None = None
-    """The tokens of this rank, if the weight and the bias are split over ranks."""
+    """The tokens of this rank, if the weight and the bias are sharded over ranks."""
 
     def __init__(
         self,

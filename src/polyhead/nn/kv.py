@@ -86,7 +86,7 @@ register_pytree_node(KV, _flatten, lambda tensors, _: KV(*tensors))
 
 
 GatherKV = Callable[[KV], KV]
-"""Gathers the keys and values of all tokens of rows whose tokens are split over ranks."""
+"""Gathers the keys and values of all tokens of rows whose tokens are sharded over ranks."""
 
 
 class EncoderMemory(Protocol):

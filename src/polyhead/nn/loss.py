@@ -11,7 +11,7 @@ from torch.autograd.function import once_differentiable
 from polyhead.nn.device import at_least_fp32, host_copy, move_tensor, product_dtype, true_indices
 from polyhead.nn.embedding import Head
 from polyhead.nn.override import overridable
-from polyhead.nn.tensor_split import VocabularyShard
+from polyhead.nn.shard_plan import VocabularyShard
 
 IGNORE_INDEX = -100  # label of positions without loss
 LOGITS_CHUNK = 512  # rows of logits stored at a time
@@ -33,7 +33,7 @@ def cross_entropy(
 
     features (..., C), labels (...) with -100 at positions to ignore. Smoothing e gives the label 1 - e + e/V
     and every other token e/V. Only ``chunk`` rows of logits are stored at a time: gradients are computed in
-    the forward pass, where the probabilities are available. If the head's vocabulary is split over ranks,
+    the forward pass, where the probabilities are available. If the head's vocabulary is sharded over ranks,
     each computes the logits of its own tokens.
     """
     rows = labeled_rows(labels)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from polyhead.nn.state import named_state
-from polyhead.train.distributed.local_tensor import split_like
+from polyhead.train.distributed.local_tensor import shard_like
 
 
 class Ema:
@@ -57,6 +57,6 @@ def copy_into(model: nn.Module, state: Mapping[str, Tensor]) -> None:
 
 def _copy_present(tensors: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
     """Copy ``state`` into the tensors of the same names; a stage of a pipeline does not have all of them."""
-    for name, whole in state.items():
+    for name, full in state.items():
         if name in tensors:
-            tensors[name].copy_(split_like(whole, tensors[name]))
+            tensors[name].copy_(shard_like(full, tensors[name]))

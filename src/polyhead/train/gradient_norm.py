@@ -1,4 +1,4 @@
-"""The norm of gradients that are split over ranks, and its limit."""
+"""The norm of gradients that are sharded over ranks, and its limit."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from polyhead.train.distributed.local_tensor import get_local, is_split
+from polyhead.train.distributed.local_tensor import get_local, is_dtensor
 from polyhead.train.distributed.process_group import ProcessGroup
 
 
-def clip_split_gradients(
+def clip_sharded_gradients(
     parameters: Iterable[nn.Parameter],
     max_norm: float,
     ranks: ProcessGroup,
     other_ranks_parameters: Iterable[nn.Parameter] = (),
 ) -> float:
-    """As ``nn.utils.clip_grad_norm_`` over all ranks; each weight counts once, however it is split or copied.
+    """As ``nn.utils.clip_grad_norm_`` over all ranks; each weight counts once, sharded or copied.
 
     ``other_ranks_parameters`` count on another rank. All ranks call it.
     """
@@ -32,15 +32,15 @@ def clip_split_gradients(
         if id(p) not in other_ids
     )
     [total] = ranks.all_reduce(squares / ranks.place.shape.n_ranks_per_stage)  # each part is on several ranks
-    whole_norm = math.sqrt(total)
-    if grads and whole_norm > max_norm:
-        torch._foreach_mul_(grads, max_norm / (whole_norm + 1e-6))
-    return whole_norm
+    total_norm = math.sqrt(total)
+    if grads and total_norm > max_norm:
+        torch._foreach_mul_(grads, max_norm / (total_norm + 1e-6))
+    return total_norm
 
 
 def _count_shards(tensor: Tensor) -> int:
     """Number of different parts of a tensor."""
-    if not is_split(tensor):
+    if not is_dtensor(tensor):
         return 1
     sizes = tensor.device_mesh.shape
     return math.prod(

@@ -21,7 +21,7 @@ from polyhead.core.option_types import Decay, NonNegativeFloat, PositiveFloat
 from polyhead.core.registry import OPTIMIZER
 from polyhead.nn.position.base import Position
 from polyhead.nn.stack import Stack
-from polyhead.train.distributed.local_tensor import get_whole, is_split, split_like
+from polyhead.train.distributed.local_tensor import full_tensor, is_dtensor, shard_like
 from polyhead.train.precision import resolve_precision
 
 # steepest at 0, so that few iterations suffice; singular values end between 0.7 and 1.2
@@ -55,8 +55,8 @@ class Muon(Optimizer):
                     state["momentum_buffer"] = torch.zeros_like(p.grad)
                 mean = state["momentum_buffer"].lerp_(p.grad, 1 - momentum)
                 direction = p.grad.lerp(mean, momentum)  # Nesterov's
-                # of a split matrix every rank computes the whole update: a part of it needs the whole matrix
-                update = split_like(orthogonalize(get_whole(direction)), p)
+                # of a sharded matrix every rank computes the full update: a shard of it needs the full matrix
+                update = shard_like(orthogonalize(full_tensor(direction)), p)
                 p.mul_(1 - lr * group["weight_decay"])
                 # Liu et al., 2025, eq. 4: the RMS of an AdamW update
                 p.add_(update, alpha=-lr * 0.2 * sqrt(max(p.shape)))
@@ -75,7 +75,7 @@ def orthogonalize(matrix: Tensor) -> Tensor:
     return x.T if tall else x
 
 
-class SplitAdafactor(torch.optim.Adafactor):
+class ShardedAdafactor(torch.optim.Adafactor):
     """``torch.optim.Adafactor`` whose parameters are DTensors.
 
     Its means over rows and columns and the root mean square of a weight need whole matrices: each parameter
@@ -92,13 +92,13 @@ class SplitAdafactor(torch.optim.Adafactor):
                 for p in group["params"]:
                     if p.grad is None:
                         continue
-                    whole = nn.Parameter(get_whole(p.detach()).clone())
-                    whole.grad = get_whole(p.grad)
-                    self.state[whole] = self.state.pop(p, {})
-                    self.param_groups = [{**group, "params": [whole]}]
+                    full = nn.Parameter(full_tensor(p.detach()).clone())
+                    full.grad = full_tensor(p.grad)
+                    self.state[full] = self.state.pop(p, {})
+                    self.param_groups = [{**group, "params": [full]}]
                     super().step()
-                    self.state[p] = self.state.pop(whole)
-                    p.copy_(split_like(whole.detach(), p))
+                    self.state[p] = self.state.pop(full)
+                    p.copy_(shard_like(full.detach(), p))
         finally:
             self.param_groups = groups
 
@@ -139,7 +139,7 @@ def adafactor(model: nn.Module, lr: float, *, weight_decay: NonNegativeFloat = 0
     When: memory is short
     """
     parameters = list(model.parameters())
-    kind = SplitAdafactor if any(map(is_split, parameters)) else torch.optim.Adafactor
+    kind = ShardedAdafactor if any(map(is_dtensor, parameters)) else torch.optim.Adafactor
     return [kind(_decay_groups(parameters, weight_decay), lr=lr)]
 
 

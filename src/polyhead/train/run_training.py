@@ -115,7 +115,7 @@ class TrainingSession:
         recipe, ranks, out = self.recipe, self.ranks, self.out
         self.device = resolve_device(recipe.train.device)
         ranks.form_mesh(recipe.train.parallel, self.device.type)
-        tune_malloc(reuse=not ranks.place.shape.splits_model)
+        tune_malloc(reuse=not ranks.place.shape.partitions_model)
         ranks.use_threads(recipe.train.threads)
         self.resume = resume = ranks.on_rank0(lambda: self.is_resume_requested and is_started(out))
         if self.is_resume_requested and not resume:  # recipes are read leniently for --resume
@@ -205,7 +205,7 @@ class TrainingSession:
             write_run_manifest(out)
         ranks.on_rank0(lambda: check_disk_space(out, self.training, self.config, recipe.train, self.steps))
         if recipe.train.parallel.checkpoint == "sharded":
-            from polyhead.train.distributed.split_checkpoint import check_shared_directory  # slow to import
+            from polyhead.train.distributed.sharded_checkpoint import check_shared_directory  # slow to import
 
             check_shared_directory(out, ranks)
         size = {"size": self.summary, "steps": self.steps, "out": out}
@@ -265,12 +265,12 @@ def _share_newest_checkpoint(
     checkpoints: Path, resume: bool, ranks: ProcessGroup
 ) -> checkpoint.Checkpoint | None:
     """The newest checkpoint, read by rank 0; one tensor at a time if no rank has room for the whole model."""
-    splits_model = ranks.place.shape.splits_model
+    partitions_model = ranks.place.shape.partitions_model
     newest = None
     if resume and not ranks.rank:
-        read = checkpoint.open_lazy_checkpoint if splits_model else checkpoint.read_checkpoint
+        read = checkpoint.open_lazy_checkpoint if partitions_model else checkpoint.read_checkpoint
         newest = checkpoint.read_newest_checkpoint(checkpoints, read=read)
-    return (share_checkpoint if splits_model else broadcast_checkpoint)(newest, ranks)
+    return (share_checkpoint if partitions_model else broadcast_checkpoint)(newest, ranks)
 
 
 def _pretrained_info(resumed_dir: Path | None, origin: Run | None) -> tuple[int, str | None]:

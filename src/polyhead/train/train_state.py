@@ -19,11 +19,11 @@ from polyhead.config.recipe import TrainConfig
 from polyhead.core.registry import OPTIMIZER, SCHEDULE
 from polyhead.nn.stack import recompute_blocks
 from polyhead.nn.state import named_state
-from polyhead.train.distributed.local_tensor import get_local, is_split, split_like
+from polyhead.train.distributed.local_tensor import get_local, is_dtensor, shard_like
 from polyhead.train.distributed.process_group import SINGLE_PROCESS, ProcessGroup
 from polyhead.train.distributed.rank_sync import share_tensors
 from polyhead.train.ema import Ema, copy_into
-from polyhead.train.optim import SplitAdafactor, list_parameters, set_rates
+from polyhead.train.optim import ShardedAdafactor, list_parameters, set_rates
 from polyhead.train.precision import LossScale, resolve_precision
 from polyhead.train.progress import Progress
 from polyhead.train.schedule import Schedule
@@ -82,7 +82,7 @@ class FullLayout:
 
     def load_optimizers(self, optimizers: Sequence[Optimizer], states: Sequence[OptimizerState]) -> None:
         for optimizer, (tensors, description) in zip(optimizers, states, strict=True):
-            entries = split_optimizer_tensors(optimizer, tensors)
+            entries = shard_optimizer_tensors(optimizer, tensors)
             optimizer.load_state_dict(unflatten_optimizer(entries, description))
 
 
@@ -153,18 +153,18 @@ class TrainState:
         self.saved_best_step = self.progress.best_step
 
 
-def split_optimizer_tensors(optimizer: Optimizer, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """Saved tensors of an optimizer, those of the shape of their parameter split as it is, one at a time."""
+def shard_optimizer_tensors(optimizer: Optimizer, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Saved tensors of an optimizer; one of the shape of its parameter is sharded as it is, one at a time."""
     parameters = [p.detach() for p in list_parameters(optimizer)]
-    if isinstance(optimizer, SplitAdafactor) or not any(map(is_split, parameters)):
+    if isinstance(optimizer, ShardedAdafactor) or not any(map(is_dtensor, parameters)):
         return tensors
     parts: dict[str, Tensor] = {}
-    for name, whole in tensors.items():
+    for name, full in tensors.items():
         parameter = parameters[int(name.split("/")[1])]  # state/<number>/<key>
-        parts[name] = whole
-        if whole.shape == parameter.shape:  # a copy, as a part can be a view that keeps the whole in memory
-            parts[name] = torch.empty_like(parameter, dtype=whole.dtype).copy_(split_like(whole, parameter))
-        del whole
+        parts[name] = full
+        if full.shape == parameter.shape:  # a copy, as a part can be a view that keeps the whole in memory
+            parts[name] = torch.empty_like(parameter, dtype=full.dtype).copy_(shard_like(full, parameter))
+        del full
     return parts
 
 

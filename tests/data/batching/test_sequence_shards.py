@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from polyhead.data.batching.collate import PairBatch, split_pair_tokens
-from polyhead.data.batching.token_windows import SequenceShard, TokenWindows, join_shards, split_windows
+from polyhead.data.batching.collate import PairBatch, shard_pair_tokens
+from polyhead.data.batching.token_windows import SequenceShard, TokenWindows, join_shards, shard_windows
 
 
 def make_shards(n):
@@ -31,7 +31,7 @@ def test_joined_shards_equal_the_rows(n, dim):
 
 def test_windows_have_positions_and_no_label_at_padding():
     batch = TokenWindows(count(6) + 10, None, count(6) + 11)
-    parts = [split_windows(batch, shard) for shard in make_shards(2)]
+    parts = [shard_windows(batch, shard) for shard in make_shards(2)]
     assert [part.pos[0].tolist() for part in parts] == [[0, 1, -1, -1], [2, 3, 4, 5]]
     assert [part.tokens[0].tolist() for part in parts] == [[10, 11, 0, 0], [12, 13, 14, 15]]
     assert [part.labels[1].tolist() for part in parts] == [[11, 12, -100, -100], [13, 14, 15, 16]]
@@ -41,7 +41,7 @@ def test_windows_have_positions_and_no_label_at_padding():
 def test_pairs_count_the_labels_of_a_part():
     labels = torch.tensor([[7, 8, 9, 2], [7, 2, -100, -100]])
     batch = PairBatch(count(3), None, count(4), labels, 6)
-    first, second = (split_pair_tokens(batch, shard) for shard in make_shards(2))
+    first, second = (shard_pair_tokens(batch, shard) for shard in make_shards(2))
     assert (first.n_tokens, second.n_tokens) == (3, 3)
     assert first.target_pos.tolist() == [[0, 3], [0, -1]] and second.target_pos.tolist() == [[1, 2], [1, -1]]
     assert first.source_pos.tolist() == [[0, -1]] * 2

@@ -11,9 +11,9 @@ from polyhead import Choice, ModelConfig, build
 from polyhead.config.config_sections import DistillConfig
 from polyhead.config.recipe import Recipe
 from polyhead.core.registry import TASK
-from polyhead.data.batching.token_windows import TokenWindows, split_windows
+from polyhead.data.batching.token_windows import TokenWindows, shard_windows
 from polyhead.nn.stack import recompute_blocks
-from polyhead.train.distributed.context_parallel import ContextGather, SplitsSequence
+from polyhead.train.distributed.context_parallel import ContextGather, ShardsSequence
 from polyhead.train.distributed.mesh import MeshShape
 from polyhead.train.distributed.parallel_check import find_obstacle
 from polyhead.train.loss_module import LossModule
@@ -39,11 +39,11 @@ def compare_tasks(recipes: dict[str, Recipe]) -> dict[str, float]:
     differences = {}
     for name, recipe in recipes.items():
         run, task = open_task(recipe)
-        assert isinstance(task, SplitsSequence)
+        assert isinstance(task, ShardsSequence)
         module, batch = LossModule(run.model.double().train(), task), task.collate(task.largest_batch())
         context = ContextGather(run.model, dist.group.WORLD)
         with context.apply():
-            sums = sum_losses(module, task.split_sequence(batch, context.shard))
+            sums = sum_losses(module, task.shard_sequence(batch, context.shard))
         dist.all_reduce(sums)
         single = sum_losses(module, batch)
         differences[name] = float((sums - single).abs().max() / single[0])
@@ -63,7 +63,7 @@ def make_batch() -> TokenWindows:
 
 def compute_gradients(model: Any, context: ContextGather) -> list[Tensor]:
     with context.apply():
-        batch = split_windows(make_batch(), context.shard)
+        batch = shard_windows(make_batch(), context.shard)
         model.features(batch.tokens, batch.pos).sin().sum().backward()
     return [p.grad for p in model.parameters() if p.grad is not None]
 
@@ -98,7 +98,7 @@ def measure_memory() -> list[Any]:
     for model, batch in ((alibi, documents), (recomputing, documents), (rope, plain)):
         context = ContextGather(model, dist.group.WORLD)
         with context.apply():
-            size = measure_saved_bytes(model, split_windows(batch, context.shard))
+            size = measure_saved_bytes(model, shard_windows(batch, context.shard))
         sizes.append([size, measure_saved_bytes(model, batch)])
     return [*sizes, *compare_gradients(alibi, recomputing)]
 
@@ -157,7 +157,7 @@ def test_ranks_draw_the_same_token_splits(corpus_dir):
     ids=str,
 )
 def test_four_ranks_match_one_process(parallel, corpus_dir):
-    """All split tokens, or two groups do, which share rows or weights too; with recomputation and experts."""
+    """All shard tokens, or two groups do, which share rows or weights too; with recomputation and experts."""
     name = "-".join(f"{key}{size}" for key, size in parallel.items())
     options = {"model": {"feed_forward": {"name": "moe", "n_experts": 3}}}
     single = recipe_of(corpus_dir, "language-model", f"{name}-1", **options)
@@ -174,7 +174,7 @@ def test_obstacles_name_the_reason(corpus_dir):
         labels = ("few", "many") if task == "classification" else ()
         return find_obstacle(recipe, recipe.model.with_vocabulary(30, labels), MeshShape(context=2))
 
-    assert [task for task in TASKS if isinstance(TASK.get(task), SplitsSequence)] == TOKEN_TASKS
+    assert [task for task in TASKS if isinstance(TASK.get(task), ShardsSequence)] == TOKEN_TASKS
     assert all(find(task) is None for task in TOKEN_TASKS)
     linear = {"attention": {"name": "linear"}, "position": {"name": "none"}}
     reasons = {

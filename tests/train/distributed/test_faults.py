@@ -15,7 +15,7 @@ from polyhead.checkpoint import checkpoint
 from polyhead.core.errors import UserError
 from polyhead.nn.stack import Stack
 from polyhead.train import loop
-from polyhead.train.distributed import replicate_model, split_checkpoint
+from polyhead.train.distributed import replicate_model, sharded_checkpoint
 from polyhead.train.distributed.kv_store import HEARTBEAT_INTERVAL
 from polyhead.train.distributed.launch import RANK_LOST
 from polyhead.train.run_training import run_training
@@ -62,7 +62,7 @@ def inject(point: str, ranks, action: Callable[[], None]) -> None:
     elif ranks.rank:  # in a save
         ranks.on_rank0 = on_call(FIRST_SAVE, ranks.on_rank0, action)
     else:
-        writers = ((checkpoint.safetensors, "write_safetensors"), (split_checkpoint, "write_stream"))
+        writers = ((checkpoint.safetensors, "write_safetensors"), (sharded_checkpoint, "write_stream"))
         for module, name in writers:
             setattr(module, name, on_call(1, getattr(module, name), action))
 
@@ -106,14 +106,14 @@ def test_fault_of_one_process_ends_all(fault, rank, point, corpus_dir):
 PARALLEL = {"shard": {"shard": 2}, "tensor": {"tensor": 2}, "context": {"context": 2}}
 FAST_SPLIT = {("shard", "kill", 1, "first step")}
 FAST_SPLIT |= {("shard", fault, 1, "in the model") for fault in ("stop", "raise")}
-# those of the whole model are as without a split
+# those of the whole model are as without shards
 SPLIT_POINTS = ["first step", "save", "late step", "in the model", "lockstep"]
 SPLIT_FAULTS = list(product(PARALLEL, ACTIONS, (0, 1), SPLIT_POINTS))
 
 
 @pytest.mark.acceptance("G1", "R11")
 @pytest.mark.parametrize(("parallel", "fault", "rank", "point"), mark_slow(SPLIT_FAULTS, FAST_SPLIT))
-def test_fault_of_one_process_ends_split_training(parallel, fault, rank, point, corpus_dir):
+def test_fault_of_one_process_ends_sharded_training(parallel, fault, rank, point, corpus_dir):
     name = f"{parallel}-{fault}-{rank}-{point.replace(' ', '-')}"
     recipe = recipe_of(corpus_dir, "language-model", name, steps=8, parallel=PARALLEL[parallel])
     check_all_end(fault, rank, point, recipe)

@@ -76,7 +76,7 @@ def test_mesh_of_another_world_size_is_refused(parallel, world_size, message):
         ({"eval_bleu": True, "precision": "fp16"}, MeshShape(replicate=2), None),
     ],
 )
-def test_training_that_cannot_be_split_is_refused(train, shape, reason, tmp_path):
+def test_training_that_cannot_be_partitioned_is_refused(train, shape, reason, tmp_path):
     recipe = small_recipe(tmp_path, "refused", **train)
     obstacle = find_obstacle(recipe, recipe.model.with_vocabulary(300, ()), shape)
     assert obstacle is None if reason is None else reason in (obstacle or "")

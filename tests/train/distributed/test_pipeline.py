@@ -24,7 +24,7 @@ from polyhead.train.distributed.pipeline import (
     cut_micro_batches,
     find_pipeline_obstacle,
 )
-from polyhead.train.distributed.pipeline_stages import CutModel, split_layers
+from polyhead.train.distributed.pipeline_stages import PartitionedModel, partition_layers
 from polyhead.train.distributed.process_group import ProcessGroup
 from polyhead.train.loss_module import LossModule
 from polyhead.train.tasks.common import causal_lm_loss, seq2seq_loss
@@ -220,7 +220,7 @@ def test_every_part_matches_one_process(kind):
 
 
 def test_layers_and_batches_are_cut_into_stages():
-    assert split_layers(7, 3) == [range(3), range(3, 5), range(5, 7)]
+    assert partition_layers(7, 3) == [range(3), range(3, 5), range(5, 7)]
     expected = {"1f1b": [0, 1, 2], "interleaved": [0, 1, 2, 0, 1, 2], "zbv": [0, 1, 2, 2, 1, 0]}
     assert {schedule: assign_stages(schedule, 3) for schedule in expected} == expected
     shard, collate = (lambda rows, n: [rows[:2], rows[2:]]), (lambda rows: rows)
@@ -264,7 +264,7 @@ def test_obstacles_name_the_reason(kind, model, size, schedule, reason):
 def test_cut_model_keeps_names_of_its_weights():
     """The head of the last stage is the embedding, whose name it keeps."""
     uncut, model = (Case("1f1b", "decoder", {"position": "learned"}).build() for _ in range(2))
-    CutModel(model, [0, 1], 1)
+    PartitionedModel(model, [0, 1], 1)
     parts = ("embedding.token", "stack.layers.2", "stack.layers.3", "stack.final_norm")
     expected = [name for name, _ in uncut.named_parameters() if name.startswith(parts)]
     assert [name for name, _ in model.named_parameters()] == expected
@@ -272,7 +272,7 @@ def test_cut_model_keeps_names_of_its_weights():
     for name, parameter in uncut.named_parameters():
         parameter.requires_grad_(".layers.3." in name)
     with user_error("all weights of process 1 of 2 are frozen"):
-        CutModel(uncut, [0, 1], 1)
+        PartitionedModel(uncut, [0, 1], 1)
 
 
 def test_gradients_have_strides_of_their_weights():

@@ -12,7 +12,7 @@ from polyhead.config.config_sections import ParallelConfig
 from polyhead.config.recipe import TrainConfig
 from polyhead.nn.state import named_state
 from polyhead.train.distributed.launch import RANK_LOST
-from polyhead.train.distributed.local_tensor import get_local, get_whole
+from polyhead.train.distributed.local_tensor import full_tensor, get_local
 from polyhead.train.distributed.process_group import SINGLE_PROCESS, ProcessGroup
 from polyhead.train.loop import train_step
 from polyhead.train.run_training import run_training
@@ -70,8 +70,8 @@ def train_design(name: str, ranks: ProcessGroup, parallel: dict[str, Any]) -> di
     ]
     return {
         "losses": losses,
-        "weights": {key: get_whole(w.detach()).flatten().tolist() for key, w in weights.items()},
-        "ema": {key: get_whole(w).flatten().tolist() for key, w in averages.items()},
+        "weights": {key: full_tensor(w.detach()).flatten().tolist() for key, w in weights.items()},
+        "ema": {key: full_tensor(w).flatten().tolist() for key, w in averages.items()},
         "size": sum(get_local(p).numel() for p in training.model.parameters()),
         "state": sum(get_local(value).numel() for value in states),
     }
@@ -158,7 +158,7 @@ FEW_ROWS = {"max_tokens": 26, "accumulate": 2}  # two rows at most: some ranks h
     ],
     ids=str,
 )
-def test_split_run_matches_one_process(task, parallel, options, corpus_dir):
+def test_sharded_run_matches_one_process(task, parallel, options, corpus_dir):
     """A rank that made more passes than another, or had no validation batch, would wait in vain."""
     name = f"{task}-{parallel}"
     single = train(recipe_of(corpus_dir, task, f"{name}-1", **options), 1)
@@ -166,7 +166,7 @@ def test_split_run_matches_one_process(task, parallel, options, corpus_dir):
     assert_same_run(single, train(recipe, prod(parallel.values())))
 
 
-def test_model_that_cannot_be_split_is_refused(corpus_dir):
+def test_model_that_cannot_be_sharded_is_refused(corpus_dir):
     options = {"model": {"n_kv_heads": 1}, "parallel": {"tensor": 2}}
     recipe = recipe_of(corpus_dir, "language-model", "tensor-refused", **options)
     first, second = run_ranks(2, lambda ranks: run_training(recipe, ranks=ranks), timeout=60)
@@ -192,10 +192,10 @@ def test_tensor_parallel_designs_match_one_process(world_size, parallel, names):
     assert_trains_like_one_process(names, world_size, parallel | {"tensor": 2}, tolerance=1e-7)
 
 
-@pytest.mark.slow  # test_split_checkpoint.py resumes one with parts of checkpoints
+@pytest.mark.slow  # test_sharded_checkpoint.py resumes one with parts of checkpoints
 @pytest.mark.acceptance("G6")
 @pytest.mark.parametrize("parallel", ["shard", "tensor", "context"])
-def test_split_run_resumes_on_one_process(parallel, corpus_dir):
+def test_sharded_run_resumes_on_one_process(parallel, corpus_dir):
     name = f"{parallel}-on"
     single = train(recipe_of(corpus_dir, "language-model", f"{name}-whole"), 1)
     train(recipe_of(corpus_dir, "language-model", name, steps=2, parallel={parallel: 2}), 2)

@@ -1,4 +1,4 @@
-"""What a split model stores, sends and draws; tests/laws compares its training with one process."""
+"""What a sharded model stores, sends and draws; tests/laws compares its training with one process."""
 
 import copy
 from collections import Counter
@@ -31,7 +31,7 @@ from polyhead.nn.attention.softmax import Attention
 from polyhead.nn.loss import cross_entropy
 from polyhead.nn.position.base import Position
 from polyhead.nn.stack import recompute_blocks
-from polyhead.train.distributed.tensor_parallel import find_tensor_obstacle, split_tensors
+from polyhead.train.distributed.tensor_parallel import find_tensor_obstacle, shard_tensors
 from polyhead.train.loss_module import LossModule
 from polyhead.train.trainable_parameters import add_lora
 
@@ -39,9 +39,9 @@ DECODER = {"kind": "decoder", "position": {"name": "rope"}, "norm_first": True, 
 DROPOUT = {"attention": {"name": "softmax", "dropout": 0.5}, "feed_forward": {"name": "gelu", "dropout": 0.5}}
 
 
-def split(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+def shard(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     model = copy.deepcopy(model)
-    split_tensors(model, mesh)
+    shard_tensors(model, mesh)
     return model
 
 
@@ -52,7 +52,7 @@ def loss_of(model: nn.Module) -> Tensor:
 def count_sums(mesh: DeviceMesh, **changes: Any) -> list[int]:
     counts = []
     for n_layers in (1, 2):
-        model = split(make_model(make_config(DECODER | changes, n_layers=n_layers)), mesh)
+        model = shard(make_model(make_config(DECODER | changes, n_layers=n_layers)), mesh)
         with CommDebugMode() as forward:
             loss = loss_of(model)
         with CommDebugMode() as backward:
@@ -73,7 +73,7 @@ class Widths(TorchDispatchMode):
 
 
 def widths_of_loss(mesh: DeviceMesh) -> list[int]:
-    model = split(make_model(make_config(DECODER, vocab_size=38, tie_embeddings="none")), mesh)
+    model = shard(make_model(make_config(DECODER, vocab_size=38, tie_embeddings="none")), mesh)
     inputs, labels = make_batch(model.config)
     features = model.features(*inputs)
     with Widths() as widths:
@@ -82,8 +82,8 @@ def widths_of_loss(mesh: DeviceMesh) -> list[int]:
 
 
 def count_stored(mesh: DeviceMesh) -> list[int]:
-    """Numbers stored for the weights, and those of the unsplit model."""
-    model = split(make_model(make_config(DECODER, vocab_size=20, norm={"name": "none"})), mesh)
+    """Numbers stored for the weights, and those of the full model."""
+    model = shard(make_model(make_config(DECODER, vocab_size=20, norm={"name": "none"})), mesh)
     storages = [p.to_local().untyped_storage() for p in model.parameters()]
     n_bytes = {storage.data_ptr(): storage.nbytes() for storage in storages}
     return [sum(n_bytes.values()) // 8, sum(p.numel() for p in model.parameters())]
@@ -92,7 +92,7 @@ def count_stored(mesh: DeviceMesh) -> list[int]:
 def logits_difference(mesh: DeviceMesh) -> float:
     one = make_model(make_config(DECODER, lm_head_bias=True, logit_softcap=3.0)).eval()
     tokens = make_batch(one.config)[0][0]
-    other = split(one, mesh)
+    other = shard(one, mesh)
     (one(tokens).sin().sum() + 0).backward()
     other(tokens).sin().sum().backward()
     pairs = zip(other.parameters(), one.parameters(), strict=True)
@@ -101,8 +101,8 @@ def logits_difference(mesh: DeviceMesh) -> float:
 
 
 def draw_dropout(mesh: DeviceMesh) -> dict[str, Any]:
-    """The elements that are dropped in a split part and in a residual, and the random state after them."""
-    model = split(make_model(make_config(DECODER, dropout=0.5, **DROPOUT)), mesh).train()
+    """The elements that are dropped in a sharded part and in a residual, and the random state after them."""
+    model = shard(make_model(make_config(DECODER, dropout=0.5, **DROPOUT)), mesh).train()
     block, ones = model.stack.layers[0], torch.ones(1, 2, 16, dtype=torch.float64)
     draws: dict[str, Any] = {}
     handle = block.ffn.dropout.register_forward_hook(
@@ -126,12 +126,12 @@ def lora_difference(mesh: DeviceMesh) -> float:
         for name, p in one.named_parameters():
             if "lora" in name:
                 p.add_(0.1)
-    return compare_training(LossModule(one, LabelTask()), LossModule(split(one, mesh), LabelTask()))
+    return compare_training(LossModule(one, LabelTask()), LossModule(shard(one, mesh), LabelTask()))
 
 
 def recompute_difference(mesh: DeviceMesh) -> float:
-    one = split(make_model(make_config(DECODER, dropout=0.3, **DROPOUT)), mesh)
-    other = split(make_model(make_config(DECODER, dropout=0.3, **DROPOUT)), mesh)
+    one = shard(make_model(make_config(DECODER, dropout=0.3, **DROPOUT)), mesh)
+    other = shard(make_model(make_config(DECODER, dropout=0.3, **DROPOUT)), mesh)
     recompute_blocks(other)
     return compare_training(LossModule(one, LabelTask()), LossModule(other, LabelTask()))
 
@@ -141,7 +141,7 @@ def bf16_difference(mesh: DeviceMesh) -> list[float]:
     one = make_model(make_config(DECODER, norm={"name": "rmsnorm"}))
     loss_of(one).backward()
     relative = []
-    for model in (copy.deepcopy(one).float(), split(copy.deepcopy(one).float(), mesh)):
+    for model in (copy.deepcopy(one).float(), shard(copy.deepcopy(one).float(), mesh)):
         model.zero_grad()
         with torch.autocast("cpu", torch.bfloat16):
             loss = loss_of(model)
@@ -170,7 +170,7 @@ def results():
     return outputs_of(2, work)
 
 
-def test_split_model_stores_and_sends_its_share(results):
+def test_sharded_model_stores_and_sends_its_share(results):
     for rank in results:
         assert rank["sums"] == [[2, 2], [2, 2]]  # of each layer, forward and backward
         assert 19 in rank["widths"] and 38 not in rank["widths"]  # no logits of the full vocabulary
@@ -179,12 +179,12 @@ def test_split_model_stores_and_sends_its_share(results):
         assert n_stored == (total - n_replicated) // 2 + n_replicated
 
 
-def test_split_model_computes_like_one_process(results):
+def test_sharded_model_computes_like_one_process(results):
     for rank in results:
         assert max(rank["logits"], rank["lora"]) < 1e-12 and rank["recompute"] == 0
-        single, split_model = rank["bf16"]
-        assert 0.001 < single < 0.03 and split_model < 2 * single
-    # dropout differs in split parts, not in residuals
+        single, sharded_model = rank["bf16"]
+        assert 0.001 < single < 0.03 and sharded_model < 2 * single
+    # dropout differs in sharded parts, not in residuals
     a, b = (rank["draws"] for rank in results)
     assert a["part"] != b["part"] and 0.2 < sum(a["part"]) / len(a["part"]) < 0.8
     assert a["residual"] == b["residual"] and 0 < sum(a["residual"]) < len(a["residual"])
@@ -198,7 +198,7 @@ def test_shard_and_tensor_mesh_matches_one_process():
         single = make_model(
             make_config(DECODER, n_kv_heads=2, attention={"name": "softmax", "qk_norm": True})
         )
-        root = LossModule(split(single, mesh["tensor"]), LabelTask())
+        root = LossModule(shard(single, mesh["tensor"]), LabelTask())
         size = sum(p.to_local().numel() for p in root.parameters())
         for block in root.model.stack.layers:
             fully_shard(block, mesh=mesh["shard"])
@@ -241,7 +241,7 @@ def test_obstacles_name_the_reason(monkeypatch):
         return find_tensor_obstacle(make_config(DECODER | changes), size)
 
     advice = ": tensor must divide their number"
-    undeclared_message = "{} does not declare how it splits over ranks: set its tensor_split"
+    undeclared_message = "{} does not declare how it splits over ranks: set its shard_plan"
     assert find_obstacle() is None
     assert find_obstacle(4, n_kv_heads=2) == f"2 key/value heads cannot be divided by 4{advice}"
     assert find_obstacle(8) == f"4 query heads cannot be divided by 8{advice}"
@@ -249,10 +249,10 @@ def test_obstacles_name_the_reason(monkeypatch):
     assert find_obstacle(4, vocab_size=5) == "a vocabulary of 5 tokens is too small for 4 ranks"
     assert find_obstacle(attention={"name": "undeclared"}) == undeclared_message.format("Undeclared")
     assert find_obstacle(position={"name": "undeclared"}) == undeclared_message.format("UndeclaredScores")
-    reason = "tensor_split of Extended does not name its weight gate"
+    reason = "shard_plan of Extended does not name its weight gate"
     assert find_obstacle(attention={"name": "extended"}) == reason
     model = make_model(make_config(DECODER))
     initial_ids = [id(p) for p in model.parameters()]
     with user_error("4 query heads cannot be divided by 8"):
-        split_tensors(model, SimpleNamespace(size=lambda: 8, get_local_rank=lambda: 0))
+        shard_tensors(model, SimpleNamespace(size=lambda: 8, get_local_rank=lambda: 0))
     assert [id(p) for p in model.parameters()] == initial_ids

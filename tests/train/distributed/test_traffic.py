@@ -15,8 +15,8 @@ from polyhead.config.recipe import TrainConfig
 from polyhead.cost.communication import ParallelLayout, estimate_traffic
 from polyhead.cost.parameter_count import count_model_parameters
 from polyhead.cost.workload import BatchShape
-from polyhead.data.batching.collate import PairBatch, split_pair_tokens
-from polyhead.data.batching.token_windows import SequenceShard, TokenWindows, split_windows
+from polyhead.data.batching.collate import PairBatch, shard_pair_tokens
+from polyhead.data.batching.token_windows import SequenceShard, TokenWindows, shard_windows
 from polyhead.nn.loss import Loss
 from polyhead.train.distributed.process_group import ProcessGroup
 from polyhead.train.loop import train_step
@@ -53,8 +53,8 @@ class RandomRows:
     def dummy_batch(self) -> Any:
         raise AssertionError("every rank has rows")
 
-    def split_sequence(self, batch: Any, shard: SequenceShard) -> Any:
-        return (split_pair_tokens if self.is_pair else split_windows)(batch, shard)
+    def shard_sequence(self, batch: Any, shard: SequenceShard) -> Any:
+        return (shard_pair_tokens if self.is_pair else shard_windows)(batch, shard)
 
     def count_labels(self, batch: Any) -> int:
         return batch.labels.numel()

@@ -56,7 +56,7 @@ def collate_token_split(
     return _make_batch(sources, targets, tokenizer)
 
 
-def split_pair_tokens(batch: PairBatch, shard: SequenceShard) -> PairBatch:
+def shard_pair_tokens(batch: PairBatch, shard: SequenceShard) -> PairBatch:
     """One rank's part of the tokens of both sides."""
     labels = shard.select(batch.labels, IGNORE_INDEX)
     return PairBatch(

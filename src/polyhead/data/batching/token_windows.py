@@ -90,7 +90,7 @@ def collate_windows(store: TokenStore, starts: IdArray, width: int, *, has_docum
     return TokenWindows(cells[:, :-1], pos, labels, has_documents)
 
 
-def split_windows(batch: TokenWindows, shard: SequenceShard) -> TokenWindows:
+def shard_windows(batch: TokenWindows, shard: SequenceShard) -> TokenWindows:
     """One rank's part of the tokens of each row."""
     return TokenWindows(
         shard.select(batch.tokens),

@@ -9,7 +9,7 @@ from polyhead.config.model import AttentionShape
 from polyhead.core.errors import UserError
 from polyhead.core.registry import ATTENTION, SIMILARITY
 from polyhead.nn.attention.projections import (
-    SplitByHeads,
+    ShardedByHeads,
     Tie,
     build_projections,
     project_keys_values,
@@ -31,7 +31,7 @@ from polyhead.nn.position.base import Position
 
 
 @ATTENTION.register("kernel")
-class KernelAttention(SplitByHeads, nn.Module):
+class KernelAttention(ShardedByHeads, nn.Module):
     """A mean of values, weighted by any similarity of query and key, computed for every pair.
 
     With exp it is softmax attention, with a product of feature maps the quadratic form of linear attention.
@@ -67,7 +67,7 @@ class KernelAttention(SplitByHeads, nn.Module):
         self.q_proj, self.k_proj, self.v_proj, self.o_proj = build_projections(shape, tie, bias)
         self.sim, self.position = SIMILARITY.get(sim), position
         self.weights_hooks: list[WeightsHook] = []
-        self.gather_kv: GatherKV | None = None  # of rows whose tokens are split over ranks
+        self.gather_kv: GatherKV | None = None  # of rows whose tokens are sharded over ranks
 
     state = None  # the cache holds keys and values
 

@@ -15,7 +15,7 @@ from polyhead.config.model import AttentionShape
 from polyhead.core.errors import UserError
 from polyhead.core.registry import ATTENTION, FEATURE_MAP
 from polyhead.nn.attention.projections import (
-    SplitByHeads,
+    ShardedByHeads,
     Tie,
     build_projections,
     project_keys_values,
@@ -58,7 +58,7 @@ class LinearAttentionState(NamedTuple):
 
 
 @ATTENTION.register("linear")
-class LinearAttention(SplitByHeads, nn.Module):
+class LinearAttention(ShardedByHeads, nn.Module):
     """A product of feature maps in place of exp(q . k): the past is summed into a state of constant size.
 
     Training cost is linear in the length; a decoding row stores n_kv_heads states of P x (v_head_dim + 1)

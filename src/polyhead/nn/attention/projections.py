@@ -12,7 +12,7 @@ from polyhead.core.errors import UserError
 from polyhead.nn.kv import merge_heads, split_heads
 from polyhead.nn.norm import LayerNorm, RMSNorm
 from polyhead.nn.position.base import Position
-from polyhead.nn.tensor_split import TensorSplit, select_shard
+from polyhead.nn.shard_plan import ShardPlan, select_shard
 
 Tie = Literal["none", "kv", "qk", "qkv"]
 """Which projections are tied: keys and values, queries and keys, or all three."""
@@ -35,10 +35,10 @@ QK_EPS = 1e-6
 """Default epsilon, added to the mean square or variance."""
 
 
-class SplitByHeads:
-    """Mixin of the attentions with the four projections: tensor ranks split them by key/value heads."""
+class ShardedByHeads:
+    """Mixin of the attentions with the four projections: tensor ranks shard them by key/value heads."""
 
-    tensor_split = TensorSplit(
+    shard_plan = ShardPlan(
         colwise=("q_proj", "k_proj", "v_proj"),
         rowwise=("o_proj",),
         partial_grads=("q_norm", "k_norm"),
@@ -48,7 +48,7 @@ class SplitByHeads:
     k_proj: nn.Linear
     head_dim: int
 
-    def find_split_obstacle(self, size: int) -> str | None:
+    def find_shard_obstacle(self, size: int) -> str | None:
         """The number of query or key/value heads, if it is no multiple of ``size``."""
         for name, proj in (("query", self.q_proj), ("key/value", self.k_proj)):
             heads = len(proj.weight) // self.head_dim
@@ -60,8 +60,8 @@ class SplitByHeads:
 class FullQKNorm(RMSNorm):
     """RMS norm of all heads of a token as one vector."""
 
-    def find_split_obstacle(self, size: int) -> str | None:
-        """The reason: this norm reduces over all heads, so it cannot be split over tensor ranks."""
+    def find_shard_obstacle(self, size: int) -> str | None:
+        """The reason: this norm reduces over all heads, so it cannot be sharded over tensor ranks."""
         return "qk_norm=all_heads takes the norm over the heads of all ranks"
 
     def forward(self, x: Tensor, pos: Tensor | None = None) -> Tensor:
@@ -78,7 +78,7 @@ class PerHeadLayerNorm(nn.Module):
         self.heads = nn.ParameterList(torch.ones(head_dim) for _ in range(n_heads))
         self.own_heads = slice(None)  # those that this rank computes
 
-    tensor_split = TensorSplit(partial_grads=("heads",))
+    shard_plan = ShardPlan(partial_grads=("heads",))
 
     def keep_shard(self, rank: int, size: int) -> None:
         """Apply the weights of the heads of a rank."""

@@ -14,7 +14,7 @@ from polyhead.nn.attention.projections import (
     QK_EPS,
     Bias,
     QKNorm,
-    SplitByHeads,
+    ShardedByHeads,
     Tie,
     build_projections,
     build_qk_norms,
@@ -26,7 +26,7 @@ from polyhead.nn.position.base import Position
 
 
 @ATTENTION.register("softmax")
-class Attention(SplitByHeads, nn.Module):
+class Attention(ShardedByHeads, nn.Module):
     """Multi-head attention: each query takes a mean of the values, weighted by the match of query and key.
 
     ``model.n_kv_heads`` is K: as many as heads is multi-head, 1 multi-query (Shazeer, 2019), a divisor
@@ -89,7 +89,7 @@ class Attention(SplitByHeads, nn.Module):
         self.q_norm, self.k_norm = build_qk_norms(shape, qk_norm, qk_eps)
         self.position = position
         self.weights_hooks: list[WeightsHook] = []
-        self.gather_kv: GatherKV | None = None  # of rows whose tokens are split over ranks
+        self.gather_kv: GatherKV | None = None  # of rows whose tokens are sharded over ranks
 
     state = None  # the cache holds keys and values
 

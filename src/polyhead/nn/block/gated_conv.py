@@ -14,7 +14,7 @@ from polyhead.nn.cache import LayerCache
 from polyhead.nn.kv import EncoderMemory
 from polyhead.nn.packed_rows import apply_per_document, apply_unpadded, has_several_documents
 from polyhead.nn.position.base import Position
-from polyhead.nn.tensor_split import TensorSplit
+from polyhead.nn.shard_plan import ShardPlan
 
 
 @BLOCK.register("gated_conv")
@@ -35,7 +35,7 @@ class GatedConvBlock(nn.Module):
       kernel: tokens that a layer sees, the token itself included; odd in an encoder
     """
 
-    tensor_split = TensorSplit(parts=("cross",))
+    shard_plan = ShardPlan(parts=("cross",))
 
     def __init__(
         self, config: ModelSpec, shape: AttentionShape, position: Position, cross: bool, *, kernel: int = 3

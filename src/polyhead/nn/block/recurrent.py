@@ -25,7 +25,7 @@ from polyhead.nn.cache import LayerCache
 from polyhead.nn.kv import EncoderMemory
 from polyhead.nn.packed_rows import apply_per_document, apply_unpadded, first_and_last, has_several_documents
 from polyhead.nn.position.base import Position
-from polyhead.nn.tensor_split import TensorSplit
+from polyhead.nn.shard_plan import ShardPlan
 
 RnnState = tuple[Tensor, ...]
 """The recurrent state after the tokens so far, (B, H) each."""
@@ -132,7 +132,7 @@ class RecurrentBlock(nn.Module):
     projection of the source's first and last vector: the final states of such an encoder's two RNNs.
     """
 
-    tensor_split = TensorSplit(parts=("cross",))
+    shard_plan = ShardPlan(parts=("cross",))
 
     def __init__(
         self,

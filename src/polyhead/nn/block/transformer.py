@@ -14,7 +14,7 @@ from polyhead.nn.cache import LayerCache
 from polyhead.nn.kv import EncoderMemory
 from polyhead.nn.position.base import Position
 from polyhead.nn.residual import Residual
-from polyhead.nn.tensor_split import TensorSplit
+from polyhead.nn.shard_plan import ShardPlan
 
 
 def build_residual(config: ModelSpec) -> Residual:
@@ -46,7 +46,7 @@ class Block(nn.Module):
     A block without cross-attention has no module for it.
     """
 
-    tensor_split = TensorSplit(parts=("attn", "cross", "ffn"))
+    shard_plan = ShardPlan(parts=("attn", "cross", "ffn"))
 
     def __init__(
         self,

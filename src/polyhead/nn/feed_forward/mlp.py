@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from polyhead.core.registry import FEED_FORWARD
 from polyhead.nn.dropout import Dropout
-from polyhead.nn.tensor_split import TensorSplit
+from polyhead.nn.shard_plan import ShardPlan
 
 GateBias = bool | Literal["down"]
 """Which maps of a gated layer have a bias: all three, none, or only the down projection."""
@@ -22,7 +22,7 @@ SwishBeta = float | Literal["learned"]
 class FeedForward(nn.Module):
     """g(x W1 + b1) W2 + b2: the bias is inside the activation (Vaswani et al., 2017, eq. 2)."""
 
-    tensor_split = TensorSplit(colwise=("up_proj",), rowwise=("down_proj",), partial_grads=("activation",))
+    shard_plan = ShardPlan(colwise=("up_proj",), rowwise=("down_proj",), partial_grads=("activation",))
 
     def __init__(
         self, d_model: int, d_ff: int, activation: Callable[[Tensor], Tensor], bias: bool, dropout: float
@@ -41,7 +41,7 @@ class FeedForward(nn.Module):
 class GatedFeedForward(nn.Module):
     """(g(x W_gate) * x W_up) W_down: a gated product of two maps (Shazeer, 2020, eq. 5)."""
 
-    tensor_split = TensorSplit(
+    shard_plan = ShardPlan(
         colwise=("gate_proj", "up_proj"), rowwise=("down_proj",), partial_grads=("activation",)
     )
 
@@ -108,7 +108,7 @@ def leaky_relu_mlp(
 class ChannelPReLU(nn.PReLU):
     """PReLU with a slope for each feature; that of PyTorch expects features before the tokens."""
 
-    tensor_split = TensorSplit(shard_dims={"weight": 0})
+    shard_plan = ShardPlan(shard_dims={"weight": 0})
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., F) -> (..., F)."""
@@ -274,7 +274,7 @@ class ConvFeedForward(nn.Module):
       activation: g, as in the part of that name with its own defaults
     """
 
-    tensor_split = TensorSplit(colwise=("up_proj",), rowwise=("down_proj",), partial_grads=("activation",))
+    shard_plan = ShardPlan(colwise=("up_proj",), rowwise=("down_proj",), partial_grads=("activation",))
 
     def __init__(
         self,

@@ -15,7 +15,7 @@ from polyhead.core.registry import FEED_FORWARD
 from polyhead.nn.device import at_least_fp32, no_autocast, product_dtype
 from polyhead.nn.export_guard import is_traced
 from polyhead.nn.feed_forward.mlp import FeedForward, GatedFeedForward
-from polyhead.nn.tensor_split import TensorSplit
+from polyhead.nn.shard_plan import ShardPlan
 
 _ALIGNMENT = 8  # features: grouped products read rows of 16 bytes
 
@@ -126,7 +126,7 @@ class MixtureOfExperts(nn.Module):
     """
 
     needs_padding_mask = True  # loads exclude padding
-    tensor_split = TensorSplit(replicated_weights=("router", "balance"), parts=("experts",))
+    shard_plan = ShardPlan(replicated_weights=("router", "balance"), parts=("experts",))
 
     def __init__(
         self,

@@ -12,7 +12,7 @@ from polyhead.core.errors import UserError
 from polyhead.core.option_types import PositiveFloat
 from polyhead.core.registry import POSITION
 from polyhead.nn.position.base import Position, exceeds_table
-from polyhead.nn.tensor_split import TensorSplit
+from polyhead.nn.shard_plan import ShardPlan
 
 
 @POSITION.register("learned")
@@ -28,7 +28,7 @@ class LearnedPosition(Position):
       offset: unused rows before that of the first position; 2 in OPT, BART and RoBERTa
     """
 
-    tensor_split = TensorSplit(replicated_weights=("weight",))
+    shard_plan = ShardPlan(replicated_weights=("weight",))
 
     def __init__(self, shape: AttentionShape, *, offset: int = 0) -> None:
         super().__init__(shape)

@@ -13,7 +13,7 @@ from polyhead.core.registry import POSITION
 from polyhead.nn.device import host_copy
 from polyhead.nn.export_guard import is_traced
 from polyhead.nn.kv import KV
-from polyhead.nn.tensor_split import TensorSplit
+from polyhead.nn.shard_plan import ShardPlan
 
 ProjectQK = Callable[[Tensor], tuple[Tensor, Tensor]]
 """Attention's projection of arbitrary vectors to queries and keys: (R, C) -> (H, R, D), (K, R, D)."""
@@ -41,7 +41,7 @@ class Position(nn.Module):
     """
 
     kind: PositionKind = "nothing"
-    tensor_split: TensorSplit | None = TensorSplit()
+    shard_plan: ShardPlan | None = ShardPlan()
     n_products = 1  # number of products summed in a score: more if the scheme adds its own
 
     def __init_subclass__(cls) -> None:
@@ -50,9 +50,9 @@ class Position(nn.Module):
         for method, kind in _METHOD_KINDS.items():
             if getattr(cls, method) is not getattr(Position, method):
                 cls.kind = kind
-        # one that acts on heads must declare for itself how it splits
-        if cls.kind in ("heads", "scores") and cls.tensor_split is Position.tensor_split:
-            cls.tensor_split = None
+        # one that acts on heads must declare for itself how it is sharded
+        if cls.kind in ("heads", "scores") and cls.shard_plan is Position.shard_plan:
+            cls.shard_plan = None
 
     def __init__(self, shape: AttentionShape) -> None:
         super().__init__()

@@ -17,7 +17,7 @@ from polyhead.nn.kv import KV
 from polyhead.nn.norm import LayerNorm
 from polyhead.nn.position.base import ProjectQK
 from polyhead.nn.position.relative import PairPosition, ScoreShape, compute_distances, look_up
-from polyhead.nn.tensor_split import TensorSplit
+from polyhead.nn.shard_plan import ShardPlan
 
 
 @POSITION.register("disentangled")
@@ -43,7 +43,7 @@ class DisentangledPosition(PairPosition):
       dropout: probability, on the vectors
     """
 
-    tensor_split = TensorSplit(partial_grads=("weight", "norm"))
+    shard_plan = ShardPlan(partial_grads=("weight", "norm"))
 
     def __init__(
         self,

@@ -16,7 +16,7 @@ from polyhead.core.registry import POSITION
 from polyhead.nn.export_guard import known_true
 from polyhead.nn.kv import KV, arange_positions
 from polyhead.nn.position.base import Position
-from polyhead.nn.tensor_split import TensorSplit, select_shard
+from polyhead.nn.shard_plan import ShardPlan, select_shard
 
 
 class ScoreShape(NamedTuple):
@@ -131,7 +131,7 @@ class Alibi(PairPosition):
     When: inputs may be longer than any in training
     """
 
-    tensor_split = TensorSplit()
+    shard_plan = ShardPlan()
 
     def __init__(self, shape: AttentionShape) -> None:
         super().__init__(shape)
@@ -181,7 +181,7 @@ class T5Bias(PairPosition):
       max_distance: tokens from which on all distances are equal
     """
 
-    tensor_split = TensorSplit(shard_dims={"weight": 1})
+    shard_plan = ShardPlan(shard_dims={"weight": 1})
 
     def __init__(self, shape: AttentionShape, *, buckets: int = 32, max_distance: int = 128) -> None:
         super().__init__(shape)
@@ -238,7 +238,7 @@ class Shaw(PairPosition):
       values: whether values have such vectors too; the paper found those of the keys to be enough
     """
 
-    tensor_split = TensorSplit(partial_grads=("key", "value"))
+    shard_plan = ShardPlan(partial_grads=("key", "value"))
 
     def __init__(self, shape: AttentionShape, *, clip: int = 16, values: bool = True) -> None:
         super().__init__(shape)

@@ -15,7 +15,7 @@ from polyhead.core.errors import UserError, format_value
 from polyhead.core.registry import POSITION
 from polyhead.nn.position.base import Position
 from polyhead.nn.position.relative import same_positions
-from polyhead.nn.tensor_split import TensorSplit
+from polyhead.nn.shard_plan import ShardPlan
 
 Scaling = Literal["none", "linear", "ntk", "yarn", "llama3", "longrope"]
 BETA_FAST, BETA_SLOW = 32, 1  # turns within original_len of high- and low-frequency pairs
@@ -147,7 +147,7 @@ class Rope(Position):
       long: the same for max_len above it
     """
 
-    tensor_split = TensorSplit()
+    shard_plan = ShardPlan()
 
     def __init__(
         self,

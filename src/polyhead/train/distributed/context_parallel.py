@@ -33,24 +33,24 @@ _reduce_scatter_single = dist.reduce_scatter_single if _has_new_names else dist.
 
 
 @runtime_checkable
-class SplitsSequence(Protocol):
-    """A task whose loss is a sum over tokens, so that the tokens of a row can be split over ranks."""
+class ShardsSequence(Protocol):
+    """A task whose loss is a sum over tokens, so that the tokens of a row can be sharded over ranks."""
 
-    def split_sequence(self, batch: BatchT, shard: SequenceShard) -> BatchT:
+    def shard_sequence(self, batch: BatchT, shard: SequenceShard) -> BatchT:
         """One rank's part of the tokens of a batch, with their positions and labels."""
         ...
 
 
-def split_batch(task: object, batch: BatchT, place: RankPlace) -> BatchT:
+def shard_batch(task: object, batch: BatchT, place: RankPlace) -> BatchT:
     """A rank's part of the tokens of a batch, which all ranks of its context group have."""
     if place.shape.context == 1:
         return batch
-    assert isinstance(task, SplitsSequence), "a training that cannot be split is refused before"
-    return task.split_sequence(batch, SequenceShard(place.coordinates.context, place.shape.context))
+    assert isinstance(task, ShardsSequence), "a training that cannot be sharded is refused before"
+    return task.shard_sequence(batch, SequenceShard(place.coordinates.context, place.shape.context))
 
 
 def gather_context(model: nn.Module, ranks: ProcessGroup) -> AbstractContextManager[None]:
-    """Context for the forward and backward pass of a batch that ``split_batch`` returned."""
+    """Context for the forward and backward pass of a batch that ``shard_batch`` returned."""
     if ranks.place.shape.context == 1:
         return nullcontext()
     assert ranks.mesh is not None
@@ -64,7 +64,7 @@ class ContextGather:
         self.model, self.group = model, group
         self.shard = SequenceShard(dist.get_rank(group), dist.get_world_size(group))
         self.attentions: list[Any] = [part for part in model.modules() if hasattr(part, "gather_kv")]
-        self.rows: list[SplitRows] = []  # of this batch: of an encoder and of a decoder
+        self.rows: list[ShardedRows] = []  # of this batch: of an encoder and of a decoder
 
     @contextmanager
     def apply(self) -> Iterator[None]:
@@ -86,19 +86,19 @@ class ContextGather:
         k, v = join_shards(_AllGather.apply(torch.cat([kv.k, kv.v], -1), self.group), 2).split(widths, -1)
         return KV(k, v, rows.all_pos, own_mask=rows.mask)
 
-    def _find_rows(self, pos: Tensor) -> SplitRows:
+    def _find_rows(self, pos: Tensor) -> ShardedRows:
         """The rows of tokens at pos (B, 1, T), made once for all layers."""
         is_traced = torch.compiler.is_compiling()
         for rows in () if is_traced else self.rows:
             if rows.pos.is_set_to(pos):
                 return rows
-        rows = SplitRows(pos, join_shards(_all_gather(pos, self.group), 2), self.shard)
+        rows = ShardedRows(pos, join_shards(_all_gather(pos, self.group), 2), self.shard)
         if not is_traced:
             self.rows.append(rows)
         return rows
 
 
-class SplitRows:
+class ShardedRows:
     """Positions of a rank's tokens and of all tokens of the same rows: (B, 1, T), (B, 1, S)."""
 
     def __init__(self, pos: Tensor, all_pos: Tensor, shard: SequenceShard) -> None:
@@ -143,7 +143,7 @@ def _all_gather(x: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 def find_context_obstacle(config: ModelSpec, task: object) -> str | None:
     """Why the tokens of a row cannot be split, for a model and a task or its class; else None."""
-    if not isinstance(task, SplitsSequence):
+    if not isinstance(task, ShardsSequence):
         return "the loss of the task is not a sum over the tokens of a row"
     attention_names = {ATTENTION.get(name): name for name in ATTENTION.names()}
     for sample in build_sample_layers(config):

@@ -1,4 +1,4 @@
-"""The part of a split tensor that this rank holds, and the whole of it."""
+"""The shard of a DTensor that this rank holds, and the full tensor."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
 
-def is_split(tensor: Tensor) -> TypeGuard[DTensor]:
+def is_dtensor(tensor: Tensor) -> TypeGuard[DTensor]:
     """Whether a tensor is one of torch's DTensors, a part of which each rank holds."""
     # their module takes half a second to import, and before that there are none
     module = sys.modules.get("torch.distributed.tensor")
@@ -19,18 +19,18 @@ def is_split(tensor: Tensor) -> TypeGuard[DTensor]:
 
 
 def get_local(tensor: Tensor) -> Tensor:
-    """The part of a tensor that this rank holds; a tensor that is not split is its own."""
-    return tensor.to_local() if is_split(tensor) else tensor
+    """The part of a tensor that this rank holds; a plain tensor is its own."""
+    return tensor.to_local() if is_dtensor(tensor) else tensor
 
 
-def get_whole(tensor: Tensor) -> Tensor:
-    """The whole of a split tensor; a collective of the ranks that hold its parts."""
-    return tensor.full_tensor() if is_split(tensor) else tensor
+def full_tensor(tensor: Tensor) -> Tensor:
+    """The full tensor of a DTensor, by a collective of the ranks that hold its shards; else the tensor."""
+    return tensor.full_tensor() if is_dtensor(tensor) else tensor
 
 
-def split_like(full: Tensor, tensor: Tensor) -> Tensor:
-    """A whole tensor that all ranks have, split as ``tensor``; sends nothing. One that is split stays so."""
-    if not is_split(tensor) or is_split(full):
+def shard_like(full: Tensor, tensor: Tensor) -> Tensor:
+    """A full tensor that all ranks have, sharded as ``tensor``; sends nothing. A DTensor stays as it is."""
+    if not is_dtensor(tensor) or is_dtensor(full):
         return full
     from torch.distributed.tensor import Replicate
 

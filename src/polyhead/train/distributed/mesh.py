@@ -21,12 +21,12 @@ class MeshShape(NamedTuple):
     tensor: int = 1
 
     @property
-    def splits_model(self) -> bool:
+    def partitions_model(self) -> bool:
         """Whether a process holds only a part of the model."""
         return self.pipeline * self.shard * self.tensor > 1
 
     @property
-    def splits_work(self) -> bool:
+    def partitions_rows(self) -> bool:
         """Whether processes share rows: each of them does a part of the work on a row."""
         return self.pipeline * self.context * self.tensor > 1
 
@@ -68,7 +68,7 @@ class RankPlace(NamedTuple):
 
     @property
     def reduce_rank(self) -> int:
-        """Number of the rank among those; also of its items in an evaluation, whose rows are not split."""
+        """Number of the rank among those; also of its items in an evaluation, whose rows are not sharded."""
         return self.data_rank * self.shape.context + self.coordinates.context
 
     @property

@@ -1,4 +1,4 @@
-"""Checks of whether a training can be split over processes as its recipe sets."""
+"""Checks of whether a training can be partitioned over processes as its recipe sets."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _REPLICATED_REASON = (
 
 
 def check_parallel(recipe: Recipe, config: ModelConfig, shape: MeshShape) -> None:
-    """Raise a UserError with the reason if a training cannot be split over a mesh of this shape."""
+    """Raise a UserError with the reason if a training cannot be partitioned over a mesh of this shape."""
     if reason := find_obstacle(recipe, config, shape):
         raise UserError(f"train.parallel ({str(shape) or 'one process'}): {reason}")
 
 
 def find_obstacle(recipe: Recipe, config: ModelConfig, shape: MeshShape) -> str | None:
-    """Why a training cannot be split over a mesh of this shape; None if it can."""
+    """Why a training cannot be partitioned over a mesh of this shape; None if it can."""
     if shape.context > 1:
         reason = find_context_obstacle(config, TASK.get(recipe.task.name))
         if recipe.distill:
@@ -31,7 +31,7 @@ def find_obstacle(recipe: Recipe, config: ModelConfig, shape: MeshShape) -> str 
         if reason:
             return f"the tokens of a row cannot be split, since {reason}; set context=1"
     train = recipe.train
-    if not shape.splits_model:
+    if not shape.partitions_model:
         return _REPLICATED_REASON if train.parallel.checkpoint == "sharded" else None
     if train.eval_bleu or KNOWN_METRICS[train.best_metric].make_scorer:
         key = "eval_bleu" if train.eval_bleu else f"best_metric={train.best_metric}"

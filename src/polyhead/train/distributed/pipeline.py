@@ -1,4 +1,4 @@
-"""Pipeline parallelism: the layers of a model are split over processes, which work on micro-batches in turn.
+"""Pipeline parallelism: stages of a model in several processes, which work on micro-batches in turn.
 
 The schedules are those of ``torch.distributed.pipelining``: GPipe, 1F1B, interleaved and zero-bubble.
 """
@@ -29,7 +29,7 @@ from torch.distributed.tensor import DTensor
 from polyhead.config.model import ModelConfig
 from polyhead.nn.device import at_least_fp32
 from polyhead.train.distributed.pipeline_stages import (
-    CutModel,
+    PartitionedModel,
     ReadHidden,
     Stage,
     StageOutput,
@@ -167,11 +167,11 @@ class PipelineModel:
         self.schedule_name, self.n_micro_batches = schedule, n_micro_batches
         self.group, self.rank, self.size = mesh.get_group(), mesh.get_local_rank(), mesh.size()
         self.ranks_of_stages = assign_stages(schedule, self.size)
-        self.cut = CutModel(model, self.ranks_of_stages, self.rank)
+        self.partition = PartitionedModel(model, self.ranks_of_stages, self.rank)
         self.device = next(model.parameters()).device
         self.dtype = next(model.parameters()).dtype
         self.width: int = model.config.d_model  # type: ignore[union-attr, assignment]
-        self.modules = [StageModule(model, task, stage, context) for stage in self.cut.stages]
+        self.modules = [StageModule(model, task, stage, context) for stage in self.partition.stages]
         self._schedule: Any = None
         self._capacities: list[int] = []
 
@@ -187,7 +187,7 @@ class PipelineModel:
 
     def owns(self, name: str) -> bool:
         """Whether this process is the first of those that have the weight: it counts and saves it."""
-        return self.cut.ranks_of_weights[name][0] == self.rank
+        return self.partition.ranks_of_weights[name][0] == self.rank
 
     @cached_property
     def uncounted_weights(self) -> frozenset[nn.Parameter]:
@@ -218,7 +218,7 @@ class PipelineModel:
     def sum_shared_gradients(self) -> None:
         """Add the gradients of each weight that several ranks have, so that its copies stay the same."""
         for name, parameter in self.model.named_parameters():
-            ranks = self.cut.ranks_of_weights[name]
+            ranks = self.partition.ranks_of_weights[name]
             if len(ranks) == 1 or not parameter.requires_grad:
                 continue
             if parameter.grad is None:
@@ -286,7 +286,8 @@ class PipelineModel:
 
     def _make_schedule(self, batches: Sequence[Any]) -> None:
         """Make stages and schedule, whose buffers have one size, unless the present ones fit the batches."""
-        n_tokens = [self.cut.count_hidden(partial(self.task.loss, self.model, batch)) for batch in batches]
+        losses = (partial(self.task.loss, self.model, batch) for batch in batches)
+        n_tokens = [self.partition.count_hidden(compute_loss) for compute_loss in losses]
         largest = [
             max(sum(counts[: t + 1]) for counts in n_tokens) * self.width for t in range(len(n_tokens[0]))
         ]
@@ -303,7 +304,7 @@ class PipelineModel:
                 return ()
             if index == self.n_stages - 1:
                 return (torch.empty(1, device="meta", requires_grad=True),)
-            size = largest[self.cut.last_trunks[index]]
+            size = largest[self.partition.last_trunks[index]]
             return (torch.empty(size, dtype=self.dtype, device="meta", requires_grad=True),)
 
         stages = []

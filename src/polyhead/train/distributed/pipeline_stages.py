@@ -172,14 +172,14 @@ def replace_parts(replacements: Sequence[Replacement]) -> Iterator[None]:
             setattr(parent, name, original)
 
 
-def split_layers(n_layers: int, n_stages: int) -> list[range]:
+def partition_layers(n_layers: int, n_stages: int) -> list[range]:
     """The layers of each stage; the first stages have one more, as the last one computes the loss as well."""
     sizes = [n_layers // n_stages + (i < n_layers % n_stages) for i in range(n_stages)]
     return [range(sum(sizes[:i]), sum(sizes[: i + 1])) for i in range(n_stages)]
 
 
-class CutModel:
-    """The stages of a model that this process has, cut out of the whole model.
+class PartitionedModel:
+    """The stages of a model that this process has, of a partition of the whole model.
 
     ``model`` keeps its structure and the names of its weights. ``ranks_of_weights`` has the ranks that use
     each weight of the whole model: several for one that is tied between parts in different stages.
@@ -190,7 +190,7 @@ class CutModel:
         n_stages = len(ranks_of_stages)
         layers = [(t, i) for t, trunk in enumerate(self.trunks) for i in range(len(trunk.layers))]
         self._layers_of_stages = [
-            [layers[n] for n in numbers] for numbers in split_layers(len(layers), n_stages)
+            [layers[n] for n in numbers] for numbers in partition_layers(len(layers), n_stages)
         ]
         remove_embedding_positions(model, self.trunks)
         users: dict[int, set[int]] = {}

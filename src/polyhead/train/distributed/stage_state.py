@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from polyhead.checkpoint.optimizer_state_io import flatten_optimizer, unflatten_optimizer
 from polyhead.checkpoint.safetensors_io import TensorSpec, describe_tensors
 from polyhead.nn.state import named_state
-from polyhead.train.distributed.local_tensor import get_whole, split_like
+from polyhead.train.distributed.local_tensor import full_tensor, shard_like
 from polyhead.train.distributed.pipeline import PipelineModel
 from polyhead.train.optim import list_parameters
 
@@ -29,8 +29,8 @@ class OptimizerLayout(NamedTuple):
     groups: list[dict[str, Any]]
 
 
-class WholeLayout:
-    """Names and optimizers of a whole model, taken before it is cut into stages."""
+class ModelLayout:
+    """Names and optimizers of a whole model, taken before it is partitioned into stages."""
 
     def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
         self.weights = {name: torch.empty_like(w, device="meta") for name, w in named_state(model).items()}
@@ -63,7 +63,7 @@ class StageTensors(Mapping[str, Tensor]):
         (dtype, shape), owner, pipeline = self.specs[name], self.owners[name], self.pipeline
         found = torch.empty(shape, dtype=dtype, device="meta")
         if pipeline.rank == owner:
-            found = get_whole(self.own_tensors[name].detach())
+            found = full_tensor(self.own_tensors[name].detach())
             if owner:
                 dist.send(found.contiguous(), group=pipeline.group, group_dst=0)
         elif pipeline.rank == 0:
@@ -81,9 +81,9 @@ class StageTensors(Mapping[str, Tensor]):
 class StageState:
     """The tensors of the stages of a process as parts of the whole, to save and to load them."""
 
-    def __init__(self, layout: WholeLayout, pipeline: PipelineModel) -> None:
+    def __init__(self, layout: ModelLayout, pipeline: PipelineModel) -> None:
         self.layout, self.pipeline = layout, pipeline
-        self.owners = {name: ranks[0] for name, ranks in pipeline.cut.ranks_of_weights.items()}
+        self.owners = {name: ranks[0] for name, ranks in pipeline.partition.ranks_of_weights.items()}
 
     @property
     def weights(self) -> Mapping[str, Tensor]:
@@ -177,7 +177,7 @@ class StageState:
             own = optimizer.state_dict()
             own["state"] = {
                 i: {
-                    key: split_like(value, p)
+                    key: shard_like(value, p)
                     if isinstance(value, Tensor) and value.shape == p.shape
                     else value
                     for key, value in entries[name].items()

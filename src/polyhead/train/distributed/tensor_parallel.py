@@ -1,9 +1,9 @@
-"""Tensor parallelism: the heads and hidden features of every layer, and the vocabulary, split over ranks.
+"""Tensor parallelism: the heads and hidden features of every layer, and the vocabulary, sharded over ranks.
 
 Paper: Shoeybi et al., 2019, sec. 3
 
 Every weight becomes a DTensor on the tensor mesh and keeps its name. Modules read the local part of their
-weights, so that they compute with plain tensors, and each split part sums the outputs of all ranks: one
+weights, so that they compute with plain tensors, and each sharded part sums the outputs of all ranks: one
 all-reduce forward, and one backward for its input. Activations between the parts are the same on all ranks.
 """
 
@@ -24,46 +24,46 @@ from polyhead.nn.dropout import Dropout
 from polyhead.nn.embedding import Embedding, Head
 from polyhead.nn.init import SkipInit
 from polyhead.nn.lora import LoraLinear
-from polyhead.nn.stack import Stack
-from polyhead.nn.tensor_split import (
-    FindsSplitObstacle,
+from polyhead.nn.shard_plan import (
+    FindsShardObstacle,
     KeepsShard,
-    TensorSplit,
-    get_tensor_split,
+    ShardPlan,
+    get_shard_plan,
     select_shard,
 )
-from polyhead.train.distributed.split_modules import (
+from polyhead.nn.stack import Stack
+from polyhead.train.distributed.sharded_modules import (
     REPLICATED_WEIGHT,
-    SplitEmbedding,
-    SplitHead,
-    WeightSplit,
+    ShardedEmbedding,
+    ShardedHead,
+    WeightShard,
     get_part_class,
-    make_split_class,
+    make_sharded_class,
     make_vocabulary_shard,
 )
 
-_LINEAR_SPLITS: dict[str, dict[str, WeightSplit]] = {
+_LINEAR_SHARDS: dict[str, dict[str, WeightShard]] = {
     "colwise": {
-        "weight": WeightSplit(0),
-        "bias": WeightSplit(0),
-        "lora_a": WeightSplit(gradient="summed"),
-        "lora_b": WeightSplit(0),
+        "weight": WeightShard(0),
+        "bias": WeightShard(0),
+        "lora_a": WeightShard(gradient="summed"),
+        "lora_b": WeightShard(0),
     },
     "rowwise": {
-        "weight": WeightSplit(1),
-        "bias": WeightSplit(gradient="shared"),
-        "lora_a": WeightSplit(1),
-        "lora_b": WeightSplit(gradient="summed"),
+        "weight": WeightShard(1),
+        "bias": WeightShard(gradient="shared"),
+        "lora_a": WeightShard(1),
+        "lora_b": WeightShard(gradient="summed"),
     },
 }
 
 
-def split_tensors(model: nn.Module, mesh: DeviceMesh) -> None:
-    """Split a model over the ranks of a mesh of one dimension; all ranks have the same weights before.
+def shard_tensors(model: nn.Module, mesh: DeviceMesh) -> None:
+    """Shard a model over the ranks of a mesh of one dimension; all ranks have the same weights before.
 
-    A UserError if some part cannot be split. ``full_tensor()`` of a weight is the whole one.
+    A UserError if some part cannot be sharded. ``full_tensor()`` of a weight gathers it.
     """
-    plan = _plan_split(model, mesh.size())
+    plan = _plan_shards(model, mesh.size())
     for part in dict.fromkeys(plan.modules):
         if isinstance(part, KeepsShard):
             part.keep_shard(mesh.get_local_rank(), mesh.size())
@@ -72,28 +72,28 @@ def split_tensors(model: nn.Module, mesh: DeviceMesh) -> None:
     for part in plan.parts:
         part.has_dropout = _has_dropout(part)  # type: ignore[assignment]
     classes: dict[nn.Module, type] = {part: get_part_class(part) for part in plan.parts}
-    classes |= dict.fromkeys(plan.embeddings, SplitEmbedding) | dict.fromkeys(plan.heads, SplitHead)
+    classes |= dict.fromkeys(plan.embeddings, ShardedEmbedding) | dict.fromkeys(plan.heads, ShardedHead)
     parameters: dict[int, nn.Parameter] = {}  # tied ones are one
     module: Any
     for module in list(model.modules()):
         weights = {name: plan.weights[module, name] for name, _ in module.named_parameters(recurse=False)}
-        for name, weight_split in weights.items():
+        for name, weight_shard in weights.items():
             old = module.get_parameter(name)
             if id(old) not in parameters:
-                parameters[id(old)] = _shard_parameter(old, weight_split.dim, mesh)
+                parameters[id(old)] = _shard_parameter(old, weight_shard.dim, mesh)
         replacements = {name: parameters[id(module.get_parameter(name))] for name in weights}
         module._parameters.update(replacements)
         if weights or module in classes:
             roles = (classes[module],) if module in classes else ()
-            module.__class__ = make_split_class(type(module), roles, tuple(weights.items()), mesh)  # type: ignore[arg-type]
+            module.__class__ = make_sharded_class(type(module), roles, tuple(weights.items()), mesh)  # type: ignore[arg-type]
 
 
 def find_tensor_obstacle(config: ModelConfig, size: int) -> str | None:
-    """The reason why a model cannot be split over ``size`` ranks; None if it can."""
+    """The reason why a model cannot be sharded over ``size`` ranks; None if it can."""
     with torch.device("meta"), SkipInit():
         model = model_class(config)(config)
     try:
-        _plan_split(model, size)
+        _plan_shards(model, size)
     except UserError as error:
         return str(error)
     return None
@@ -102,20 +102,20 @@ def find_tensor_obstacle(config: ModelConfig, size: int) -> str | None:
 class _Plan(NamedTuple):
     """How each weight of a model is read, and the modules that take part in another way than by weights."""
 
-    weights: dict[tuple[nn.Module, str], WeightSplit]
-    parts: list[nn.Module]  # split parts, whose outputs are summed
-    modules: list[nn.Module]  # all modules of split parts
+    weights: dict[tuple[nn.Module, str], WeightShard]
+    parts: list[nn.Module]  # sharded parts, whose outputs are summed
+    modules: list[nn.Module]  # all modules of sharded parts
     embeddings: list[nn.Module]
     heads: list[Head]
 
 
-def _plan_split(model: nn.Module, size: int) -> _Plan:
-    """Decide for all weights of a model; a UserError with the reason if some part cannot be split."""
+def _plan_shards(model: nn.Module, size: int) -> _Plan:
+    """Decide for all weights of a model; a UserError with the reason if some part cannot be sharded."""
     plan = _Plan({}, [], [], [], [])
     for stack in (module for module in model.modules() if isinstance(module, Stack)):
         for block in stack.layers:
-            block_split = _require_split(block)
-            for name in block_split.parts:
+            block_plan = _require_shard_plan(block)
+            for name in block_plan.parts:
                 part = getattr(block, name, None)
                 if part is not None and part not in plan.parts:
                     plan.parts.append(part)
@@ -123,11 +123,11 @@ def _plan_split(model: nn.Module, size: int) -> _Plan:
     for module in model.modules():
         if isinstance(module, Embedding):
             plan.embeddings.append(module.token)
-            plan.weights[module.token, "weight"] = WeightSplit(0)
+            plan.weights[module.token, "weight"] = WeightShard(0)
         elif isinstance(module, Head):
             plan.heads.append(module)
             for name, _ in module.named_parameters():
-                plan.weights[module, name] = WeightSplit(0)
+                plan.weights[module, name] = WeightShard(0)
             n_tokens = len(module.weight)
             if (size - 1) * -(-n_tokens // size) >= n_tokens:
                 raise UserError(f"a vocabulary of {n_tokens} tokens is too small for {size} ranks")
@@ -137,64 +137,64 @@ def _plan_split(model: nn.Module, size: int) -> _Plan:
     return plan
 
 
-def _require_split(part: nn.Module) -> TensorSplit:
-    split = get_tensor_split(part)
-    if split is None:
-        raise UserError(f"{_name_of(part)} does not declare how it splits over ranks: set its tensor_split")
-    return split
+def _require_shard_plan(part: nn.Module) -> ShardPlan:
+    plan = get_shard_plan(part)
+    if plan is None:
+        raise UserError(f"{_name_of(part)} does not declare how it splits over ranks: set its shard_plan")
+    return plan
 
 
 def _plan_part(part: nn.Module, size: int, plan: _Plan) -> None:
     """Decide for the weights of a part with a declaration, and of those inside."""
-    split = _require_split(part)
-    for path, module, is_inner_part in _walk_part(part, split):
+    shard_plan = _require_shard_plan(part)
+    for path, module, is_inner_part in _walk_part(part, shard_plan):
         if is_inner_part:
             if module not in plan.modules:
                 _plan_part(module, size, plan)
             continue
         plan.modules.append(module)
-        if isinstance(module, FindsSplitObstacle) and (obstacle := module.find_split_obstacle(size)):
+        if isinstance(module, FindsShardObstacle) and (obstacle := module.find_shard_obstacle(size)):
             raise UserError(obstacle)
         for name, weight in module.named_parameters(recurse=False):
             weight_name = f"{path}.{name}" if path else name
-            weight_split = _find_weight_split(split, weight_name, module)
-            if weight_split is None:
-                raise UserError(f"tensor_split of {_name_of(part)} does not name its weight {weight_name}")
-            plan.weights[module, name] = weight_split
-            if weight_split.dim is not None and weight.size(weight_split.dim) % size:
-                n = weight.size(weight_split.dim)
+            weight_shard = _find_weight_shard(shard_plan, weight_name, module)
+            if weight_shard is None:
+                raise UserError(f"shard_plan of {_name_of(part)} does not name its weight {weight_name}")
+            plan.weights[module, name] = weight_shard
+            if weight_shard.dim is not None and weight.size(weight_shard.dim) % size:
+                n = weight.size(weight_shard.dim)
                 raise UserError(
                     f"the {n} features of {_name_of(part)} cannot be divided by {size}: tensor must divide "
                     "their number"
                 )
 
 
-def _walk_part(part: nn.Module, split: TensorSplit, path: str = "") -> Iterator[tuple[str, nn.Module, bool]]:
+def _walk_part(part: nn.Module, plan: ShardPlan, path: str = "") -> Iterator[tuple[str, nn.Module, bool]]:
     """The modules of a part by path, and whether each is a part with a declaration of its own."""
     yield path, part, False
     for name, child in part.named_children():
         child_path = f"{path}.{name}" if path else name
-        if child_path in split.parts:
+        if child_path in plan.parts:
             inner_parts = child if isinstance(child, nn.ModuleList) else [child]
             yield from ((child_path, inner, True) for inner in inner_parts)
-        elif get_tensor_split(child) is not None:
+        elif get_shard_plan(child) is not None:
             yield child_path, child, True
         else:
-            yield from _walk_part(child, split, child_path)
+            yield from _walk_part(child, plan, child_path)
 
 
-def _find_weight_split(split: TensorSplit, weight_name: str, module: nn.Module) -> WeightSplit | None:
-    """The split that a declaration has for a weight of a module; None if it names neither."""
+def _find_weight_shard(plan: ShardPlan, weight_name: str, module: nn.Module) -> WeightShard | None:
+    """How a plan shards a weight of a module; None if it names neither."""
     names = weight_name.split(".")
     prefixes = {".".join(names[: n + 1]) for n in range(len(names))}
-    if weight_name in split.shard_dims:
-        return WeightSplit(split.shard_dims[weight_name])
-    for kind, maps in (("colwise", split.colwise), ("rowwise", split.rowwise)):
+    if weight_name in plan.shard_dims:
+        return WeightShard(plan.shard_dims[weight_name])
+    for kind, maps in (("colwise", plan.colwise), ("rowwise", plan.rowwise)):
         if prefixes & {*maps} and isinstance(module, nn.Linear | nn.Conv1d | LoraLinear):
-            return _LINEAR_SPLITS[kind].get(names[-1])
-    if prefixes & {*split.partial_grads}:
-        return WeightSplit(gradient="summed")
-    return REPLICATED_WEIGHT if prefixes & {*split.replicated_weights} else None
+            return _LINEAR_SHARDS[kind].get(names[-1])
+    if prefixes & {*plan.partial_grads}:
+        return WeightShard(gradient="summed")
+    return REPLICATED_WEIGHT if prefixes & {*plan.replicated_weights} else None
 
 
 def _name_of(part: nn.Module) -> str:

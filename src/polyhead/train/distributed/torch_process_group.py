@@ -24,7 +24,7 @@ from polyhead.config.config_sections import ParallelConfig
 from polyhead.core.errors import UserError
 from polyhead.train.distributed.kv_store import ANSWER_TIMEOUT, HEARTBEAT_INTERVAL, Heartbeat, KeyValueStore
 from polyhead.train.distributed.launch import LAUNCHED_ENV, LISTENING_ENV, count_processes
-from polyhead.train.distributed.local_tensor import get_local, is_split
+from polyhead.train.distributed.local_tensor import get_local, is_dtensor
 from polyhead.train.distributed.mesh import MeshShape, RankPlace, resolve_mesh_shape
 from polyhead.train.distributed.process_group import SINGLE_PROCESS, ProcessGroup, Shardable, limit_threads
 from polyhead.train.distributed.replicate_model import replicate_weights
@@ -83,7 +83,7 @@ class TorchProcessGroup:
     def form_mesh(self, parallel: ParallelConfig, device_type: str) -> None:
         shape = resolve_mesh_shape(parallel, self.world_size)
         self.place = RankPlace(shape, self.rank)
-        if not (shape.splits_model or shape.splits_work):
+        if not (shape.partitions_model or shape.partitions_rows):
             return
         with self._translate_errors(self.timeout):
             self.mesh = init_device_mesh(device_type, shape, mesh_dim_names=shape._fields)
@@ -194,7 +194,7 @@ class TorchProcessGroup:
     def broadcast_replicas(self, tensors: Iterable[Tensor]) -> None:
         for tensor in tensors:
             local, groups = get_local(tensor.detach()), [self.reduce_group]
-            if is_split(tensor):
+            if is_dtensor(tensor):
                 mesh, placements = tensor.device_mesh, enumerate(tensor.placements)
                 if mesh.mesh_dim_names != ("tensor",):  # then it has the dimensions of the data, too
                     groups = []

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from polyhead.config.recipe import TrainConfig
-from polyhead.train.distributed.context_parallel import gather_context, split_batch
+from polyhead.train.distributed.context_parallel import gather_context, shard_batch
 from polyhead.train.distributed.process_group import MapFn, ProcessGroup
 from polyhead.train.loss_module import LossModule, LossTask
 from polyhead.train.optim import list_parameters
@@ -144,4 +144,4 @@ def collate_shard(task: TrainingTask, rows: Any, ranks: ProcessGroup) -> Any:
     """The shard of a batch for this rank; a dummy batch if there are fewer rows than ranks."""
     shard = ranks.shard(task, rows)
     batch = task.collate(shard[0]) if shard else task.dummy_batch()
-    return split_batch(task, batch, ranks.place)
+    return shard_batch(task, batch, ranks.place)

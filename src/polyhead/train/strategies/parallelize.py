@@ -18,13 +18,13 @@ def parallelize(
 ) -> Strategy:
     """Keep of the model what the mesh gives this rank, with its optimizers and EMA; all ranks call it.
 
-    The order is that of the wrappers from outside to inside of a step: stages of a pipeline are cut from a
-    whole model, the matrices of what is left are split over tensor ranks, and the parts are sharded last, so
-    that a shard is one of the part. Optimizers are built for the parameters that result. The ranks have the
-    same weights, of which none was trained yet.
+    The order is that of the wrappers from outside to inside of a step: a whole model is partitioned into
+    stages of a pipeline, the matrices of what is left are sharded over tensor ranks, and the parts are
+    sharded last, so that a shard is one of the part. Optimizers are built for the parameters that result. The
+    ranks have the same weights, of which none was trained yet.
     """
     shape, mesh = ranks.place.shape, ranks.mesh
-    if not shape.splits_model:
+    if not shape.partitions_model:
         return (Replicated if ranks.world_size > 1 else Single)(training, task, config, ranks)
     assert mesh is not None
     strategy: Strategy | None = None
@@ -34,9 +34,9 @@ def parallelize(
         strategy = Pipelined(training, task, config, ranks)
     training.optimizers, training.ema = [], None  # their memory is needed
     if shape.tensor > 1:
-        from polyhead.train.distributed.tensor_parallel import split_tensors  # DTensors load slowly
+        from polyhead.train.distributed.tensor_parallel import shard_tensors  # DTensors load slowly
 
-        split_tensors(training.model, mesh["tensor"])
+        shard_tensors(training.model, mesh["tensor"])
     strategy = strategy or Sharded(training, task, config, ranks)
     training.optimizers, training.ema = build_optimizers(training.model, config, shape.pipeline > 1)
     return strategy

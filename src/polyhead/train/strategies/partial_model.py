@@ -19,12 +19,12 @@ class PartialModel(Strategy):
     no_gradients = torch.no_grad  # gathered weights are no inference tensors
 
     def save(self, root: Path, extra: dict[str, str], prepare: Callable[[], None]) -> None:
-        from polyhead.train.distributed.split_checkpoint import save_split  # slow to import
+        from polyhead.train.distributed.sharded_checkpoint import save_sharded  # slow to import
 
         saved_state = self.training.export_state()
         self.ranks.on_rank0(prepare)
         is_sharded = self.config.parallel.checkpoint == "sharded"
-        save_split(root, saved_state, extra, self.ranks, is_sharded)
+        save_sharded(root, saved_state, extra, self.ranks, is_sharded)
         self.training.saved_best_step = self.training.progress.best_step
 
     def gather(self, model: nn.Module) -> Strategy:

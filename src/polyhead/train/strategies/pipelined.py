@@ -14,21 +14,21 @@ from polyhead.train.distributed.pipeline import PipelineModel, count_micro_batch
 from polyhead.train.distributed.pipeline_stages import replace_parts
 from polyhead.train.distributed.process_group import ProcessGroup
 from polyhead.train.distributed.shard_model import get_sharding_mesh, shard_weights
-from polyhead.train.distributed.stage_state import StageState, WholeLayout
-from polyhead.train.gradient_norm import clip_split_gradients
+from polyhead.train.distributed.stage_state import ModelLayout, StageState
+from polyhead.train.gradient_norm import clip_sharded_gradients
 from polyhead.train.precision import autocast
 from polyhead.train.strategies.partial_model import PartialModel
 from polyhead.train.train_state import TrainState
 
 
 class Pipelined(PartialModel):
-    """The stages of this rank, cut out of a whole model, and sharded if the mesh has shards."""
+    """The stages of this rank, taken from a whole model, and sharded if the mesh has shards."""
 
     def __init__(self, training: TrainState, task: Any, config: TrainConfig, ranks: ProcessGroup) -> None:
         super().__init__(training, task, config, ranks)
         assert ranks.mesh is not None
         shape, parallel, model = ranks.place.shape, config.parallel, training.model
-        layout = WholeLayout(model, training.optimizers)
+        layout = ModelLayout(model, training.optimizers)
         n = count_micro_batches(parallel.micro_batches, config.accumulate, shape.pipeline, parallel.schedule)
         self.n_parts = n // config.accumulate
         autocast_stage = partial(autocast, training.precision, training.device)
@@ -60,7 +60,9 @@ class Pipelined(PartialModel):
         return losses
 
     def clip(self) -> float:
-        return clip_split_gradients(self.parameters, self.max_norm, self.ranks, self.model.uncounted_weights)
+        return clip_sharded_gradients(
+            self.parameters, self.max_norm, self.ranks, self.model.uncounted_weights
+        )
 
     def map(self, work: Callable[[Any], Any], items: Sequence[Any]) -> Iterable[Any]:
         """``ranks.map_in_lockstep``, in which each pipeline works on several of its items at once."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from polyhead.config.recipe import TrainConfig
 from polyhead.train.distributed.process_group import ProcessGroup
 from polyhead.train.distributed.shard_model import get_sharding_mesh, shard_weights
-from polyhead.train.gradient_norm import clip_split_gradients
+from polyhead.train.gradient_norm import clip_sharded_gradients
 from polyhead.train.strategies.base import accumulate_gradients
 from polyhead.train.strategies.partial_model import PartialModel
 from polyhead.train.train_state import TrainState
@@ -41,7 +41,7 @@ class Sharded(PartialModel):
         return nullcontext()
 
     def clip(self) -> float:
-        return clip_split_gradients(self.parameters, self.max_norm, self.ranks)
+        return clip_sharded_gradients(self.parameters, self.max_norm, self.ranks)
 
     def map(self, work: Callable[[Any], Any], items: Sequence[Any]) -> Iterable[Any]:
         root = self.loss_module

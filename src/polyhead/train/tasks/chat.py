@@ -14,7 +14,7 @@ from polyhead.data.batching.length_bucketing import LengthBucketSampler, shard_r
 from polyhead.data.batching.token_windows import (
     TokenWindows,
     make_dummy_windows,
-    split_windows,
+    shard_windows,
 )
 from polyhead.data.readers.conversations import Conversations, open_conversations, read_conversation_texts
 from polyhead.data.stores.build_cache import IdArray
@@ -63,7 +63,7 @@ class ChatTask:
     usage = "polyhead chat ."
     shard = staticmethod(shard_rows)
     dummy_batch = staticmethod(make_dummy_windows)
-    split_sequence = staticmethod(split_windows)
+    shard_sequence = staticmethod(shard_windows)
     count_labels = staticmethod(count_causal_lm_labels)
     compute_logits = staticmethod(causal_lm_logits)
 

@@ -12,7 +12,7 @@ from polyhead.config.data_config import DataConfig
 from polyhead.config.recipe import Recipe, TrainConfig
 from polyhead.core.errors import UserError
 from polyhead.core.registry import TASK
-from polyhead.data.batching.collate import PairBatch, collate_pairs, make_dummy_pairs, split_pair_tokens
+from polyhead.data.batching.collate import PairBatch, collate_pairs, make_dummy_pairs, shard_pair_tokens
 from polyhead.data.batching.length_bucketing import LengthBucketSampler
 from polyhead.data.batching.masking import (
     corrupt_spans,
@@ -105,7 +105,7 @@ class DenoisingTask:
     iter_texts = staticmethod(iter_training_texts)
     shard = staticmethod(TextRows.shard)
     dummy_batch = staticmethod(make_dummy_pairs)
-    split_sequence = staticmethod(split_pair_tokens)
+    shard_sequence = staticmethod(shard_pair_tokens)
     count_labels = staticmethod(count_pair_labels)
     compute_logits = staticmethod(seq2seq_logits)
 

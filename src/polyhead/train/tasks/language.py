@@ -16,7 +16,7 @@ from polyhead.data.batching.token_windows import (
     collate_windows,
     make_dummy_windows,
     plan_windows,
-    split_windows,
+    shard_windows,
 )
 from polyhead.data.stores.build_cache import IdArray
 from polyhead.data.stores.token_store import TokenStore
@@ -64,7 +64,7 @@ class LanguageModelingTask:
     check = staticmethod(check_text)
     iter_texts = staticmethod(iter_training_texts)
     shard = staticmethod(shard_rows)
-    split_sequence = staticmethod(split_windows)
+    shard_sequence = staticmethod(shard_windows)
     count_labels = staticmethod(count_causal_lm_labels)
     compute_logits = staticmethod(causal_lm_logits)
 

@@ -158,7 +158,7 @@ class MaskedLMTask:
         """A batch without tokens and labels."""
         return MaskedBatch(*make_dummy_windows()[:3])
 
-    def split_sequence(self, batch: MaskedBatch, shard: SequenceShard) -> MaskedBatch:
+    def shard_sequence(self, batch: MaskedBatch, shard: SequenceShard) -> MaskedBatch:
         """One rank's part of the tokens of each row."""
         return MaskedBatch(
             shard.select(batch.tokens),

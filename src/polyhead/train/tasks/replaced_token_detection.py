@@ -128,9 +128,9 @@ class ReplacedTokenDetectionTask:
         """A batch without tokens and labels."""
         return GeneratorBatch(self.masked_lm.dummy_batch(), torch.zeros(1, 1))
 
-    def split_sequence(self, batch: GeneratorBatch, shard: SequenceShard) -> GeneratorBatch:
+    def shard_sequence(self, batch: GeneratorBatch, shard: SequenceShard) -> GeneratorBatch:
         """One rank's part of the tokens of each row."""
-        masked = self.masked_lm.split_sequence(batch.masked, shard)
+        masked = self.masked_lm.shard_sequence(batch.masked, shard)
         return GeneratorBatch(masked, shard.select(batch.uniform_draws))
 
     def count_labels(self, batch: GeneratorBatch) -> int:

@@ -19,7 +19,7 @@ from polyhead.data.batching.collate import (
     collate,
     collate_token_split,
     make_dummy_pairs,
-    split_pair_tokens,
+    shard_pair_tokens,
 )
 from polyhead.data.batching.length_bucketing import LengthBucketSampler, shard_rows
 from polyhead.data.readers.parallel_corpus import ParallelFiles, open_corpus, read_corpus_texts, read_pairs
@@ -83,7 +83,7 @@ class TranslationTask:
     usage = "polyhead translate . input.txt"
     shard = staticmethod(shard_rows)
     dummy_batch = staticmethod(make_dummy_pairs)
-    split_sequence = staticmethod(split_pair_tokens)
+    shard_sequence = staticmethod(shard_pair_tokens)
     count_labels = staticmethod(count_pair_labels)
     compute_logits = staticmethod(seq2seq_logits)
 

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from polyhead.nn.tensor_split import VocabularyShard, select_shard
+from polyhead.nn.shard_plan import VocabularyShard, select_shard
 
 
 @pytest.mark.parametrize(("n", "size"), [(8, 2), (19, 2), (19, 4), (5, 4), (2, 4)])

@@ -4,16 +4,16 @@ from functools import partial
 
 import pytest
 from tests.train.distributed.rank_runs import on_call
-from tests.train.distributed.split_runs import assert_equal_checkpoints, make_training, save, train_steps
+from tests.train.distributed.sharded_runs import assert_equal_checkpoints, make_training, save, train_steps
 from tests.train.ranks import outputs_of, run_ranks
 
 from polyhead.checkpoint import checkpoint
 from polyhead.checkpoint.checkpoint import CheckpointDraft, open_lazy_checkpoint, read_newest_checkpoint
 from polyhead.core.atomic_io import HashingWriter
-from polyhead.train.distributed import split_checkpoint
+from polyhead.train.distributed import sharded_checkpoint
 from polyhead.train.distributed.launch import RANK_LOST
 from polyhead.train.distributed.rank_sync import share_checkpoint
-from polyhead.train.distributed.split_checkpoint import _PartsWriter
+from polyhead.train.distributed.sharded_checkpoint import _PartsWriter
 
 pytestmark = pytest.mark.usefixtures("no_report")
 
@@ -57,14 +57,14 @@ RANK_0_POINTS = {
 }
 POINTS = {
     False: {
-        "first tensor": (split_checkpoint, "get_whole", 1, False),
-        "late tensor": (split_checkpoint, "get_whole", 60, False),
+        "first tensor": (sharded_checkpoint, "full_tensor", 1, False),
+        "late tensor": (sharded_checkpoint, "full_tensor", 60, False),
         "syncs": (HashingWriter, "__exit__", 2, False),
     },
     True: {
         "writes parts": (_PartsWriter, "write", 2, False),
-        "hashes parts": (split_checkpoint, "hash_file", 1, False),
-        "plans": (split_checkpoint.dist, "all_gather_object", 1, False),
+        "hashes parts": (sharded_checkpoint, "hash_file", 1, False),
+        "plans": (sharded_checkpoint.dist, "all_gather_object", 1, False),
     },
 }
 FAST_KILLS = [(True, "all", "writes parts")]

@@ -12,7 +12,7 @@ from polyhead.checkpoint.checkpoint import open_lazy_checkpoint, read_checkpoint
 from polyhead.config.recipe import TrainConfig
 from polyhead.train.distributed.process_group import ProcessGroup
 from polyhead.train.distributed.rank_sync import share_checkpoint
-from polyhead.train.distributed.split_checkpoint import save_split
+from polyhead.train.distributed.sharded_checkpoint import save_sharded
 from polyhead.train.loss_module import LossModule
 from polyhead.train.train_state import TrainState
 
@@ -25,7 +25,7 @@ ADAM = {"name": "adamw", "eps": 1e-3}
 def make_training(
     world_size: int, optimizer: Any = ADAM, layout: str = "shard"
 ) -> tuple[TrainState, LossModule]:
-    """A state of sizes that no number of ranks divides, with tied weights, split over so many ranks.
+    """A state of sizes that no number of ranks divides, with tied weights, sharded over so many ranks.
 
     Layouts: shard, fully sharded; groups, in two groups of ranks; tensor, over tensor parallel ranks as well.
     """
@@ -69,7 +69,7 @@ def train_steps(training: TrainState, rank: int, world_size: int, steps: int = 2
 
 def save(training: TrainState, root: Path, ranks: ProcessGroup, is_sharded: bool = False) -> None:
     if ranks.world_size > 1:
-        save_split(root, training.export_state(), EXTRA, ranks, is_sharded)
+        save_sharded(root, training.export_state(), EXTRA, ranks, is_sharded)
     else:
         training.save(root, EXTRA)
 

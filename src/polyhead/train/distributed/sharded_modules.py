@@ -1,6 +1,6 @@
-"""Modules and sums of a model that is split over tensor ranks.
+"""Modules and sums of a model that is sharded over tensor ranks.
 
-A split module is one of a subclass of its own class. It reads the local part of each weight, so that it
+A sharded module is one of a subclass of its own class. It reads the local part of each weight, so that it
 computes with plain tensors; the parameters are DTensors and keep their names.
 """
 
@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 
 from polyhead.nn.embedding import Head
 from polyhead.nn.feed_forward.moe import MixtureOfExperts
-from polyhead.nn.tensor_split import VocabularyShard, select_shard
+from polyhead.nn.shard_plan import VocabularyShard, select_shard
 
 GradientKind = Literal["local", "summed", "shared"]
 """The gradient of a weight.
@@ -31,24 +31,24 @@ heads or features; shared: as local, of a bias that each rank adds 1/n of, befor
 """
 
 
-class WeightSplit(NamedTuple):
+class WeightShard(NamedTuple):
     """How a rank reads one weight."""
 
-    dim: int | None = None  # the dimension that is split; None if the weight is replicated
+    dim: int | None = None  # the dimension that is sharded; None if the weight is replicated
     gradient: GradientKind = "local"
 
 
-REPLICATED_WEIGHT = WeightSplit()
+REPLICATED_WEIGHT = WeightShard()
 
 
 @cache
-def make_split_class(
-    base: Any, roles: tuple[type, ...], weights: tuple[tuple[str, WeightSplit], ...], mesh: DeviceMesh
+def make_sharded_class(
+    base: Any, roles: tuple[type, ...], weights: tuple[tuple[str, WeightShard], ...], mesh: DeviceMesh
 ) -> type:
     """A subclass whose attributes of weights are their local parts; parameters and names are the same."""
     attributes: dict[str, Any] = {
-        name: property(partial(_read_weight, name=name, weight_split=weight_split))
-        for name, weight_split in weights
+        name: property(partial(_read_weight, name=name, weight_shard=weight_shard))
+        for name, weight_shard in weights
     }
     if issubclass(base, nn.RNNBase):
         attributes["_flat_weights"] = property(_read_flat_weights, lambda module, value: None)
@@ -56,22 +56,22 @@ def make_split_class(
     return type(base.__name__, (*roles, base), attributes)
 
 
-def _read_weight(module: nn.Module, *, name: str, weight_split: WeightSplit) -> Tensor | None:
+def _read_weight(module: nn.Module, *, name: str, weight_shard: WeightShard) -> Tensor | None:
     """The local part of a weight; the weight itself while FSDP has sharded it over a second dimension."""
     weight: Any = module._parameters[name]
     if not isinstance(weight, DTensor) or weight.device_mesh.ndim > 1:
         return weight
     local: Tensor = weight.to_local()
-    if weight_split.gradient == "summed":
+    if weight_shard.gradient == "summed":
         return _sum_gradient(local, weight.device_mesh.get_group())
-    return _divide(local, weight.device_mesh.size()) if weight_split.gradient == "shared" else local
+    return _divide(local, weight.device_mesh.size()) if weight_shard.gradient == "shared" else local
 
 
 def _read_flat_weights(module: nn.RNNBase) -> list[Tensor]:
     return [getattr(module, name) for name in module._flat_weights_names]
 
 
-class SplitPart(nn.Module):
+class ShardedPart(nn.Module):
     """A part of which each rank computes some heads or features, with a whole input and output."""
 
     tensor_mesh: DeviceMesh
@@ -98,7 +98,7 @@ class SplitPart(nn.Module):
         return _fork_random(self.tensor_mesh)
 
 
-class SplitAttention(SplitPart):
+class ShardedAttention(ShardedPart):
     """Attention with some of the heads."""
 
     is_in_forward = False
@@ -116,7 +116,7 @@ class SplitAttention(SplitPart):
         return projected.project_kv(x if self.is_in_forward else self.sum_gradient(x), *args, **kwargs)
 
 
-class SplitExperts(SplitPart):
+class ShardedExperts(ShardedPart):
     """A mixture of experts with some of their features, and with the whole router."""
 
     def route(self, tokens: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
@@ -126,7 +126,7 @@ class SplitExperts(SplitPart):
         return expert_ids, self.sum_gradient(weights)
 
 
-class SplitEmbedding(nn.Embedding):
+class ShardedEmbedding(nn.Embedding):
     """Rows of some tokens; the vectors of the others come from the other ranks."""
 
     tensor_mesh: DeviceMesh
@@ -141,7 +141,7 @@ class SplitEmbedding(nn.Embedding):
         return _sum_outputs(vectors, self.tensor_mesh.get_group())
 
 
-class SplitHead(Head):
+class ShardedHead(Head):
     """The logits of some tokens; the loss needs no others."""
 
     tensor_mesh: DeviceMesh
@@ -164,10 +164,10 @@ def make_vocabulary_shard(vocab_size: int, mesh: DeviceMesh) -> VocabularyShard:
 
 
 def get_part_class(part: nn.Module) -> type:
-    """The class that makes a part a split one."""
+    """The class that makes a part a sharded one."""
     if isinstance(part, MixtureOfExperts):
-        return SplitExperts
-    return SplitAttention if hasattr(part, "project_kv") else SplitPart
+        return ShardedExperts
+    return ShardedAttention if hasattr(part, "project_kv") else ShardedPart
 
 
 @contextmanager

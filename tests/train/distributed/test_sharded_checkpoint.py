@@ -13,7 +13,7 @@ import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file
 from tests.train.conftest import equal_tensors, user_error
 from tests.train.distributed.rank_runs import STEPS, assert_same_run, on_call, recipe_of, train
-from tests.train.distributed.split_runs import (
+from tests.train.distributed.sharded_runs import (
     ADAM,
     assert_equal_tensors,
     make_training,
@@ -34,10 +34,10 @@ from polyhead.core.atomic_io import HashingWriter
 from polyhead.core.errors import UserError
 from polyhead.nn.state import named_state
 from polyhead.run.verify_run import verify_run
-from polyhead.train.distributed import split_checkpoint
+from polyhead.train.distributed import sharded_checkpoint
 from polyhead.train.distributed.process_group import SINGLE_PROCESS
 from polyhead.train.distributed.rank_sync import share_checkpoint
-from polyhead.train.distributed.split_checkpoint import _PartsWriter, check_shared_directory, save_split
+from polyhead.train.distributed.sharded_checkpoint import _PartsWriter, check_shared_directory, save_sharded
 from polyhead.train.run_training import run_training
 from polyhead.train.train_state import SavedState, TrainState
 
@@ -73,7 +73,7 @@ def saves(no_report, tmp_path_factory):
             train_steps(training, ranks.rank, 2)
             save(training, root / f"{source}-on", ranks)
         mixed_dtypes = {name: torch.ones(3, dtype=getattr(torch, name)) for name in MIXED_DTYPES}
-        save_split(root / "mixed", SavedState(2, {"model": mixed_dtypes}, {}), {}, ranks, is_sharded=False)
+        save_sharded(root / "mixed", SavedState(2, {"model": mixed_dtypes}, {}), {}, ranks, is_sharded=False)
 
         return save_with_errors(root, ranks)
 
@@ -113,7 +113,7 @@ def test_two_ranks_save_and_restore_like_one_process(saves):
 @pytest.mark.parametrize(
     ("world_size", "layout"), [(2, "shard"), (3, "shard"), (4, "shard"), (4, "groups"), (4, "tensor")]
 )
-def test_resume_with_any_split_matches_one_process(world_size, layout, optimizer, tmp_path):
+def test_resume_on_any_mesh_matches_one_process(world_size, layout, optimizer, tmp_path):
     single = make_training(1, optimizer, layout)
     train_steps(single, 0, 1)
     save(single, tmp_path / "one", SINGLE_PROCESS)
@@ -169,7 +169,7 @@ def save_with_errors(root, ranks):
                     patch.setattr(_PartsWriter, "write", on_call(2, _PartsWriter.write, fail))
                 path = root / f"{kind}-{rank}-{code}"
                 errors.append(catch_error(ranks, partial(save, training, path, ranks, kind == "sharded")))
-    split_checkpoint.VISIBLE_SECONDS, split_checkpoint.MAX_PART_BYTES = 0.0, 1000
+    sharded_checkpoint.VISIBLE_SECONDS, sharded_checkpoint.MAX_PART_BYTES = 0.0, 1000
     save(training, root / "small", ranks, is_sharded=True)
     path = root / f"machine-{ranks.rank}"
     (path / "step-0").mkdir(parents=True)
@@ -243,7 +243,7 @@ def test_save_and_restore_need_memory_of_few_tensors(is_sharded, tmp_path):
         return TrainState(model, TrainConfig(steps=1), 8, 1)
 
     def work(ranks):
-        split_checkpoint.MAX_PART_BYTES = 2**23
+        sharded_checkpoint.MAX_PART_BYTES = 2**23
         training, rises = make_large_training(), []
         for p in training.model.parameters():
             p.grad = torch.zeros_like(p)

@@ -1,8 +1,8 @@
-"""How parts split over the ranks of tensor parallelism.
+"""How parts are sharded over the ranks of tensor parallelism.
 
 Every rank computes some heads or hidden features of a part, from a whole input, and the outputs of all ranks
-are summed (Shoeybi et al., 2019, sec. 3). A part declares this by an attribute ``tensor_split``; one that
-cannot be split with its settings returns the reason from ``find_split_obstacle``, and one with tables for
+are summed (Shoeybi et al., 2019, sec. 3). A part declares this by an attribute ``shard_plan``; one that
+cannot be sharded with its settings returns the reason from ``find_shard_obstacle``, and one with tables for
 each head keeps those of its rank in ``keep_shard``.
 """
 
@@ -17,10 +17,10 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class TensorSplit:
-    """How the weights of a part are split, by the name of the weight or of the module that has it.
+class ShardPlan:
+    """How the weights of a part are sharded, by the name of the weight or of the module that has it.
 
-    Every weight of a part must be named, except those of inner parts with a ``tensor_split`` of their own.
+    Every weight of a part must be named, except those of inner parts with a ``shard_plan`` of their own.
     """
 
     colwise: tuple[str, ...] = ()
@@ -28,21 +28,21 @@ class TensorSplit:
     rowwise: tuple[str, ...] = ()
     """Linear maps of which each rank has some input features: the outputs of the ranks are summed."""
     shard_dims: Mapping[str, int] = field(default_factory=dict)
-    """Other weights, and the dimension that is split: heads or hidden features."""
+    """Other weights, and the dimension that is sharded: heads or hidden features."""
     partial_grads: tuple[str, ...] = ()
     """Weights that act on the heads or features of each rank: replicated, their gradients are summed."""
     replicated_weights: tuple[str, ...] = ()
     """Weights that act on whole vectors: replicated, with the same gradient on all ranks."""
     parts: tuple[str, ...] = ()
-    """Inner modules, or lists of them, which must have a ``tensor_split`` of their own."""
+    """Inner modules, or lists of them, which must have a ``shard_plan`` of their own."""
 
 
 @runtime_checkable
-class FindsSplitObstacle(Protocol):
-    """A part that may not be splittable."""
+class FindsShardObstacle(Protocol):
+    """A part that some sizes cannot shard."""
 
-    def find_split_obstacle(self, size: int) -> str | None:
-        """The reason why the part cannot be split over ``size`` ranks, if there is one."""
+    def find_shard_obstacle(self, size: int) -> str | None:
+        """The reason why the part cannot be sharded over ``size`` ranks, if there is one."""
         ...
 
 
@@ -75,10 +75,10 @@ class VocabularyShard(NamedTuple):
         return torch.where(is_own, labels - self.tokens.start, 0), is_own
 
 
-def get_tensor_split(part: Any) -> TensorSplit | None:
+def get_shard_plan(part: Any) -> ShardPlan | None:
     """The declaration of a part; None if it has none."""
-    found = getattr(part, "tensor_split", None)
-    return found if isinstance(found, TensorSplit) else None
+    found = getattr(part, "shard_plan", None)
+    return found if isinstance(found, ShardPlan) else None
 
 
 def select_shard(n: int, rank: int, size: int) -> slice:

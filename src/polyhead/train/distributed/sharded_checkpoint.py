@@ -1,6 +1,6 @@
-"""Save a training whose tensors are split over ranks: whole tensors by rank 0, or parts by every rank.
+"""Save a training whose tensors are sharded over ranks: full tensors by rank 0, or shards by every rank.
 
-Whole: each tensor is made whole, one at a time, and rank 0 writes it into the file that one process would
+Whole: each full tensor is gathered, one at a time, and rank 0 writes it into the file that one process would
 write. Sharded: every rank writes its parts with torch.distributed.checkpoint, into a directory that all ranks
 see. The checkpoint is complete or absent in both, and rank 0 alone creates, commits or removes it.
 """
@@ -32,7 +32,7 @@ from polyhead.checkpoint.safetensors_io import (
 )
 from polyhead.core.atomic_io import fsync_path
 from polyhead.core.errors import UserError
-from polyhead.train.distributed.local_tensor import get_whole
+from polyhead.train.distributed.local_tensor import full_tensor
 from polyhead.train.distributed.process_group import ProcessGroup
 
 # written by rank 0 before the others ask whether it is alive: less than any disk writes within train.timeout
@@ -57,7 +57,7 @@ class StagedTensors(Protocol):
     def own_tensors(self) -> Mapping[str, Tensor]: ...
 
 
-class SplitState(Protocol):
+class ShardedState(Protocol):
     """A checkpoint of all ranks: each has its parts of the tensors, and the same state."""
 
     @property
@@ -68,8 +68,8 @@ class SplitState(Protocol):
     def state(self) -> Mapping[str, Any]: ...
 
 
-def save_split(
-    root: Path, saved_state: SplitState, extra: Mapping[str, Any], ranks: ProcessGroup, is_sharded: bool
+def save_sharded(
+    root: Path, saved_state: ShardedState, extra: Mapping[str, Any], ranks: ProcessGroup, is_sharded: bool
 ) -> None:
     """Write ``root/step-N`` as ``save_checkpoint`` does; all ranks call it.
 
@@ -84,13 +84,13 @@ def save_split(
     for attempt in (1, 2):
         draft = CheckpointDraft(root, saved_state.step, needed_bytes)
         with draft.undo_on_error():
-            save = _SplitSave(draft, saved_state.tensors, ranks)
+            save = _ShardedSave(draft, saved_state.tensors, ranks)
             save.write(is_sharded)
             if ranks.on_rank0(partial(save.finish, state, extra, attempt)):
                 return
 
 
-class _SplitSave:
+class _ShardedSave:
     """One attempt to write a checkpoint; rank 0 collects the errors, so that all ranks do the same calls."""
 
     def __init__(self, draft: CheckpointDraft, groups: Groups, ranks: ProcessGroup) -> None:
@@ -106,7 +106,7 @@ class _SplitSave:
             self._write_parts(self.draft.root / name)
             return
         for group in self.groups:
-            self._write_whole(group)
+            self._write_full_tensors(group)
 
     def finish(self, state: bytes, extra: Mapping[str, Any], attempt: int) -> bool:
         """Commit the draft; after an error that may pass remove it and return False, after others raise."""
@@ -124,10 +124,10 @@ class _SplitSave:
             self.errors.append(error)
             return None
 
-    def _write_whole(self, group: str) -> None:
-        """Write a group from whole tensors, of which there is one at a time."""
+    def _write_full_tensors(self, group: str) -> None:
+        """Write a group from full tensors, of which there is one at a time."""
         tensors = self.groups[group]
-        stream = _iter_whole(tensors, self.ranks)
+        stream = _iter_full_tensors(tensors, self.ranks)
         if not self.ranks.rank and not self.errors:
             self._catch(partial(self._write_file, group, describe_tensors(tensors), stream))
         # the others drop the tensors; so does rank 0 after an error, as all must join the collectives
@@ -185,13 +185,13 @@ class _SplitSave:
                 self._catch(partial(self._write_file, group, {}, ()))
 
     def _write_file(self, group: str, specs: Mapping[str, TensorSpec], tensors: Iterable[Tensor]) -> None:
-        """Write the file of a group of whole tensors."""
+        """Write the file of a group of full tensors."""
         with self.draft.open_group(group) as out:
             write_stream(out, specs, tensors)
 
 
-def _iter_whole(tensors: Mapping[str, Tensor], ranks: ProcessGroup) -> Iterator[Tensor]:
-    """Each tensor whole, in the order of a file; all ranks take part."""
+def _iter_full_tensors(tensors: Mapping[str, Tensor], ranks: ProcessGroup) -> Iterator[Tensor]:
+    """Each full tensor, in the order of a file; all ranks take part."""
     specs, n_bytes = describe_tensors(tensors), 0
     for name in sort_names(specs):
         if n_bytes > SYNC_BYTES:
@@ -199,9 +199,9 @@ def _iter_whole(tensors: Mapping[str, Tensor], ranks: ProcessGroup) -> Iterator[
             n_bytes = 0
         n_bytes += specs[name].nbytes
         with ranks.translate_errors():
-            whole = get_whole(tensors[name].detach())
-        yield whole
-        del whole  # before the next one is made
+            full = full_tensor(tensors[name].detach())
+        yield full
+        del full  # before the next one is made
 
 
 class _PartsWriter:
