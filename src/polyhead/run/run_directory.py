@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -112,12 +113,8 @@ class RunFiles(NamedTuple):
 def _read_files(directory: Path, names: Iterable[str]) -> dict[str, bytes]:
     """The contents of the text files that exist, by name."""
     paths = [directory / name for name in names if file_exists(directory / name)]
-    return {
-        path.name: read_regular_file(path, max_bytes=_MAX_JSON_BYTES)
-        if path.suffix == ".json"
-        else path.read_bytes()
-        for path in paths
-    }
+    read_json = partial(read_regular_file, max_bytes=_MAX_JSON_BYTES)
+    return {p.name: p.read_bytes() if p.name == RECIPE_FILE else read_json(p) for p in paths}
 
 
 def read_run_config(directory: Path) -> RunConfig:
