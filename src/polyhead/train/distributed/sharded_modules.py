@@ -63,8 +63,10 @@ def _read_weight(module: nn.Module, *, name: str, weight_shard: WeightShard) -> 
         return weight
     local: Tensor = weight.to_local()
     if weight_shard.gradient == "summed":
-        return _sum_gradient(local, weight.device_mesh.get_group())
-    return _divide(local, weight.device_mesh.size()) if weight_shard.gradient == "shared" else local
+        return _apply(_SumGradient, local, weight.device_mesh.get_group())
+    return (
+        _apply(_Divide, local, weight.device_mesh.size(), 1) if weight_shard.gradient == "shared" else local
+    )
 
 
 def _read_flat_weights(module: nn.RNNBase) -> list[Tensor]:
@@ -85,11 +87,11 @@ class ShardedPart(nn.Module):
 
     def sum_gradient(self, x: Tensor) -> Tensor:
         """The input of the part; its gradient is summed over the ranks."""
-        return _sum_gradient(x, self.tensor_mesh.get_group())
+        return _apply(_SumGradient, x, self.tensor_mesh.get_group())
 
     def sum_outputs(self, x: Tensor) -> Tensor:
         """The output, summed over the ranks."""
-        return _sum_outputs(x, self.tensor_mesh.get_group())
+        return _apply(_SumOutputs, x, self.tensor_mesh.get_group())
 
     def draw_own_dropout(self) -> AbstractContextManager[None]:
         """Context in which ranks draw different random numbers; after it they draw the same again."""
@@ -122,7 +124,7 @@ class ShardedExperts(ShardedPart):
     def route(self, tokens: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
         """As the mixture itself. All ranks compute the same scores, so each has a share of the gradient."""
         routed: Any = super()
-        expert_ids, weights = routed.route(_divide(tokens, grad_divisor=self.tensor_mesh.size()), *args)
+        expert_ids, weights = routed.route(_apply(_Divide, tokens, 1, self.tensor_mesh.size()), *args)
         return expert_ids, self.sum_gradient(weights)
 
 
@@ -138,7 +140,7 @@ class ShardedEmbedding(nn.Embedding):
         is_elsewhere = (tokens < own.start) | (tokens >= own.stop)
         vectors = F.embedding((tokens - own.start).masked_fill(is_elsewhere, 0), weight)
         vectors = vectors.masked_fill(is_elsewhere[..., None], 0)
-        return _sum_outputs(vectors, self.tensor_mesh.get_group())
+        return _apply(_SumOutputs, vectors, self.tensor_mesh.get_group())
 
 
 class ShardedHead(Head):
@@ -152,14 +154,14 @@ class ShardedHead(Head):
         assert shard is not None
         logits = super().forward(shard.sum_gradient(x))
         padded = F.pad(logits, (shard.tokens.start, shard.vocab_size - shard.tokens.stop))
-        return _sum_outputs(padded, self.tensor_mesh.get_group())
+        return _apply(_SumOutputs, padded, self.tensor_mesh.get_group())
 
 
 def make_vocabulary_shard(vocab_size: int, mesh: DeviceMesh) -> VocabularyShard:
     """The tokens of this rank, and sums over the ranks of a mesh."""
     tokens, group = select_shard(vocab_size, mesh.get_local_rank(), mesh.size()), mesh.get_group()
     return VocabularyShard(
-        tokens, vocab_size, partial(all_reduce, group=group), partial(_sum_gradient, group=group)
+        tokens, vocab_size, partial(all_reduce, group=group), lambda x: _apply(_SumGradient, x, group)
     )
 
 
@@ -187,18 +189,8 @@ def all_reduce(x: Tensor, operation: str, group: Any) -> Tensor:
     return reduced
 
 
-def _sum_gradient(x: Tensor, group: Any) -> Tensor:
-    out: Tensor = _SumGradient.apply(x, group)
-    return out
-
-
-def _sum_outputs(x: Tensor, group: Any) -> Tensor:
-    out: Tensor = _SumOutputs.apply(x, group)
-    return out
-
-
-def _divide(x: Tensor, divisor: int = 1, grad_divisor: int = 1) -> Tensor:
-    out: Tensor = _Divide.apply(x, divisor, grad_divisor)
+def _apply(function: type[torch.autograd.Function], x: Tensor, *args: Any) -> Tensor:
+    out: Tensor = function.apply(x, *args)
     return out
 
 
