@@ -8,6 +8,7 @@ from dataclasses import fields, replace
 from html import escape
 from typing import Any
 
+from polyhead.core.array_types import is_named_tuple
 from polyhead.core.i18n import get_language, tr, translate_message
 from polyhead.viz.html_page import PageSection, read_asset, render_html, scroll_region
 from polyhead.viz.plot import (
@@ -118,7 +119,7 @@ def _translate_value(value: Any) -> Any:
         )
     if isinstance(value, Mapping):
         return {_translate_value(name): _translate_value(inner) for name, inner in value.items()}
-    if isinstance(value, tuple) and hasattr(value, "_make"):
+    if is_named_tuple(value):
         return type(value)(*map(_translate_value, value))
     if isinstance(value, Sequence):
         return [_translate_value(inner) for inner in value]

@@ -15,13 +15,14 @@ import polyhead as ph
 from polyhead.cache.factory import make_cache
 from polyhead.core.choice import Choice
 from polyhead.core.registry import TASK
-from polyhead.generation.engine.batching import pad_next_inputs
+from polyhead.generation.engine.batching import move_inputs, pad_next_inputs
 from polyhead.models import build
-from polyhead.nn import block_mask
-from polyhead.nn.block_mask import Visibility
-from polyhead.nn.device import to_model_device
+from polyhead.nn import block_mask, stack
+from polyhead.nn.block_mask import make_block_masks
+from polyhead.nn.device import place_batch
 from polyhead.nn.feed_forward import moe as grouped_experts
 from polyhead.nn.loss import IGNORE_INDEX, cross_entropy
+from polyhead.nn.positions import Positions, Visibility
 from polyhead.train import loop
 from polyhead.train.run_training import run_training
 
@@ -87,10 +88,11 @@ def test_training_forward_has_no_sync(kind, changes, monkeypatch):
         pos[1, 6:] = -1
         if kind != "encoder-decoder":
             pos[0, 4:] = torch.arange(5)
-        tokens, pos, labels = to_model_device(model, (tokens, pos, tokens.masked_fill(pos < 0, IGNORE_INDEX)))
+        batch, host = place_batch(model, (tokens, pos, tokens.masked_fill(pos < 0, IGNORE_INDEX)))
+        tokens, pos, labels = batch[0], Positions.of(batch[1], host[1]), batch[2]
         inputs = (tokens, tokens, pos, pos) if kind == "encoder-decoder" else (tokens, pos)
         with record_syncs() as syncs:
-            loss = cross_entropy(model.features(*inputs), model.head, labels, 0.1)
+            loss = cross_entropy(model.features(*inputs), model.head, labels, 0.1, host=host[2])
             loss.total.backward()
     assert not syncs
 
@@ -104,14 +106,21 @@ def test_documents_use_block_masks(monkeypatch):
     tokens, pos = torch.randint(0, 50, (3, 9)), torch.arange(9).repeat(3, 1)
     pos[1, 6:], pos[0, 4:] = -1, torch.arange(5)
 
+    made = []
+
+    def record_masks(*inputs):
+        made.append(make_block_masks(*inputs))
+        return made[-1]
+
     def build_masks(model):
         model.stack.has_compiled_layers = True
-        inputs = to_model_device(model, (tokens, pos.clone()))
+        batch, host = place_batch(model, (tokens, pos.clone()))
         with record_syncs() as syncs:
-            model.features(*inputs)
+            model.features(batch[0], Positions.of(batch[1], host[1]))
         assert not syncs
-        return inputs[1].block_masks
+        return made[-1]
 
+    monkeypatch.setattr(stack, "make_block_masks", record_masks)
     model = build(ph.ModelConfig.model_validate(sizes), seed=1)
     with ghost_device() as device:
         ghost_model = build(ph.ModelConfig.model_validate(sizes), seed=1).to(device)
@@ -158,7 +167,7 @@ def test_decoding_step_has_no_sync(position):
         cache = make_cache(Choice("static", preallocate=True), model.cache_shape, 3, 20)
         with record_syncs() as syncs:
             for t in range(3):
-                tokens, pos = pad_next_inputs([[7 + t], [8], [9]], [t, t, t], device)
+                tokens, pos = pad_next_inputs([[7 + t], [8], [9]], [t, t, t])
                 cache.prepare_step(range(3), pos)
-                model.decode(tokens, pos, cache)
+                model.decode(*move_inputs(tokens, pos, device), cache)
     assert not syncs

@@ -20,7 +20,6 @@ from polyhead.core.registry import (
     SIMILARITY,
 )
 from polyhead.nn import block_mask
-from polyhead.nn.packed_rows import has_several_documents, note_documents
 from polyhead.nn.stack import Stack
 
 ATTENTION_OF = {"none": "linear", "sinusoidal": "kernel"}
@@ -158,14 +157,6 @@ def test_packed_documents_use_block_masks_in_graphs(kind, monkeypatch):
         torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
     uses_blocks = ["flex_attention" in graph.print_readable(print_output=False) for graph in backend.graphs]
     assert uses_blocks == ([True, True, False] if kind == "decoder" else [True, False])
-
-
-def test_noted_documents_apply_only_in_graphs():
-    pos = DOCUMENTS.clone()
-    note_documents(pos)
-    assert pos.several_documents
-    pos[:, 1:] = -1
-    assert not has_several_documents(pos)
 
 
 @pytest.mark.slow

@@ -30,7 +30,7 @@ def build_reference(model):
         for a, b in zip(stack.layers, other.layers, strict=True):
             copy_attention(b.self_attn, a.attn)
             residuals, norms = [a.attn_residual, a.ffn_residual], [b.norm1, b.norm2]
-            if hasattr(a, "cross"):
+            if a.cross is not None:
                 copy_attention(b.multihead_attn, a.cross)
                 residuals.insert(1, a.cross_residual)
                 norms.append(b.norm3)

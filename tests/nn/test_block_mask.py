@@ -11,14 +11,9 @@ from polyhead.config.model import AttentionShape
 from polyhead.core.choice import Choice
 from polyhead.core.registry import ATTENTION, POSITION
 from polyhead.nn import block_mask
-from polyhead.nn.block_mask import (
-    Visibility,
-    attend_blocks,
-    find_block_mask,
-    make_block_mask,
-    note_block_masks,
-)
+from polyhead.nn.block_mask import attend_blocks, find_block_mask, make_block_mask, make_block_masks
 from polyhead.nn.kv import KV, Window, attend, attention_mask
+from polyhead.nn.positions import Positions, Visibility
 
 VISIBILITIES = [  # also windows that end where a block does
     *(Visibility(True, *options) for options in ((), (9,), (15,), (5, 2))),
@@ -130,26 +125,25 @@ def test_gradients_equal_those_of_the_dense_mask(visibility, monkeypatch):
     torch.testing.assert_close(actual, tuple(x.nan_to_num() for x in expected), rtol=0, atol=1e-6)
 
 
-def note_masks(pos, x, *visibilities):
-    note_block_masks(x, pos, visibilities)
-    return pos.block_masks
+def make_masks(pos, x, *visibilities):
+    return make_block_masks(x, Positions.of(pos), visibilities)
 
 
 def test_block_masks_are_made_where_they_are_useful(monkeypatch):
     pos, x = pack(DOCUMENTS), torch.zeros(4, LENGTH, 32, dtype=torch.bfloat16)
     visibilities = [Visibility(True), Visibility(True, 3), Visibility(True)]
-    assert not note_masks(pos, x, *visibilities)  # on the CPU
+    assert not make_masks(pos, x, *visibilities)  # on the CPU
     monkeypatch.setattr(block_mask, "BLOCK_MASK_DEVICES", {"cpu"})
-    assert set(note_masks(pos, x, *visibilities)) == set(visibilities)
-    assert not note_masks(pos, x) and not note_masks(pos, x.float(), *visibilities)
+    assert set(make_masks(pos, x, *visibilities)) == set(visibilities)
+    assert not make_masks(pos, x) and not make_masks(pos, x.float(), *visibilities)
     with torch.autocast("cpu", torch.bfloat16):
-        assert len(note_masks(pos, x.float(), *visibilities)) == 2
-    assert not note_masks(pack([[LENGTH]]), x[:1], *visibilities)  # one document
-    assert not note_masks(pack([[3, 5]], 8), x[:1, :8], *visibilities)  # one block
+        assert len(make_masks(pos, x.float(), *visibilities)) == 2
+    assert not make_masks(pack([[LENGTH]]), x[:1], *visibilities)  # one document
+    assert not make_masks(pack([[3, 5]], 8), x[:1, :8], *visibilities)  # one block
     row = pack(DOCUMENTS[:1])  # of all rows
-    assert note_masks(row, x, visibilities[0])[visibilities[0]].kv_num_blocks.shape == (4, 1, 9)
-    note_block_masks(x, None, visibilities)
-    assert find_block_mask(note_masks(pos, x, *visibilities), visibilities[0]) is None  # outside of a graph
+    assert make_masks(row, x, visibilities[0])[visibilities[0]].kv_num_blocks.shape == (4, 1, 9)
+    documents = Positions.of(pos)._replace(block_masks=make_masks(pos, x, *visibilities))
+    assert find_block_mask(documents, visibilities[0]) is None  # outside of a graph
     sizes = {"d_model": 64, "n_heads": 4, "n_kv_heads": 2, "head_dim": 16, "v_head_dim": 16, "max_len": 99}
     shape = AttentionShape(**sizes, causal=True)
 

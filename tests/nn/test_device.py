@@ -6,7 +6,14 @@ from torch import Tensor, nn
 
 from polyhead.core.errors import UserError
 from polyhead.nn import device
-from polyhead.nn.device import host_copy, move_tensor, resolve_device, to_model_device, true_indices
+from polyhead.nn.device import (
+    host_batch,
+    move_tensor,
+    place_batch,
+    resolve_device,
+    to_model_device,
+    true_indices,
+)
 
 
 class Batch(NamedTuple):
@@ -40,15 +47,23 @@ def test_unavailable_device_is_refused(name):
         resolve_device(name)
 
 
-def test_host_copies_and_indices_of_moved_tensors(monkeypatch):
+def test_tensors_are_pinned_and_moved(monkeypatch):
     calls, x, meta = [], torch.arange(4), torch.device("meta")
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda x: calls.append(x) or x.clone())
-    assert host_copy(move_tensor(x, meta)) is x and not calls
+    assert move_tensor(x, meta).device == meta and not calls
     monkeypatch.setattr(device, "PINNED_TYPES", {"meta"})
     on_device = move_tensor(x, meta)
-    assert on_device.device == meta and host_copy(on_device) is x and calls[0] is x
+    assert on_device.device == meta and calls[0] is x and move_tensor(on_device, meta) is on_device
     assert move_tensor(x, torch.device("cpu")) is x
-    assert host_copy(on_device + 1).device == meta  # a result has no host copy
     mask = torch.tensor([[False, True], [True, False]])
     assert true_indices(mask, torch.device("cpu")).tolist() == [1, 2]
-    assert host_copy(true_indices(mask, torch.device("meta"))).tolist() == [1, 2]
+    assert true_indices(mask, meta).device == meta
+
+
+def test_placed_batches_keep_their_original():
+    model, batch = nn.Linear(2, 2, device="meta"), Batch(torch.ones(2, 3), (torch.ones(1), None))
+    placed = place_batch(model, batch)
+    assert placed.host is batch and placed.batch.tokens.device.type == "meta"
+    again = place_batch(model, placed)
+    assert again.host is batch and again.batch.tokens is placed.batch.tokens
+    assert host_batch(placed) is host_batch(batch) is batch

@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from polyhead.nn.packed_rows import apply_per_document, apply_unpadded, first_and_last, has_several_documents
+from polyhead.nn.packed_rows import apply_per_document, apply_unpadded, first_and_last
+from polyhead.nn.positions import has_several_documents
 
 POS = torch.tensor([[0, 1, 2, 3], [-1, 0, -1, 1], [0, -1, -1, -1], [-1, -1, -1, -1]])
 PACKED_POS = torch.tensor(
@@ -30,9 +31,9 @@ def test_unpadded_rows_and_documents_are_separate():
     assert (apply_unpadded(lambda h: h + 1, x, POS)[POS < 0] == 0).all()
     x, calls = torch.randn(4, 6, 3, dtype=torch.float64, requires_grad=True), []
 
-    def layer(h, pos):
-        calls.append(pos)
-        return apply_unpadded(lambda rows: difference(rows) * 2, h, pos)
+    def layer(h, documents):
+        calls.append(documents.pos)
+        return apply_unpadded(lambda rows: difference(rows) * 2, h, documents.pos)
 
     output = apply_per_document(layer, x, PACKED_POS)
     (pos,) = calls

@@ -5,7 +5,7 @@ import torch
 from tests.train.conftest import Toy, equal_states, loop_config, train_toy
 from torch import nn
 
-from polyhead.nn.device import host_copy, to_model_device
+from polyhead.nn.device import host_batch, to_model_device
 from polyhead.nn.loss import Loss
 from polyhead.train import loop
 from polyhead.train.prefetch import BatchPrefetcher
@@ -28,7 +28,7 @@ def make_prefetcher(progress, device=META) -> BatchPrefetcher:
 def record_steps(progress, n, prefetch) -> list:
     prefetcher, steps = make_prefetcher(progress), []
     for step in range(1, n + 1):
-        batches = [(row, float(x)) for row, x in prefetcher.take(step)]
+        batches = [(row, float(x)) for row, x in map(host_batch, prefetcher.take(step))]
         draw = torch.rand(2)[0].item()
         if prefetch:
             prefetcher.prefetch(step + 1)
@@ -56,15 +56,12 @@ def test_tensors_are_copied_once_and_only_to_devices():
     model, prefetcher = nn.Linear(1, 1, device=META), make_prefetcher(Progress())
     prefetcher.take(1)
     prefetcher.prefetch(2)
-    ((_, x), _) = prefetcher.take(2)
-    copy = x.device_copy
-    (first,), (second,) = (to_model_device(model, (x,)) for _ in range(2))
-    assert first is copy is not second and copy.device == META
-    assert host_copy(first) is x
+    prefetched, _ = prefetcher.take(2)
+    (_, x), (_, copy) = to_model_device(model, prefetched), prefetched.batch
+    assert x is copy and copy.device == META and host_batch(prefetched)[1].device.type == "cpu"
     cpu = make_prefetcher(Progress(), torch.device("cpu"))
     cpu.prefetch(1)
     assert [row for row, _ in cpu.take(1)] == [0, 1]
-    assert not hasattr(cpu.take(2)[0][1], "device_copy")
 
 
 class NoisyTask(Toy):

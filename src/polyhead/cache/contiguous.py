@@ -15,7 +15,7 @@ from polyhead.cache.row_cache import RowCache, RowHistory, RowLayer, StepTokens,
 from polyhead.core.errors import UserError
 from polyhead.core.registry import CACHE
 from polyhead.nn.cache import CacheShape
-from polyhead.nn.device import host_copy
+from polyhead.nn.device import move_tensor
 from polyhead.nn.kv import KV, visible
 
 
@@ -158,7 +158,7 @@ class StaticCache(RowCache):
         return sum(self.lengths) * self.slot_bytes
 
     def prepare_step(self, rows: Sequence[int], pos: Tensor) -> None:
-        rows, host = list(rows), host_copy(pos).tolist()
+        rows, host, pos = list(rows), pos.tolist(), move_tensor(pos, self.device)
         assert len(set(rows)) == len(host), f"{len(host)} rows of positions for rows {rows}"
         ends = [max(self.lengths[row], 1 + max(at)) for row, at in zip(rows, host, strict=True)]
         longest = max(ends, default=0)

@@ -16,6 +16,7 @@ from polyhead.core.array_types import Bools, Ints
 from polyhead.core.errors import UserError
 from polyhead.core.registry import CACHE
 from polyhead.nn.cache import CacheMemory, CacheShape
+from polyhead.nn.device import move_tensor
 from polyhead.nn.kv import KV, visible
 
 # default block size: large blocks waste slots at the end of a row, small ones need larger tables
@@ -108,7 +109,7 @@ class PagedCache:
         return n_rows * -(-self.max_len // self.block_size) if self.max_blocks is None else self.max_blocks
 
     def prepare_step(self, rows: Sequence[int], pos: Tensor) -> None:
-        rows, host = list(rows), pos.cpu().numpy()
+        rows, host, pos = list(rows), pos.cpu().numpy(), move_tensor(pos, self.device)
         assert len(set(rows)) == len(host), f"{len(host)} rows of positions for rows {rows}"
         spans = self._write_spans(rows, host)
         n_needed = self.block_manager.blocks_needed(spans)

@@ -14,7 +14,7 @@ from torch import Tensor
 from polyhead.core.array_types import Ints
 from polyhead.core.errors import UserError
 from polyhead.nn.cache import CacheMemory, CacheShape
-from polyhead.nn.device import host_copy
+from polyhead.nn.device import move_tensor
 from polyhead.nn.kv import KV, WeightsHook
 
 
@@ -144,7 +144,7 @@ class RowCache(ABC):
 
     @torch.no_grad()
     def prepare_step(self, rows: Sequence[int], pos: Tensor) -> None:
-        rows, host = list(rows), host_copy(pos).cpu()
+        rows, host, pos = list(rows), pos.cpu(), move_tensor(pos, self.device)
         assert len(set(rows)) == len(pos), f"{len(pos)} rows of positions for rows {rows}"
         len_before = torch.tensor([self.lengths[row] for row in rows], dtype=torch.int64)
         is_token = host >= 0

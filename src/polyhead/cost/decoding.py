@@ -121,8 +121,9 @@ def count_source_bytes(config: ModelConfig, source: int) -> int:
     layer, its initial state.
     """
     with fake_mode(), torch.inference_mode():
-        decoder, features = model_class(config)(config).decoder, torch.zeros(1, source, config.d_model)
-        memory = [layer.project_kv(features, None) for layer in decoder.layers]  # type: ignore[union-attr]
+        model, features = model_class(config)(config), torch.zeros(1, source, config.d_model)
+        assert isinstance(model, Seq2Seq)
+        memory = [layer.project_kv(features, None) for layer in model.decoder.blocks]
         return sum(x.numel() for x in tree_leaves(memory) if isinstance(x, Tensor)) * 4
 
 

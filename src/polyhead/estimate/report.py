@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from polyhead.core.array_types import is_named_tuple
 from polyhead.core.choice import Choice
 from polyhead.core.i18n import tr
 from polyhead.cost import parameter_count
@@ -103,7 +104,7 @@ class Estimate(NamedTuple):
 def _to_plain(x: Any) -> Any:
     if isinstance(x, Choice):
         return x.to_config()
-    if isinstance(x, tuple) and hasattr(x, "_asdict"):
+    if is_named_tuple(x):
         return {name: _to_plain(value) for name, value in x._asdict().items()}
     if isinstance(x, dict):
         return {str(name): _to_plain(value) for name, value in x.items()}

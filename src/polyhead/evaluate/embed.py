@@ -16,7 +16,8 @@ from polyhead.evaluate.encode_batches import encode_in_batches, encode_layers_in
 from polyhead.generation.engine.interface import require_finite
 from polyhead.generation.prompt_template import PromptTemplate
 from polyhead.models import CausalLM, Classifier, MaskedLM, SentenceEncoder
-from polyhead.nn.pooling import pool_first_token, pool_last_token, pool_max, pool_mean
+from polyhead.models.masked_lm import PooledModel
+from polyhead.nn.pooling import Pooler, pool_first_token, pool_last_token, pool_max, pool_mean
 from polyhead.tokenizers.input_validation import validate_texts_or_ids
 from polyhead.tokenizers.special_tokens import SpecialTokensTemplate
 from polyhead.tokenizers.tokenizer import Tokenizer
@@ -70,7 +71,7 @@ def embed_texts(
     With ``layers`` the vectors of each of these layers are pooled, without the projections after the pooling,
     which are trained for the last layer.
     """
-    pool = _POOLINGS.get(config.pooling) or getattr(model, "pooler", None)
+    pool = _POOLINGS.get(config.pooling) or (model.pooler if isinstance(model, PooledModel) else None)
     if pool is None:
         raise UserError(f"this model has no pooling; choose one of {', '.join(_POOLINGS)}")
     rows = prepare_inputs(tokenizer, texts, config, model.config.max_len, template)
@@ -79,11 +80,12 @@ def embed_texts(
         out = torch.zeros(len(rows), embedding_dim(model.config))
         for numbers, vectors, pos in encode_in_batches(model, rows, tokenizer, batch_tokens):
             vector = pool(vectors, mask_prompt(n_prompt_tokens, vectors, pos))
-            for dense in getattr(model, "dense", ()):
+            for dense in model.dense if isinstance(model, SentenceEncoder) else ():
                 vector = dense(vector)
             out[numbers] = require_finite(vector).float().cpu()
     else:
-        indices, pool = resolve_layers(layers, model.config.n_layers), getattr(pool, "pool", pool)
+        indices = resolve_layers(layers, model.config.n_layers)
+        pool = pool.pool if isinstance(pool, Pooler) else pool
         out = torch.zeros(len(rows), len(indices), model.config.d_model)
         for numbers, states, pos in encode_layers_in_batches(model, rows, tokenizer, batch_tokens, indices):
             pos = mask_prompt(n_prompt_tokens, states[:, 0], pos)

@@ -60,7 +60,7 @@ def read_inputs(run: Run, text: str, target: str | None) -> ModelInputs:
         second_start = len(ids)
         check_length("text, including special tokens,", ids, max_len)
     is_decoder = run.config.kind == "decoder"
-    args: tuple[Tensor | None, ...] = (torch.tensor([ids]),)
+    args: tuple[Any, ...] = (torch.tensor([ids]),)
     if not is_decoder:
         batch = collate_encoder_inputs([ids], [second_start], tokenizer.pad_id)
         args = batch.model_args(run.config.n_segments)

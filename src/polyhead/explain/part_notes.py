@@ -84,7 +84,7 @@ def find_choice(config: ModelConfig, step: Step) -> tuple[Registry[Any] | None, 
 
 def read_notes(part: Any) -> dict[str, str | None]:
     """The summary, the equation and the paper in the docstring of a part; None for what it lacks."""
-    text, *fields = _FIELD.split(inspect.cleandoc(getattr(part, "__doc__", None) or ""))
+    text, *fields = _FIELD.split(inspect.cleandoc(part.__doc__ or ""))
     values = dict(zip(fields[::2], fields[1::2], strict=True))
     equation, paper = values.get("Equation"), values.get("Paper")
     summary = re.split(r"(?<=[.!?])\s+(?=[A-Z`])", " ".join(text.split("\n\n")[0].split()))[0]

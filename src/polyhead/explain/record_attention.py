@@ -43,11 +43,12 @@ class _AttentionInput(NamedTuple):
     def from_call(cls, trace: Trace, call: Call) -> _AttentionInput:
         """The inputs of one call. Cross-attention reads the first text."""
         x, memory = call.inputs["x"], call.inputs.get("memory")
-        position: Position = call.inputs.get("position") or call.module.position  # type: ignore[assignment]
+        assert isinstance(call.module, Attention | KernelAttention | LinearAttention)
+        position = call.inputs.get("position") or call.module.position
         memory_side = None if memory is None else 0
         side = call.place.side if memory_side is None else memory_side
         queries, keys = trace.window(call.place.side), trace.window(side)
-        n_keys = x.size(1) if memory is None else getattr(memory, "k", x).size(2)
+        n_keys = x.size(1) if memory is None else (memory.k if isinstance(memory, KV) else x).size(2)
         cut = (keys.start, keys.stop) if trace.is_cut(side, n_keys) else None
         return cls(x, call.inputs.get("pos"), memory, position, queries, keys, memory_side, cut)
 
@@ -199,8 +200,8 @@ def _record_projections(
         values |= {role: tables[role] for role in ("index", "slopes") if role in tables}
     if at.memory is not None or at.position.kind != "heads":
         return values | trace.store_all(path, {"q": q[0, :, at.queries], "k": kv.k[0, :, at.keys]})
-    k_norm = getattr(attn, "k_norm", nn.Identity())
-    raw_k = k_norm(split_heads(attn.k_proj(at.x), attn.head_dim))
+    raw_k = split_heads(attn.k_proj(at.x), attn.head_dim)
+    raw_k = attn.k_norm(raw_k) if isinstance(attn, Attention) else raw_k
     raw = {"q_raw": raw_q[0, :, at.queries], "k_raw": raw_k[0, :, at.keys]}
     values |= trace.store_all(path, raw)
     if not isinstance(attn.position, Rope):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from polyhead.explain.record_position import Tokens, describe_scheme
 from polyhead.explain.trace import Call, Step, Trace, records, sizes
 from polyhead.nn.block.gated_conv import GatedConvBlock
-from polyhead.nn.block.recurrent import GRU, LSTM, RNN
+from polyhead.nn.block.recurrent import GRU, LSTM, RNN, RecurrentBlock
 from polyhead.nn.embedding import Embedding, Head
 from polyhead.nn.feed_forward.mlp import MLP_ACTIVATIONS, ConvFeedForward, FeedForward, GatedFeedForward
 from polyhead.nn.feed_forward.moe import MixtureOfExperts
@@ -93,8 +93,9 @@ def _record_norm(
 def record_feed_forward(trace: Trace, call: Call) -> None:
     """A plain feed-forward layer: the inputs and outputs of its activation."""
     ffn, x = call.module, call.inputs["x"]
-    pre = ffn.up_proj(x.mT).mT if isinstance(ffn, ConvFeedForward) else ffn.up_proj(x)  # type: ignore[operator]
-    act = ffn.activation(pre)  # type: ignore[operator]
+    assert isinstance(ffn, FeedForward | ConvFeedForward)
+    pre = ffn.up_proj(x.mT).mT if isinstance(ffn, ConvFeedForward) else ffn.up_proj(x)
+    act = ffn.activation(pre)
     _record_units(trace, call, act, {"pre": pre, "act": act})
 
 
@@ -111,7 +112,8 @@ def record_gated(trace: Trace, call: Call) -> None:
 def _record_units(trace: Trace, call: Call, inner: Tensor, arrays: dict[str, Tensor]) -> None:
     """The units that add most to each token: by their activation and the length of their output vector."""
     ffn, shown = call.module, trace.window(call.place.side)
-    lengths = ffn.down_proj.weight.flatten(1).norm(dim=0)  # type: ignore[operator, union-attr]
+    assert isinstance(ffn, FeedForward | ConvFeedForward | GatedFeedForward)
+    lengths = ffn.down_proj.weight.flatten(1).norm(dim=0)
     inner = inner[0, shown]
     unit = (inner * lengths).abs().topk(min(SHOWN_UNITS, inner.size(-1)), -1).indices
     rows: Parameters = {role: array[0, shown].gather(-1, unit) for role, array in arrays.items()}
@@ -120,7 +122,7 @@ def _record_units(trace: Trace, call: Call, inner: Tensor, arrays: dict[str, Ten
     facts = {
         "units": inner.size(-1),
         "active": [round(x, 6) for x in share.tolist()],
-        "activation": _name(getattr(ffn, "activation", None)),
+        "activation": _name(ffn.activation),
         "is_gated": "up" in arrays,
     }
     _add_tokens(trace, call, "feed_forward", values, facts)
@@ -175,7 +177,8 @@ def record_recurrent(trace: Trace, call: Call) -> None:
     values = trace.store_all(call.place.path, arrays)
     if not is_reverse:
         trace.bind(call.output[0], values["state"])
-    has_both = getattr(call.inputs.get("parent"), "reverse", None) is not None
+    parent = call.inputs.get("parent")
+    has_both = isinstance(parent, RecurrentBlock) and parent.reverse is not None
     facts = {"network": type(rnn).__name__, "units": rnn.hidden_size, "is_reverse": is_reverse}
     facts["networks"] = 1 + has_both
     # both networks read the same vectors, the reverse one after the other
@@ -290,7 +293,9 @@ def record_projection(trace: Trace, call: Call) -> None:
         return
     before = trace.steps[-1] if trace.steps else None
     _record_ends(trace, call, "projection")
-    trace.steps[-1].facts["activation"] = _name(getattr(call.module, "activation", None))
+    trace.steps[-1].facts["activation"] = _name(
+        call.module.activation if isinstance(call.module, DenseMap) else None
+    )
     if before is not None and before.kind == "recurrent":  # of both directions side by side
         before.out, before.shape_out = trace.steps[-1].x, sizes(call.inputs["x"])
 

@@ -14,6 +14,7 @@ from polyhead.explain.record_attention import record_linear
 from polyhead.explain.record_parts import record_other
 from polyhead.explain.trace import Call, Place, Step, Trace, find_recorder, sizes
 from polyhead.models import Encoder
+from polyhead.nn.block.base import ShowsWeights
 from polyhead.nn.dropout import Dropout
 from polyhead.nn.embedding import Embedding
 from polyhead.nn.residual import Residual
@@ -62,9 +63,9 @@ class _Watch:
             self.handles.append(module.register_forward_hook(self._leave, with_kwargs=True))
             recorder = find_recorder(module)
             # those of known softmax attentions are computed from their scores
-            if hasattr(module, "weights_hooks") and recorder in (record_other, record_linear):
+            if isinstance(module, ShowsWeights) and recorder in (record_other, record_linear):
                 self.hooked_attentions.append((module, self._see_weights))
-                module.weights_hooks.append(self._see_weights)  # type: ignore[operator, union-attr]
+                module.weights_hooks.append(self._see_weights)
 
     def stop(self) -> None:
         """Remove them."""

@@ -13,7 +13,9 @@ from polyhead.config.model import ModelConfig
 from polyhead.core.choice import Choice
 from polyhead.core.registry import POOLING
 from polyhead.models import CausalLM, Model, Seq2Seq
+from polyhead.models.masked_lm import PooledModel
 from polyhead.nn.embedding import Embedding, Head
+from polyhead.nn.norm import RMSNorm
 from polyhead.nn.pooling import Pooler, pool_first_token
 from polyhead.nn.stack import Stack
 
@@ -57,7 +59,7 @@ def build_spec(model: Model) -> Any:
 
 def find_pooler(model: Model) -> Pooler | None:
     """Return the pooler if CTranslate2 has it: first token, a linear map and an activation."""
-    pooler = getattr(model, "pooler", None)
+    pooler = model.pooler if isinstance(model, PooledModel) else None
     if not isinstance(pooler, Pooler) or pooler.pool is not pool_first_token:
         return None
     return pooler if pooler.proj is not None and pooler.norm is None else None
@@ -234,7 +236,7 @@ def _set_linear(spec: Any, *modules: Any) -> None:
 
 def _set_norm(spec: Any, norm: Any) -> None:
     weight = _copy_weight(norm.weight)
-    spec.gamma = 1 + weight if getattr(norm, "zero_centered", False) else weight
+    spec.gamma = 1 + weight if isinstance(norm, RMSNorm) and norm.zero_centered else weight
     if hasattr(spec, "beta"):
         spec.beta = torch.zeros_like(weight) if norm.bias is None else _copy_weight(norm.bias)
 

@@ -143,7 +143,7 @@ class EncoderGraph(nn.Module):
         """(B, T) each -> (B, L), (B, T), (B, T, V), or (B, T, C) and (B, C)."""
         pos = positions_from_mask(attention_mask)
         out = self.model(input_ids, pos, token_type_ids).float()
-        pooler = getattr(self.model, "pooler", None) if isinstance(self.model, SentenceEncoder) else None
+        pooler = self.model.pooler if isinstance(self.model, SentenceEncoder) else None
         return (out,) if pooler is None else (out, pooler(out, pos))
 
 
@@ -176,7 +176,7 @@ class SourceGraph(nn.Module):
         """(B, S) each -> (B, S, C), and a pair for each layer of the decoder."""
         pos = positions_from_mask(attention_mask)
         x = self.model.encoder(self.model.encoder_embedding(input_ids, pos), pos)
-        memory = [layer.project_kv(x, pos) for layer in self.model.decoder.layers]  # type: ignore[operator]
+        memory: list[Any] = [layer.project_kv(x, pos) for layer in self.model.decoder.blocks]
         return x, [(kv.k, kv.v) for kv in memory]
 
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from rich.cells import cell_len
 
+from polyhead.core.array_types import HasToList
 from polyhead.core.errors import NotFiniteError, UserError
 from polyhead.core.i18n import tr
 from polyhead.tokenizers.display import escape_controls
@@ -36,7 +37,7 @@ def nested_weights(attention: AttentionMap) -> list[list[WeightMatrix]]:
     """The weights as nested lists, (layers, heads, T, S), checked against the numbers of tokens."""
     raw_weights = attention.weights
     weights: list[list[WeightMatrix]] = (
-        raw_weights.tolist() if hasattr(raw_weights, "tolist") else [list(layer) for layer in raw_weights]
+        raw_weights.tolist() if isinstance(raw_weights, HasToList) else [list(layer) for layer in raw_weights]
     )
     shape = len(attention.target_tokens), len(attention.source_tokens)
     if not weights or not weights[0] or not all(shape):

@@ -20,6 +20,7 @@ from polyhead.generation.engine.interface import Hypothesis
 from polyhead.generation.prompt_template import PromptTemplate
 from polyhead.introspect.attention_map import AttentionMap
 from polyhead.models import CausalLM, Classifier, MaskedLM, Model, Seq2Seq
+from polyhead.nn.block.base import ShowsWeights
 from polyhead.nn.device import to_model_device
 from polyhead.nn.kv import WeightsHook
 from polyhead.tokenizers.display import spell_token
@@ -79,7 +80,7 @@ def record_attention(model: nn.Module) -> Iterator[AttentionWeights]:
     weights_by_name: AttentionWeights = {}
     hooks: list[tuple[Any, WeightsHook]] = []
     for name, module in model.named_modules():
-        if hasattr(module, "weights_hooks"):
+        if isinstance(module, ShowsWeights):
             hooks.append((module, _make_hook(weights_by_name.setdefault(name, []))))
     for module, hook in hooks:
         module.weights_hooks.append(hook)
@@ -104,7 +105,7 @@ def _make_hook(buffer: list[Tensor]) -> WeightsHook:
 def has_cross_attention(model: nn.Module) -> bool:
     """Whether a decoder layer has cross-attention weights to show."""
     return any(
-        name.endswith(".cross") and hasattr(part, "weights_hooks") for name, part in model.named_modules()
+        name.endswith(".cross") and isinstance(part, ShowsWeights) for name, part in model.named_modules()
     )
 
 

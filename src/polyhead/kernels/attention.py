@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 
 import torch
@@ -13,9 +14,10 @@ from polyhead.kernels.int_linear import Int8Linear
 from polyhead.kernels.linear import PANEL, LinearFactory, NativeLinear
 from polyhead.nn.attention.softmax import Attention
 from polyhead.nn.cache import LayerCache
-from polyhead.nn.kv import KV, attend, attention_mask, merge_heads, split_heads
+from polyhead.nn.kv import KV, WeightsHook, attend, attention_mask, merge_heads, split_heads
 from polyhead.nn.position.base import Position
 from polyhead.nn.position.relative import Alibi, T5Bias
+from polyhead.nn.positions import Positions
 
 # maximum number of queries times slots per head: more scores do not fit the CPU cache, and torch, which does
 # not store them, is faster
@@ -73,6 +75,7 @@ class PackedAttention(Attention):
         cache: LayerCache | None = None,
         memory: KV | None = None,
         position: Position | None = None,
+        documents: Positions | None = None,
     ) -> Tensor:
         position = self.position if position is None else position
         if memory is None:
@@ -81,12 +84,14 @@ class PackedAttention(Attention):
         else:
             q, kv = self.qkv.forward_slice(x, 0, self.widths[0]), memory
         q = position.rotate(self.q_norm(split_heads(q, self.head_dim)), pos)
-        hooks = [*self.weights_hooks]
+        hooks: Sequence[WeightsHook] = self.weights_hooks
         if cache is not None:
             kv = cache.update(kv)
-            hooks += [] if cache.weights_hook is None else [cache.weights_hook]
+            hooks = hooks if cache.weights_hook is None else [*hooks, cache.weights_hook]
         own_tokens_only, window = memory is None and cache is None, self.window if memory is None else None
-        mask = attention_mask(pos, kv, x.size(1), self.causal, window, own_tokens_only=own_tokens_only)
+        mask = attention_mask(
+            pos, kv, x.size(1), self.causal, window, own_tokens_only=own_tokens_only, documents=documents
+        )
         pages, (N, H, T, _) = paged_view_of(kv), q.shape
         slots = pages.table.size(1) * pages.k.size(2)
         n_scores = N * H * T // (len(pages.table) * pages.k.size(1)) * slots

@@ -33,6 +33,7 @@ from polyhead.kernels.program import (
 from polyhead.nn.cache import Cache
 from polyhead.nn.embedding import Embedding, Head
 from polyhead.nn.kv import KV, EncoderMemory, arange_positions, mask_other_documents, visible
+from polyhead.nn.positions import AnyPositions, plain_positions
 from polyhead.nn.stack import EncoderOutput, Stack
 
 # maximum size of the buffer of all rows: a larger one does not fit the CPU cache; layer by layer it is
@@ -254,15 +255,18 @@ class PackedStack(Stack):
     def forward(
         self,
         x: Tensor,
-        pos: Tensor | None = None,
+        pos: AnyPositions | None = None,
         cache: Cache | None = None,
         memory: Sequence[EncoderMemory] | None = None,
         source: EncoderOutput | None = None,
         states: list[Tensor] | None = None,
     ) -> Tensor:
         """(B, T, C), (B, T) -> (B, T, C); the arguments are those of ``Stack``."""
-        out = self.steps(x, pos, cache, memory) if source is None and states is None else None
-        return super().forward(x, pos, cache, memory, source, states) if out is None else out
+        if source is None and states is None:
+            out = self.steps(x, plain_positions(pos), cache, memory)
+            if out is not None:
+                return out
+        return super().forward(x, pos, cache, memory, source, states)
 
 
 class GreedySteps(FusedSteps):

@@ -88,7 +88,7 @@ class ProgramBuilder:
             raise UnsupportedLayerError
         assert isinstance(block, Block)
         parts = [(block.attn_residual, partial(self.add_attention, block.attn, layer_idx))]
-        if hasattr(block, "cross"):
+        if block.cross is not None:
             parts.append(
                 (block.cross_residual, partial(self.add_attention, block.cross, layer_idx, source=True))
             )
@@ -142,9 +142,7 @@ class ProgramBuilder:
         )  # fmt: skip
         return out
 
-    def add_attention(
-        self, attn: nn.Module, layer_idx: int, h: int, *, source: bool = False
-    ) -> PendingLinear:
+    def add_attention(self, attn: object, layer_idx: int, h: int, *, source: bool = False) -> PendingLinear:
         """Add projections and attention of input h; return the pending output projection.
 
         With ``source`` (cross-attention) only queries are projected; keys and values of the source are given.
@@ -311,8 +309,8 @@ def compile_greedy(
     return builder, table
 
 
-def _builder_for(layers: Sequence[nn.Module]) -> ProgramBuilder:
-    first_attn = getattr(layers[0], "attn", None)
+def _builder_for(layers: Sequence[Any]) -> ProgramBuilder:
+    first_attn = layers[0].attn
     if type(first_attn) is not PackedAttention:
         raise UnsupportedLayerError
     return ProgramBuilder(_require_linear(first_attn.o_proj).out_features)

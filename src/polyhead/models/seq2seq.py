@@ -10,6 +10,7 @@ from polyhead.config.model import ModelConfig
 from polyhead.nn.cache import Cache, CacheShape
 from polyhead.nn.embedding import Embedding, Head
 from polyhead.nn.kv import EncoderMemory
+from polyhead.nn.positions import AnyPositions, plain_positions
 from polyhead.nn.stack import Stack, build_common_position, build_stack
 
 
@@ -38,8 +39,8 @@ class Seq2Seq(nn.Module):
         self,
         source: Tensor,
         target: Tensor,
-        source_pos: Tensor | None = None,
-        target_pos: Tensor | None = None,
+        source_pos: AnyPositions | None = None,
+        target_pos: AnyPositions | None = None,
     ) -> Tensor:
         """Teacher forcing: (B, S), (B, T) -> logits (B, T, V). Position -1 marks padding; None means none."""
         logits: Tensor = self.head(self.features(source, target, source_pos, target_pos))
@@ -49,22 +50,26 @@ class Seq2Seq(nn.Module):
         self,
         source: Tensor,
         target: Tensor,
-        source_pos: Tensor | None = None,
-        target_pos: Tensor | None = None,
+        source_pos: AnyPositions | None = None,
+        target_pos: AnyPositions | None = None,
     ) -> Tensor:
         """The input of the LM head: (B, S), (B, T) -> (B, T, C)."""
         x: Tensor = self.decoder_embedding(target, target_pos)
         encoded = self.encoder(self.encoder_embedding(source, source_pos), source_pos)
-        out: Tensor = self.decoder(x, target_pos, source=(encoded, source_pos))
+        out: Tensor = self.decoder(x, target_pos, source=(encoded, plain_positions(source_pos)))
         return out
 
-    def encode(self, source: Tensor, source_pos: Tensor | None = None) -> list[EncoderMemory]:
+    def encode(self, source: Tensor, source_pos: AnyPositions | None = None) -> list[EncoderMemory]:
         """(B, S) -> the encoder output as each decoder layer reads it; for attention, its keys and values."""
         x = self.encoder(self.encoder_embedding(source, source_pos), source_pos)
-        return [layer.project_kv(x, source_pos) for layer in self.decoder.layers]  # type: ignore[operator]
+        return [layer.project_kv(x, plain_positions(source_pos)) for layer in self.decoder.blocks]
 
     def decode(
-        self, tokens: Tensor, pos: Tensor, cache: Cache | None, memory: Sequence[EncoderMemory] | None
+        self,
+        tokens: Tensor,
+        pos: AnyPositions,
+        cache: Cache | None,
+        memory: Sequence[EncoderMemory] | None,
     ) -> Tensor:
         """One decoding step: (N, T), (N, T) -> logits (N, T, V) of the next tokens.
 
@@ -74,7 +79,11 @@ class Seq2Seq(nn.Module):
         return logits
 
     def decode_features(
-        self, tokens: Tensor, pos: Tensor, cache: Cache | None, memory: Sequence[EncoderMemory] | None
+        self,
+        tokens: Tensor,
+        pos: AnyPositions,
+        cache: Cache | None,
+        memory: Sequence[EncoderMemory] | None,
     ) -> Tensor:
         """Like ``decode``, but returns the LM head's input, (N, T, C): for tokens with known successors."""
         out: Tensor = self.decoder(self.decoder_embedding(tokens, pos), pos, cache, memory)

@@ -7,7 +7,6 @@ Shapes: n blocks of ``BLOCK_SIZE`` slots in a row.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +16,7 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from polyhead.nn.device import product_dtype
 from polyhead.nn.export_guard import is_traced
 from polyhead.nn.kv import KV
-from polyhead.nn.packed_rows import may_have_several_documents
+from polyhead.nn.positions import Positions, Visibility, may_have_several_documents
 
 BLOCK_SIZE = 128
 BLOCK_MASK_DEVICES = {"cuda"}
@@ -29,34 +28,28 @@ _DOCUMENT_BITS = 32  # the key of a token is the number of its document, then it
 _FAR_KEY = 1 << 61
 
 
-class Visibility(NamedTuple):
-    """Which tokens of its own document a token attends to."""
-
-    causal: bool
-    window: int | None = None  # as in ``Window``
-    sink: int = 0
-
-
-def note_block_masks(x: Tensor, pos: Tensor | None, visibilities: Iterable[Visibility]) -> None:
-    """Note the block masks of packed documents, for the compiled layers that are called with ``pos``.
+def make_block_masks(
+    x: Tensor, documents: Positions, visibilities: Iterable[Visibility]
+) -> dict[Visibility, BlockMask]:
+    """The block masks of packed documents (B, T), for compiled layers over x (B, T, C): a graph makes none.
 
     Layers with the same visibility share one. There is none on other devices, in fp32, and where nothing can
     be skipped: in rows of one document or one block.
     """
-    if pos is not None:
-        found = set(visibilities) if _can_skip(x, pos) else set()
-        masks = {visibility: make_block_mask(pos.expand(x.shape[:2]), visibility) for visibility in found}
-        pos.block_masks = masks  # type: ignore[attr-defined]
+    found = set(visibilities) if _can_skip(x, documents) else set()
+    return {
+        visibility: make_block_mask(documents.pos.expand(x.shape[:2]), visibility) for visibility in found
+    }
 
 
-def find_block_mask(masks: dict[Visibility, BlockMask], visibility: Visibility | None) -> BlockMask | None:
-    """In a graph, the block mask of these that fits a layer, if there is one.
+def find_block_mask(documents: Positions | None, visibility: Visibility | None) -> BlockMask | None:
+    """In a graph, the block mask of these documents that fits a layer, if there is one.
 
     Outside of graphs FlexAttention would compute all weights.
     """
-    if visibility is None or not is_traced():
+    if documents is None or visibility is None or not is_traced():
         return None
-    return masks.get(visibility)
+    return documents.block_masks.get(visibility)
 
 
 def make_block_mask(pos: Tensor, visibility: Visibility) -> BlockMask:
@@ -117,12 +110,12 @@ def attend_blocks(
     return out
 
 
-def _can_skip(x: Tensor, pos: Tensor) -> bool:
+def _can_skip(x: Tensor, documents: Positions) -> bool:
     return (
         x.device.type in BLOCK_MASK_DEVICES
         and product_dtype(x) in BLOCK_MASK_DTYPES
-        and pos.size(1) > BLOCK_SIZE
-        and may_have_several_documents(pos)
+        and documents.pos.size(1) > BLOCK_SIZE
+        and may_have_several_documents(documents.pos, documents)
     )
 
 

@@ -151,9 +151,9 @@ class Cache(Protocol):
     def prepare_step(self, rows: Sequence[int], pos: Tensor) -> None:
         """Allocate space for row ``rows[i]`` at positions ``pos[i]``, (B, T) int64, before the first layer.
 
-        Called once a step. A position of -1 is padding and is never attended to. A stored position is
-        overwritten if the cache rewinds; otherwise the tokens of a row come once each, in the order of their
-        positions.
+        Called once a step, with positions on any device. A position of -1 is padding and is never attended
+        to. A stored position is overwritten if the cache rewinds; otherwise the tokens of a row come once
+        each, in the order of their positions.
         """
         ...
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from polyhead.core.array_types import is_named_tuple
 from polyhead.core.errors import UserError, format_value
 
 
@@ -55,40 +56,48 @@ def resolve_device(name: str) -> torch.device:
         ) from error
 
 
-def to_model_device(model: nn.Module, batch: T) -> T:
-    """Move the tensors of a batch, also those in nested tuples, to the device of the model's weights."""
-    device = next(model.parameters()).device
-    moved: T = batch if device.type == "cpu" else _map_tensors(batch, lambda x: _take_copy(x, device))
-    return moved
+class PlacedBatch(NamedTuple, Generic[T]):
+    """A batch on the device of a model, and its original on the CPU.
+
+    What depends on the numbers of a batch, such as how many labels it has, is computed from the original:
+    reading a number of another device waits for all its work.
+    """
+
+    batch: T
+    host: T
 
 
-def prefetch_to_device(batches: Sequence[Any], device: torch.device) -> None:
-    """Start to copy the tensors of batches to ``device``; ``to_model_device`` returns each copy once."""
-    for batch in batches:
-        _map_tensors(batch, lambda value: _note_copy(value, device))
+def place_batch(model: nn.Module, batch: T | PlacedBatch[T]) -> PlacedBatch[T]:
+    """A batch on the device of the model's weights; one that is there already is not moved again."""
+    return move_batch(batch, next(model.parameters()).device)
+
+
+def to_model_device(model: nn.Module, batch: T | PlacedBatch[T]) -> T:
+    """The tensors of a batch, also those in nested tuples, on the device of the model's weights."""
+    return place_batch(model, batch).batch
+
+
+def move_batch(batch: T | PlacedBatch[T], device: torch.device) -> PlacedBatch[T]:
+    """Start to copy the tensors of a batch to ``device``."""
+    current, host = batch if isinstance(batch, PlacedBatch) else (batch, batch)
+    moved: T = current if device.type == "cpu" else _map_tensors(current, lambda x: move_tensor(x, device))
+    return PlacedBatch(moved, host)
+
+
+def host_batch(batch: T | PlacedBatch[T]) -> T:
+    """The original of a batch on the CPU."""
+    return batch.host if isinstance(batch, PlacedBatch) else batch
 
 
 def move_tensor(value: Tensor, device: torch.device) -> Tensor:
-    """Copy a tensor of the CPU to ``device`` without waiting; ``host_copy`` of the result is ``value``.
+    """Copy a tensor of the CPU to ``device`` without waiting.
 
     From pageable memory the copy would first wait for all work of the device.
     """
-    if device.type == "cpu":
+    if device.type == "cpu" or value.device == device:
         return value
     pinned = value.pin_memory() if device.type in PINNED_TYPES else value
-    moved = pinned.to(device, non_blocking=True)
-    moved.host_copy = value  # type: ignore[attr-defined]
-    return moved
-
-
-def host_copy(x: Tensor) -> Tensor:
-    """The same numbers on the CPU, if ``move_tensor`` made x; else x itself.
-
-    What depends on the numbers of a batch, such as how many labels it has, is computed from these: reading a
-    number of another device waits for all its work.
-    """
-    found: Tensor = getattr(x, "host_copy", x)
-    return found
+    return pinned.to(device, non_blocking=True)
 
 
 def true_indices(mask: Tensor, device: torch.device) -> Tensor:
@@ -97,22 +106,11 @@ def true_indices(mask: Tensor, device: torch.device) -> Tensor:
     return index if index.device == device else move_tensor(index, device)
 
 
-def _note_copy(value: Tensor, device: torch.device) -> Tensor:
-    if device.type != "cpu":
-        value.device_copy = move_tensor(value, device)  # type: ignore[attr-defined]
-    return value
-
-
-def _take_copy(value: Tensor, device: torch.device) -> Tensor:
-    copy: Tensor | None = value.__dict__.pop("device_copy", None)
-    return move_tensor(value, device) if copy is None or copy.device != device else copy
-
-
 def _map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     """``change`` applied to the tensors of a batch, also to those in nested tuples."""
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, tuple):
         parts = [_map_tensors(part, change) for part in value]
-        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+        return type(value)(*parts) if is_named_tuple(value) else tuple(parts)
     return value

@@ -11,7 +11,9 @@ from polyhead.core.errors import UserError
 from polyhead.core.option_types import resolve_factor
 from polyhead.core.registry import NORM
 from polyhead.nn.dropout import Dropout
+from polyhead.nn.export_guard import is_traced
 from polyhead.nn.position.base import Position
+from polyhead.nn.positions import AnyPositions, Positions
 from polyhead.nn.shard_plan import VocabularyShard
 
 
@@ -52,7 +54,9 @@ class Embedding(nn.Module):
             proj = nn.Linear(summed, config.d_model)
         return cls(token, position, scale, config.dropout, segment, norm, token_proj, proj)
 
-    def forward(self, tokens: Tensor, pos: Tensor | None = None, segments: Tensor | None = None) -> Tensor:
+    def forward(
+        self, tokens: Tensor, pos: AnyPositions | None = None, segments: Tensor | None = None
+    ) -> Tensor:
         """(B, T) -> (B, T, C); segments (B, T) count from 0, and None means all 0."""
         x = self.token(tokens) * self.scale
         x = x if self.token_proj is None else self.token_proj(x)
@@ -60,8 +64,13 @@ class Embedding(nn.Module):
             x = x + (self.segment.weight[0] if segments is None else self.segment(segments))
         elif segments is not None:
             raise UserError("this model has no segment embeddings; only separators mark the texts")
-        x = self.position.embed(x, pos)
-        x = self.dropout(x if self.norm is None else self.norm(x, pos))
+        at = pos.pos if isinstance(pos, Positions) else pos
+        is_remote = at is not None and at.device.type != "cpu" and not is_traced()
+        if pos is not None and is_remote and self.position.kind == "embeddings":
+            # the scheme itself would have to read the device
+            self.position.reserve(int(Positions.of(pos).readable.max()) + 1)
+        x = self.position.embed(x, at)
+        x = self.dropout(x if self.norm is None else self.norm(x, at))
         return x if self.proj is None else self.proj(x)
 
 

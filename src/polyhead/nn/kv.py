@@ -17,10 +17,14 @@ from torch.utils._pytree import register_pytree_node
 
 from polyhead.nn.export_guard import known_true
 from polyhead.nn.override import overridable
-from polyhead.nn.packed_rows import may_have_several_documents
+from polyhead.nn.positions import Positions, may_have_several_documents
 
 WeightsHook = Callable[[Tensor], None]
 """Called with the attention weights (B, H, T, S) of every attention it is registered on."""
+
+
+ValueBias = Callable[[Tensor], Tensor | None]
+"""Maps attention weights (N, H, T, S), after dropout, to a term added to the output: (N, H, T, Dv)."""
 
 
 @dataclass(eq=False)
@@ -40,6 +44,8 @@ class KV:
     # the mask of some of the tokens as queries over all of them, (causal, window) -> (B, 1, T, S), if the
     # positions of these alone do not tell which documents they are in
     own_mask: Callable[[bool, Window | None], Tensor] | None = None
+    # terms of scores, by mask and layout: layers that share a mask keep one for their backward passes
+    folded_scores: dict[tuple[Any, ...], Tensor] | None = None
 
     def replace(self, **changes: Any) -> KV:
         """A copy with other tensors for some fields."""
@@ -151,6 +157,7 @@ def attention_mask(
     window: Window | None = None,
     *,
     own_tokens_only: bool = False,
+    documents: Positions | None = None,
 ) -> Tensor | None:
     """The mask of ``length`` queries over kv; None for no mask, or for the plain causal triangle.
 
@@ -164,17 +171,19 @@ def attention_mask(
         return None
     k_pos = arange_positions(kv.k.size(2), kv.k.device)[:, None] if kv.pos is None else kv.pos
     mask = visible(arange_positions(length, kv.k.device) if q_pos is None else q_pos, k_pos, causal, window)
-    return mask_other_documents(mask, q_pos) if own_tokens_only else mask
+    return mask_other_documents(mask, q_pos, documents) if own_tokens_only else mask
 
 
-def mask_other_documents(mask: Tensor | None, pos: Tensor | None) -> Tensor | None:
+def mask_other_documents(
+    mask: Tensor | None, pos: Tensor | None, documents: Positions | None = None
+) -> Tensor | None:
     """Restrict the mask (B, 1, T, T) of packed rows (B, T) to documents, which start at position 0.
 
     A token attends only to its own document; rows of one document keep their mask.
     """
     if mask is None or pos is None:
         return mask
-    if not may_have_several_documents(pos):
+    if not may_have_several_documents(pos, documents):
         return mask
     document = (pos == 0).cumsum(1)[:, None]
     return mask & (document[..., :, None] == document[..., None, :])
@@ -191,7 +200,7 @@ def attend(
     scale: float | None = None,
     softcap: float | None = None,
     dropout: float = 0.0,
-    value_bias: Callable[[Tensor], Tensor | None] | None = None,
+    value_bias: ValueBias | None = None,
     hooks: Sequence[WeightsHook] = (),
 ) -> Tensor:
     """softmax(q k^T * scale + bias) v over the slots that the mask allows (Vaswani et al., 2017, eq. 1).
@@ -269,10 +278,9 @@ def _fold_scores(
     mask: Tensor | None, bias: Tensor | None, kv: KV, shape: tuple[int, int, int, torch.dtype]
 ) -> Tensor | None:
     """Bias, counts and mask as one additive term, (B, 1|K, n * group * T or 1, S); -inf where masked."""
-    # of a mask that layers share they keep one result for their backward passes
-    shared: dict[Any, Tensor] | None = getattr(mask, "folded_scores", None) if bias is None else None
-    if shared and shape in shared:
-        return shared[shape]
+    key, shared = (id(mask), *shape), kv.folded_scores if bias is None else None
+    if shared and key in shared:
+        return shared[key]
     n, group, T, dtype = shape
     scores: Tensor | None = None
     if bias is not None:
@@ -287,7 +295,7 @@ def _fold_scores(
         zero = torch.zeros((), dtype=dtype, device=mask.device) if scores is None else scores
         scores = torch.where(mask, zero, torch.full((), float("-inf"), dtype=dtype, device=mask.device))
         if shared is not None:
-            shared[shape] = scores
+            shared[key] = scores
     return scores
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from polyhead.nn.device import at_least_fp32, host_copy, move_tensor, product_dtype, true_indices
+from polyhead.nn.device import at_least_fp32, move_tensor, product_dtype, true_indices
 from polyhead.nn.embedding import Head
 from polyhead.nn.override import overridable
 from polyhead.nn.shard_plan import VocabularyShard
@@ -27,16 +27,21 @@ class Loss(NamedTuple):
 
 @overridable  # in training on a CPU: one pass over the logits (kernels.training.mode)
 def cross_entropy(
-    features: Tensor, head: Head, labels: Tensor, smoothing: float = 0.0, chunk: int = LOGITS_CHUNK
+    features: Tensor,
+    head: Head,
+    labels: Tensor,
+    smoothing: float = 0.0,
+    chunk: int = LOGITS_CHUNK,
+    host: Tensor | None = None,
 ) -> Loss:
     """Label-smoothed cross-entropy of softmax(head(features)) (Szegedy et al., 2016).
 
     features (..., C), labels (...) with -100 at positions to ignore. Smoothing e gives the label 1 - e + e/V
     and every other token e/V. Only ``chunk`` rows of logits are stored at a time: gradients are computed in
     the forward pass, where the probabilities are available. If the head's vocabulary is sharded over ranks,
-    each computes the logits of its own tokens.
+    each computes the logits of its own tokens. ``host`` are the labels on the CPU.
     """
-    rows = labeled_rows(labels)
+    rows = labeled_rows(labels, host)
     features = head.scale_input(features.flatten(0, -2).index_select(0, rows))
     features = features if head.vocabulary is None else head.vocabulary.sum_gradient(features)
     labels = labels.flatten().index_select(0, rows)
@@ -47,9 +52,14 @@ def cross_entropy(
     return Loss(total, nll, len(labels))
 
 
-def classification_loss(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Loss:
-    """Label-smoothed cross-entropy over classes: logits (B, L), labels (B,) with -100 for rows to ignore."""
-    rows = labeled_rows(labels)
+def classification_loss(
+    logits: Tensor, labels: Tensor, smoothing: float = 0.0, host: Tensor | None = None
+) -> Loss:
+    """Label-smoothed cross-entropy over classes: logits (B, L), labels (B,) with -100 for rows to ignore.
+
+    ``host`` are the labels on the CPU.
+    """
+    rows = labeled_rows(labels, host)
     log_p = logits.index_select(0, rows).log_softmax(-1, dtype=torch.float32)
     labels = labels.index_select(0, rows)
     nll = -log_p.gather(1, labels[:, None]).sum()
@@ -57,16 +67,15 @@ def classification_loss(logits: Tensor, labels: Tensor, smoothing: float = 0.0) 
     return Loss(total, nll.detach(), len(labels))
 
 
-def labeled_rows(labels: Tensor) -> Tensor:
-    """The indices of the labels that count, flattened: (...) -> (n,)."""
-    return true_indices(host_copy(labels) != IGNORE_INDEX, labels.device)
+def labeled_rows(labels: Tensor, host: Tensor | None = None) -> Tensor:
+    """The indices of the labels that count, flattened: (...), the same on the CPU -> (n,)."""
+    return true_indices((labels if host is None else host) != IGNORE_INDEX, labels.device)
 
 
-def select_labels(labels: Tensor) -> Tensor:
-    """The labels that count, flattened: (...) -> (n,)."""
-    host = host_copy(labels)
-    selected = host[host != IGNORE_INDEX]
-    return selected if host is labels else move_tensor(selected, labels.device)
+def select_labels(labels: Tensor, host: Tensor | None = None) -> Tensor:
+    """The labels that count, flattened: (...), the same on the CPU -> (n,)."""
+    known = labels if host is None else host
+    return move_tensor(known[known != IGNORE_INDEX], labels.device)
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):

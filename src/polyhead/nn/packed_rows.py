@@ -7,8 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from polyhead.nn.device import host_copy, move_tensor, true_indices
-from polyhead.nn.export_guard import is_traced
+from polyhead.nn.device import move_tensor, true_indices
+from polyhead.nn.positions import Positions
 
 
 def apply_unpadded(layer: Callable[[Tensor], Tensor], x: Tensor, pos: Tensor | None) -> Tensor:
@@ -30,36 +30,17 @@ def apply_unpadded(layer: Callable[[Tensor], Tensor], x: Tensor, pos: Tensor | N
     return _gather_slots(packed, packed_slot).masked_fill(empty[..., None], 0)
 
 
-def has_several_documents(pos: Tensor) -> bool:
-    """Whether some row (B, T) has several documents: position 0 starts one.
-
-    Exported graphs expect one. Compiled layers use the note of ``note_documents``: one graph for each case.
-    """
-    if torch.compiler.is_exporting():
-        return False
-    if is_traced() and hasattr(pos, "several_documents"):
-        return bool(pos.several_documents)
-    return bool((host_copy(pos) == 0).sum(1).max() > 1)
-
-
-def may_have_several_documents(pos: Tensor) -> bool:
-    """As ``has_several_documents``, but True where it would have to be read from another device."""
-    is_unknown = host_copy(pos).device.type != "cpu" and not torch.compiler.is_exporting()
-    return is_unknown or has_several_documents(pos)
-
-
-def note_documents(pos: Tensor | None) -> None:
-    """Note whether rows have several documents, for the compiled layers that are called with ``pos``."""
-    if pos is not None:
-        pos.several_documents = has_several_documents(pos)  # type: ignore[attr-defined]
-
-
-def apply_per_document(layer: Callable[[Tensor, Tensor], Tensor], x: Tensor, pos: Tensor) -> Tensor:
+def apply_per_document(
+    layer: Callable[[Tensor, Positions], Tensor],
+    x: Tensor,
+    pos: Tensor,
+    documents: Positions | None = None,
+) -> Tensor:
     """Apply ``layer``, (B, T, C), (B, T) -> (B, T, X), to packed rows with each document in its own row.
 
     For recurrent layers and convolutions, where no mask can separate documents. The output at padding is 0.
     """
-    host = host_copy(pos).expand(x.shape[:2])
+    host = (pos if documents is None else documents.readable).expand(x.shape[:2])
     valid, begins = host >= 0, host == 0
     number = begins.cumsum(1) + torch.arange(len(x), device=host.device)[:, None] * (x.size(1) + 1)
     _, row = number[valid].unique(return_inverse=True)
@@ -67,18 +48,19 @@ def apply_per_document(layer: Callable[[Tensor, Tensor], Tensor], x: Tensor, pos
     slot = (count - (count * begins).cummax(1).values)[valid]
     size = (int(row.max()) + 1, int(slot.max()) + 1)
     targets: tuple[Tensor, ...] = (row, slot)
-    apart_pos = host.new_full(size, -1).index_put(targets, host[valid])
+    apart = apart_host = host.new_full(size, -1).index_put(targets, host[valid])
     sources: tuple[Tensor, ...] = valid.nonzero(as_tuple=True)
     if host.device != x.device:
         targets, sources = (tuple(move_tensor(i, x.device) for i in pair) for pair in (targets, sources))
-        apart_pos = move_tensor(apart_pos, x.device)
-    out = layer(x.new_zeros(*size, x.size(2)).index_put(targets, x[sources]), apart_pos)
+        apart = move_tensor(apart_host, x.device)
+    rows = x.new_zeros(*size, x.size(2)).index_put(targets, x[sources])
+    out = layer(rows, Positions(apart, apart_host, several_documents=False))
     return out.new_zeros(*x.shape[:2], out.size(2)).index_put(sources, out[targets])
 
 
-def token_rows(pos: Tensor) -> Tensor:
-    """The indices of the tokens that are not padding, flattened: (B, T) -> (n,)."""
-    return true_indices(host_copy(pos) >= 0, pos.device)
+def token_rows(pos: Tensor, host: Tensor | None = None) -> Tensor:
+    """The indices of the tokens that are not padding, flattened: (B, T), the same on the CPU -> (n,)."""
+    return true_indices((pos if host is None else host) >= 0, pos.device)
 
 
 def first_and_last(x: Tensor, pos: Tensor | None) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -11,11 +11,12 @@ from torch import Tensor, nn
 from polyhead.config.model import ModelConfig, ModelSpec
 from polyhead.core.choice import Choice
 from polyhead.core.registry import BLOCK, NORM, POSITION
-from polyhead.nn.block_mask import Visibility, note_block_masks
-from polyhead.nn.cache import Cache, CacheShape, StateShape
+from polyhead.nn.block.base import Layer, complete_layer
+from polyhead.nn.block_mask import make_block_masks
+from polyhead.nn.cache import Cache, CacheShape
 from polyhead.nn.kv import EncoderMemory
-from polyhead.nn.packed_rows import note_documents
 from polyhead.nn.position.base import Position
+from polyhead.nn.positions import AnyPositions, Positions, Visibility, has_several_documents
 from polyhead.nn.recompute import recompute_in_backward
 
 EncoderOutput = tuple[Tensor, Tensor | None]
@@ -34,7 +35,7 @@ class Stack(nn.Module):
     def forward(
         self,
         x: Tensor,
-        pos: Tensor | None = None,
+        pos: AnyPositions | None = None,
         cache: Cache | None = None,
         memory: Sequence[EncoderMemory] | None = None,
         source: EncoderOutput | None = None,
@@ -44,30 +45,51 @@ class Stack(nn.Module):
 
         The output of each layer is appended to ``states``.
         """
+        documents = None
+        if pos is not None:
+            documents = self._describe_documents(x, pos) if cache is None else Positions.of(pos)
+            pos = documents.pos
         is_recomputed = self.recompute and cache is None and torch.is_grad_enabled()
-        prepared: dict[Position | None, Position | None] = {None: None}  # blocks without attention have none
-        runs_compiled = self.has_compiled_layers and cache is None
-        if runs_compiled:
-            note_documents(pos)
-            note_block_masks(x, pos, self._visibilities_in_blocks())  # a graph cannot make them
+        shares_tables = not (self.has_compiled_layers and cache is None)
+        prepared: dict[Position, Position] = {}  # of the layers that have the same scheme
         layer: Any
         for i, layer in enumerate(self.layers):
             layer_memory = None if memory is None else memory[i]
             if is_recomputed:  # its tables and memory are made inside, so that they are not kept either
-                x = recompute_in_backward(layer, _run_layer, layer, x, pos, layer_memory, *(source or ()))
+                inputs = (x, pos, layer_memory, documents, *(source or ()))
+                x = recompute_in_backward(layer, _run_layer, layer, *inputs)
             else:
-                position: Any = getattr(getattr(layer, "attn", None), "position", None)
-                if position not in prepared:
-                    # a compiled layer computes the tables itself: as inputs they would be read from memory
-                    prepared[position] = None if runs_compiled else position.prepare(pos, x.size(1), x.device)
-                layer_cache = None if cache is None else cache.layers[i]
+                scheme = None if layer.attn is None else layer.attn.position
+                # a compiled layer computes the tables itself: as inputs they would be read from memory
+                if scheme is not None and scheme not in prepared and shares_tables:
+                    prepared[scheme] = scheme.prepare(pos, x.size(1), x.device)
                 layer_memory = layer_memory if source is None else layer.project_kv(*source)
+                layer_cache = None if cache is None else cache.layers[i]
                 # a graph for each length of a cache would take longer than decoding
                 run = layer._call_impl if self.has_compiled_layers and cache is not None else layer
-                x = run(x, pos, layer_cache, layer_memory, prepared[position])
+                last = (documents,) if documents is not None and layer.reads_documents else ()
+                position = None if scheme is None else prepared.get(scheme)
+                x = run(x, pos, layer_cache, layer_memory, position, *last)
             if states is not None:
                 states.append(x)
         return x if self.final_norm is None else self.final_norm(x, pos)
+
+    def _describe_documents(self, x: Tensor, pos: AnyPositions) -> Positions:
+        """The positions with what layers without a cache need to know of them, found once for all layers."""
+        positions = Positions.of(pos)
+        if positions.host is None and not self.has_compiled_layers:
+            return positions
+        several = has_several_documents(positions.pos, positions)
+        positions = positions._replace(several_documents=several)
+        if not self.has_compiled_layers:
+            return positions
+        # graphs cannot make block masks
+        return positions._replace(block_masks=make_block_masks(x, positions, self._visibilities_in_blocks()))
+
+    @property
+    def blocks(self) -> Sequence[Layer]:
+        """The layers with their type, which torch's lists do not keep."""
+        return cast(Sequence[Layer], self.layers)
 
     def compile_layers(self, **options: Any) -> None:
         """Compile each layer by ``torch.compile`` with these options; layers alike share a graph.
@@ -83,11 +105,10 @@ class Stack(nn.Module):
 
     def _visibilities_in_blocks(self) -> list[Visibility]:
         """Which keys the queries of each layer see whose attention can be computed in blocks."""
-        attentions: list[Any] = [getattr(layer, "attn", None) for layer in self.layers]
-        found = [attn.visibility_in_blocks() for attn in attentions if hasattr(attn, "visibility_in_blocks")]
+        found = [layer.attn.visibility_in_blocks() for layer in self.blocks if layer.attn is not None]
         return [visibility for visibility in found if visibility is not None]
 
-    def hidden_states(self, x: Tensor, pos: Tensor | None = None) -> list[Tensor]:
+    def hidden_states(self, x: Tensor, pos: AnyPositions | None = None) -> list[Tensor]:
         """The input and the output of every layer, the last one after the final norm: N + 1 of (B, T, C)."""
         states = [x]
         out = self(x, pos, states=states)
@@ -100,14 +121,18 @@ class Stack(nn.Module):
     def make_cache_shape(self, config: ModelConfig, reference: Tensor) -> CacheShape:
         """The cache shape of these layers, with dtype and device of ``reference``."""
         shape = config.attention_shape(causal=True)
-        states: tuple[StateShape | None, ...] = tuple(layer.state for layer in self.layers)  # type: ignore[misc]
-        heads = (shape.n_kv_heads, shape.head_dim, shape.v_head_dim)
-        attentions = [getattr(layer, "attn", None) for layer in self.layers]  # recurrent blocks have none
-        windows = tuple(getattr(attn, "window", None) for attn in attentions)
-        schemes = [getattr(attn, "position", None) for attn in attentions]
-        distances = any(getattr(scheme, "kind", None) == "scores" for scheme in schemes)
+        attentions = [layer.attn for layer in self.blocks]
+        schemes = [attn.position for attn in attentions if attn is not None]
         return CacheShape(
-            len(self.layers), *heads, reference.dtype, reference.device, states, windows, distances
+            len(self.layers),
+            shape.n_kv_heads,
+            shape.head_dim,
+            shape.v_head_dim,
+            reference.dtype,
+            reference.device,
+            states=tuple(layer.state for layer in self.blocks),
+            windows=tuple(None if attn is None else attn.window for attn in attentions),
+            needs_distances=any(scheme is not None and scheme.kind == "scores" for scheme in schemes),
         )
 
 
@@ -119,16 +144,22 @@ def recompute_blocks(model: nn.Module, enabled: bool = True) -> None:
 
 
 def _run_layer(
-    layer: Any, x: Tensor, pos: Tensor | None, memory: EncoderMemory | None, *source: Tensor | None
+    layer: Layer,
+    x: Tensor,
+    pos: Tensor | None,
+    memory: EncoderMemory | None,
+    documents: Positions | None,
+    *source: Any,
 ) -> Tensor:
     """A layer without a cache, with its own position tables and, of a ``source``, its own memory.
 
     Nothing is shared with other layers, so nothing but the inputs has to be kept to run it again.
     """
-    position: Any = getattr(getattr(layer, "attn", None), "position", None)
-    prepared = None if position is None else position.prepare(pos, x.size(1), x.device)
-    out: Tensor = layer(x, pos, None, layer.project_kv(*source) if source else memory, prepared)
-    return out
+    scheme = None if layer.attn is None else layer.attn.position
+    prepared = None if scheme is None else scheme.prepare(pos, x.size(1), x.device)
+    layer_memory = layer.project_kv(*source) if source else memory
+    last = (documents,) if documents is not None and layer.reads_documents else ()
+    return layer(x, pos, None, layer_memory, prepared, *last)
 
 
 def build_stack(
@@ -153,7 +184,8 @@ def build_stack(
 def build_layer(config: ModelSpec, layer: int, position: Position, causal: bool, cross: bool) -> Any:
     """Build a layer of a stack, with the block and attention of its pattern entry."""
     config = config.layer_config(layer)
-    return BLOCK.build(config.block_choice(cross), config, config.attention_shape(causal), position, cross)
+    shape = config.attention_shape(causal)
+    return complete_layer(BLOCK.build(config.block_choice(cross), config, shape, position, cross))
 
 
 def build_layer_position(config: ModelSpec, layer: int, common_position: Position, causal: bool) -> Position:

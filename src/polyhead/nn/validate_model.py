@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import torch
-from torch import nn
 
 from polyhead.config.model import LayerOverride, ModelSpec
 from polyhead.core.errors import UserError
@@ -23,7 +22,7 @@ class BuiltLayer(NamedTuple):
     pattern_index: int
     override: LayerOverride  # its entry in the pattern
     block: str
-    layer: nn.Module
+    layer: Any  # nn.Module with what ``Layer`` has
     position: Any
     has_attention: bool  # uses config.attention, for self- or cross-attention
     uses_position: bool  # applies its position scheme, or the scheme acts elsewhere
@@ -48,11 +47,11 @@ def build_sample_layers(config: ModelSpec) -> Iterator[BuiltLayer]:
             for index, override in enumerate(config.layer_pattern or (LayerOverride(),)):
                 position = build_layer_position(config, index, common, causal)
                 layer = build_layer(config, index, position, causal, cross)
-                source = getattr(layer, "cross", None) is not None and config.cross_attention is None
+                source = layer.cross is not None and config.cross_attention is None
                 uses_position = position.kind in ("nothing", "embeddings") or position in layer.modules()
                 block = config.layer_config(index).block_choice(cross).name
                 yield BuiltLayer(
-                    index, override, block, layer, position, hasattr(layer, "attn") or source, uses_position
+                    index, override, block, layer, position, layer.attn is not None or source, uses_position
                 )
         if config.pooling is not None:
             POOLING.build(config.pooling, config)
@@ -111,7 +110,7 @@ def _check_position(config: ModelSpec, built_layers: Sequence[BuiltLayer]) -> No
     if not built_layers or any(built_layer.uses_position for built_layer in built_layers):
         return
     if any(
-        hasattr(built_layer.layer, "attn") and built_layer.override.attention is None
+        built_layer.layer.attn is not None and built_layer.override.attention is None
         for built_layer in built_layers
     ):
         raise UserError(

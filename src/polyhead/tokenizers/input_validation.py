@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from numbers import Integral
 from typing import Any
 
+from polyhead.core.array_types import HasToList
 from polyhead.core.errors import MAX_INT, UserError, format_value
 
 
@@ -75,7 +76,7 @@ def validate_ids(ids: object, verb: str, is_batch: bool = False) -> Iterator[Non
 
 def _describe_invalid(ids: Any, verb: str, is_batch: bool) -> str:
     """Describe invalid ids (not a list, wrong nesting, or the first entry that is not an id), with a hint."""
-    value = ids.tolist() if hasattr(ids, "tolist") else ids
+    value = ids.tolist() if isinstance(ids, HasToList) else ids
     if not _is_list(value) or not (entries := list(value)):
         return format_value(value)
     if is_batch and isinstance(entries[0], Integral):

@@ -16,6 +16,7 @@ from polyhead.config.recipe import Recipe
 from polyhead.core.errors import UserError, prefix_errors
 from polyhead.evaluate.metrics import KNOWN_METRICS
 from polyhead.models.ensemble import log_mean_probs
+from polyhead.nn.device import PlacedBatch, place_batch
 from polyhead.nn.loss import Loss, classification_loss
 from polyhead.nn.state import named_state
 from polyhead.run.load import load
@@ -90,12 +91,17 @@ class DistillationTask:
 
     def loss(self, model: nn.Module, batch: DistillBatch) -> Loss:
         """The weighted sum of the three terms; nll is that of the labels, as without a teacher."""
-        config, student = self.config, self.task.compute_logits(model, batch.student)
+        batch, host = place_batch(model, batch)
+        config = self.config
+        student = self.task.compute_logits(model, PlacedBatch(batch.student, host.student))
         with torch.no_grad():
+            teacher_batches = map(PlacedBatch, batch.teachers, host.teachers)
             teacher_logits = [
-                self._teacher_logits(i, teacher_batch) for i, teacher_batch in enumerate(batch.teachers)
+                self._teacher_logits(i, teacher_batch) for i, teacher_batch in enumerate(teacher_batches)
             ]
-        label_loss = classification_loss(student.logits, student.labels, self.smoothing)
+        label_loss = classification_loss(
+            student.logits, student.labels, self.smoothing, host=student.host_labels
+        )
         # published models with the same tokenizer may differ in unused rows of the vocabulary
         n_shared = min(scores.logits.size(-1) for scores in (student, *teacher_logits))
         mean_log_probs = log_mean_probs([scores.logits[:, :n_shared] for scores in teacher_logits])

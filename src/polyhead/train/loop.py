@@ -19,6 +19,7 @@ from polyhead.checkpoint import checkpoint
 from polyhead.config.recipe import TrainConfig
 from polyhead.core.errors import UserError
 from polyhead.core.i18n import tr
+from polyhead.nn.device import host_batch
 from polyhead.nn.state import named_state, running_stats
 from polyhead.train.loggers import Reporter
 from polyhead.train.prefetch import BatchPrefetcher
@@ -145,7 +146,7 @@ def train_step(
     step is skipped if there is no label, or if the loss or the gradients are not finite. Each rank passes its
     shard of every batch, or a dummy batch; all ranks make the same step and the same passes.
     """
-    counts = strategy.ranks.sum_counted(*(strategy.task.count_labels(batch) for batch in batches))
+    counts = strategy.ranks.sum_counted(*(strategy.task.count_labels(host_batch(batch)) for batch in batches))
     losses = strategy.forward_backward(batches, counts)
     prefetch()
     return strategy.step(losses, int(sum(counts)))

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from polyhead.nn.device import prefetch_to_device
+from polyhead.nn.device import move_batch
 from polyhead.train.progress import EpochBatches, Progress
 
 
@@ -41,7 +41,7 @@ class BatchPrefetcher:
         self._next: _PrefetchedBatches | None = None
 
     def take(self, step: int) -> list[Any]:
-        """Seed a step and return its batches; the steps are taken in order."""
+        """Seed a step and return its batches, ``PlacedBatch`` if prefetched; the steps are taken in order."""
         torch.manual_seed(self.seed_step(step))
         prefetched, self._next = self._next, None
         if prefetched is None:
@@ -58,10 +58,9 @@ class BatchPrefetcher:
             return
         random_state = torch.get_rng_state()
         torch.default_generator.manual_seed(self.seed_step(step))  # not those of the device, which are in use
-        batches = self._collate()
+        batches = [move_batch(batch, self.device) for batch in self._collate()]
         self._next = _PrefetchedBatches(batches, torch.get_rng_state())
         torch.set_rng_state(random_state)
-        prefetch_to_device(batches, self.device)
 
     def _collate(self) -> list[Any]:
         return [batch for _ in range(self.n_batches) for batch in self.collate(next(self._rows))]

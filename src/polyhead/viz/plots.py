@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from rich.cells import cell_len
 
+from polyhead.core.array_types import HasToList
 from polyhead.core.errors import UserError
 from polyhead.core.i18n import tr
 from polyhead.viz.html_page import json_script
@@ -94,7 +95,7 @@ def matrix_figure(matrix: Matrix, width: int = 300, height: int = 248) -> str:
 def to_rows(matrix: Matrix) -> list[list[float]]:
     """The numbers as lists; a UserError unless all rows have equal length and all numbers are finite."""
     values = matrix.values
-    rows = values.tolist() if hasattr(values, "tolist") else [list(row) for row in values]
+    rows = values.tolist() if isinstance(values, HasToList) else [list(row) for row in values]
     if not rows or not rows[0] or any(len(row) != len(rows[0]) for row in rows):
         raise UserError(f"{matrix.title}: a matrix requires rows of equal length and at least one number")
     if not all(math.isfinite(v) for row in rows for v in row):

@@ -29,7 +29,7 @@ from polyhead.generation.decoding.sampling import Sampling
 from polyhead.generation.generate import generate
 from polyhead.generation.settings import eos_ids_for
 from polyhead.models import CausalLM
-from polyhead.nn.device import to_model_device
+from polyhead.nn.device import place_batch
 from polyhead.nn.loss import IGNORE_INDEX
 from polyhead.run.run import Run
 from polyhead.train.tasks.common import causal_lm_features, open_token_store
@@ -129,7 +129,7 @@ def make_lm_batch(batch: TokenWindows) -> EvalBatch:
     """Evaluation batch of token windows."""
     has_label = batch.labels != IGNORE_INDEX
     return EvalBatch(
-        lambda model: causal_lm_features(model, to_model_device(model, batch)),
+        lambda model: causal_lm_features(model, *place_batch(model, batch)),
         int(has_label.sum()),
         {"stack": has_label},
     )

@@ -31,7 +31,7 @@ from polyhead.compare.tasks.language import make_lm_batch
 from polyhead.compare.tasks.translation import encode_empty_source, make_seq2seq_batch
 from polyhead.config.recipe import Recipe
 from polyhead.core.array_types import Floats
-from polyhead.nn.device import to_model_device
+from polyhead.nn.device import place_batch
 from polyhead.nn.loss import IGNORE_INDEX
 from polyhead.run.run import Run
 from polyhead.train.tasks.common import causal_lm_features, seq2seq_features
@@ -105,7 +105,7 @@ def make_mlm_batch(batch: MaskedBatch) -> EvalBatch:
     """Evaluation batch of masked rows: only the labeled tokens go through the head."""
     token_masks = {"encoder": None if batch.pos is None else batch.pos >= 0}
     return EvalBatch(
-        lambda model: masked_lm_features(model, to_model_device(model, batch)),
+        lambda model: masked_lm_features(model, *place_batch(model, batch)),
         int((batch.labels != IGNORE_INDEX).sum()),
         token_masks,
     )

@@ -26,7 +26,7 @@ from polyhead.data.batching.collate import PairBatch, collate
 from polyhead.data.readers.parallel_corpus import read_pairs
 from polyhead.evaluate.metrics import MAIN_TRANSLATION_METRICS, score_translations
 from polyhead.models import Seq2Seq
-from polyhead.nn.device import to_model_device
+from polyhead.nn.device import place_batch
 from polyhead.nn.kv import EncoderMemory
 from polyhead.nn.loss import IGNORE_INDEX
 from polyhead.run.run import Run
@@ -114,7 +114,7 @@ def make_seq2seq_batch(batch: PairBatch) -> EvalBatch:
     source_mask = None if batch.source_pos is None else batch.source_pos >= 0
     token_masks = {"encoder": source_mask, "decoder": batch.labels != IGNORE_INDEX}
     return EvalBatch(
-        lambda model: seq2seq_features(model, to_model_device(model, batch)), batch.n_tokens, token_masks
+        lambda model: seq2seq_features(model, *place_batch(model, batch)), batch.n_tokens, token_masks
     )
 
 

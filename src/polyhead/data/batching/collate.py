@@ -16,7 +16,6 @@ from torch import Tensor
 from polyhead.data.batching.token_windows import SequenceShard
 from polyhead.data.stores.build_cache import IdArray
 from polyhead.data.stores.pair_store import PairStore
-from polyhead.nn.device import host_copy, move_tensor
 from polyhead.nn.loss import IGNORE_INDEX
 from polyhead.tokenizers.token_split import TokenSplitter
 from polyhead.tokenizers.tokenizer import Tokenizer
@@ -37,9 +36,8 @@ class PairBatch(NamedTuple):
         """(B, T) int64: 0, 1, ... and -1 at padding."""
         if self.shard_pos is not None:
             return self.shard_pos
-        labels = host_copy(self.labels)
-        pos = torch.arange(labels.size(1), device=labels.device).masked_fill(labels == IGNORE_INDEX, -1)
-        return pos if labels is self.labels else move_tensor(pos, self.labels.device)
+        labels = self.labels
+        return torch.arange(labels.size(1), device=labels.device).masked_fill(labels == IGNORE_INDEX, -1)
 
 
 def collate(store: PairStore, rows: IdArray | Sequence[int], tokenizer: Tokenizer) -> PairBatch:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from polyhead.core.errors import UserError
 from polyhead.data.stores.build_cache import IdArray
+from polyhead.nn.positions import AnyPositions, Positions
 from polyhead.tokenizers.special_tokens import SpecialTokensTemplate
 from polyhead.tokenizers.tokenizer import Tokenizer
 
@@ -30,9 +31,12 @@ class EncoderBatch(NamedTuple):
     pos: Tensor | None  # (B, T) int64: 0, 1, ... and -1 at padding; None if no row is padded
     segments: Tensor | None  # (B, T) int64: 1 from the start of the second segment; None if no row has one
 
-    def model_args(self, n_segments: int) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """The arguments of a model with ``n_segments`` segment embeddings."""
-        return self.tokens, self.pos, self.segments if n_segments > 1 else None
+    def model_args(
+        self, n_segments: int, host: EncoderBatch | None = None
+    ) -> tuple[Tensor, AnyPositions | None, Tensor | None]:
+        """The arguments of a model with ``n_segments`` segment embeddings; ``host``: the batch on the CPU."""
+        pos = self.pos if host is None else Positions.of(self.pos, host.pos)
+        return self.tokens, pos, self.segments if n_segments > 1 else None
 
 
 def build_encoder_input(texts: Sequence[Sequence[int]], tokenizer: Tokenizer, max_len: int) -> EncoderInput:

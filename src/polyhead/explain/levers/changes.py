@@ -14,6 +14,7 @@ from polyhead.explain.levers.interface import Field, Lever, LeverOutput, Setting
 from polyhead.explain.levers.lever_input import LeverInput, copy_modules, list_stacks, reuse_layers
 from polyhead.models import CausalLM, Model
 from polyhead.models.pool_kv_heads import pool_kv_heads, pooled_config
+from polyhead.nn.attention.projections import ShardedByHeads
 from polyhead.nn.attention.softmax import Attention
 from polyhead.nn.position.base import Position
 
@@ -68,7 +69,7 @@ SCALE_LEVER = Lever(
 def list_causal_attentions(model: nn.Module) -> Iterator[Any]:
     """Every attention with a causal mask."""
     for part in model.modules():
-        if hasattr(part, "q_proj") and getattr(part, "causal", False):
+        if isinstance(part, ShardedByHeads) and part.causal:
             yield part
 
 
@@ -206,7 +207,7 @@ def list_heads(model: Model) -> Iterator[HeadAddress]:
         for i, layer in enumerate(module.layers):
             for name, attribute in _ATTENTION_NAMES.items():
                 attention: Any = getattr(layer, attribute, None)
-                if hasattr(attention, "o_proj") and hasattr(attention, "v_head_dim"):
+                if isinstance(attention, ShardedByHeads):
                     n_heads = attention.o_proj.in_features // attention.v_head_dim
                     yield from (HeadAddress(stack, name, i, head) for head in range(n_heads))
 

@@ -23,7 +23,14 @@ from polyhead.generation.constraints.lexical_constraints import (
 from polyhead.generation.decoding.no_repeat_ngram import banned_ngrams
 from polyhead.generation.decoding.sampling import topk_log_probs
 from polyhead.generation.engine.engine import Engine
-from polyhead.generation.engine.interface import Decoder, GreedyPlan, Hypothesis, TokenOutput, normalize_score
+from polyhead.generation.engine.interface import (
+    Decoder,
+    GreedyPlan,
+    Hypothesis,
+    TokenOutput,
+    encode_of,
+    normalize_score,
+)
 from polyhead.generation.engine.request import DecodingState
 from polyhead.generation.engine.workers import Workers, count_workers
 from polyhead.generation.shortlist.shortlist import ShortlistHead
@@ -357,7 +364,7 @@ def beam_search(
         return []
     is_token = torch.ones_like(source, dtype=torch.bool) if source_pos is None else source_pos >= 0
     rows = [row[mask].tolist() for row, mask in zip(source, is_token, strict=True)]
-    has_encoder = hasattr(model, "encode")
+    has_encoder = encode_of(model) is not None
     longest = max(
         (1 if has_encoder else len(row)) + spec.max_new_tokens for row, spec in zip(rows, specs, strict=True)
     )

@@ -12,12 +12,11 @@ import torch
 from torch import Tensor
 
 from polyhead.core.array_types import Ints
-from polyhead.generation.engine.batching import pad_next_inputs, pad_rows
-from polyhead.generation.engine.interface import Decoder
+from polyhead.generation.engine.batching import move_inputs, pad_next_inputs, pad_rows
+from polyhead.generation.engine.interface import Decoder, decode_greedy_of, encode_of
 from polyhead.generation.engine.request import Request
 from polyhead.generation.shortlist.shortlist import Shortlist, ShortlistHead
 from polyhead.nn.cache import Cache, PrefixCache
-from polyhead.nn.device import move_tensor
 from polyhead.nn.kv import EncoderMemory
 
 MAX_GREEDY_STEPS, MAX_GREEDY_TOKENS = 16, 256  # of one call, during which no request joins or is cancelled
@@ -101,7 +100,7 @@ class DecodingBatch:
         self.max_len = max_len
         self.shortlist = shortlist  # output tokens by source; None allows all
         self.shortlist_head: ShortlistHead | None = None  # for the current members
-        self.encode: Any = getattr(model, "encode", None)
+        self.encode: Any = encode_of(model)
         self.prefix_cache = (
             cache if share_prefixes and self.encode is None and isinstance(cache, PrefixCache) else None
         )
@@ -177,13 +176,10 @@ class DecodingBatch:
             member.pending[i][:chunk_len]
             for (_, member, i), chunk_len in zip(pending_rows, chunk_lens, strict=True)
         ]
-        tokens, pos = pad_next_inputs(
-            chunks, [member.cached_lens[i] for _, member, i in pending_rows], self.device
-        )
+        tokens, pos = pad_next_inputs(chunks, [member.cached_lens[i] for _, member, i in pending_rows])
         self.cache.prepare_step([row for row, _, _ in pending_rows], pos)
-        features = self.model.decode_features(
-            tokens, pos, self.cache, self._memory_of([member for _, member, _ in pending_rows])
-        )
+        memory = self._memory_of([member for _, member, _ in pending_rows])
+        features = self.model.decode_features(*move_inputs(tokens, pos, self.device), self.cache, memory)
         ends = torch.tensor([len(chunk) - 1 for chunk in chunks], device=self.device)
         last_features = features[torch.arange(len(chunks), device=self.device), ends]
         for (_, member, i), chunk, last in zip(pending_rows, chunks, last_features, strict=True):
@@ -254,9 +250,9 @@ class DecodingBatch:
             *((member.last_token(i), member.cached_lens[i]) for _, member, i in rows), strict=True
         )
         inputs_np = np.array([last_tokens, cached_lens])[:, :, None]
-        tokens, pos = (move_tensor(x, self.device) for x in torch.from_numpy(inputs_np).unbind())
+        tokens, pos = torch.from_numpy(inputs_np).unbind()
         self.cache.prepare_step([row for row, _, _ in rows], pos)
-        inputs = tokens, pos, self.cache, self._memory_of(group)
+        inputs = *move_inputs(tokens, pos, self.device), self.cache, self._memory_of(group)
         if self.shortlist_head is None:
             logits = self.model.decode(*inputs)[:, -1]
         else:
@@ -269,7 +265,7 @@ class DecodingBatch:
 
     def _decode_greedy(self, group: Sequence[SequenceGroup]) -> bool:
         """Decode several greedy tokens for each row of a group in one call; False if that is impossible."""
-        decode_greedy = getattr(self.model, "decode_greedy", None)
+        decode_greedy = decode_greedy_of(self.model)
         strategy = group[0].request.state.strategy
         if decode_greedy is None or not self.cache.rewinds or self.shortlist_head is not None:
             return False
@@ -333,9 +329,9 @@ class DecodingBatch:
         selected = set(group)
         rows = [(row, member, i) for row, (member, i) in enumerate(self._row_owners()) if member in selected]
         texts = [[member.last_token(i), *drafts.get(member, ())] for _, member, i in rows]
-        tokens, pos = pad_next_inputs(texts, [member.cached_lens[i] for _, member, i in rows], self.device)
+        tokens, pos = pad_next_inputs(texts, [member.cached_lens[i] for _, member, i in rows])
         self.cache.prepare_step([row for row, _, _ in rows], pos)
-        logits = self.model.decode(tokens, pos, self.cache, None)
+        logits = self.model.decode(*move_inputs(tokens, pos, self.device), self.cache, None)
         matching, num_accepted = list(group), 0
         while matching:
             indices = [k for k, (_, member, _) in enumerate(rows) if member in matching]

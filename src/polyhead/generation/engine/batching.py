@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 
 from polyhead.nn.device import move_tensor
+from polyhead.nn.positions import AnyPositions, Positions
 
 
-def pad_next_inputs(
-    rows: Sequence[Sequence[int]], cached_lens: Sequence[int], device: torch.device
-) -> tuple[Tensor, Tensor]:
+def pad_next_inputs(rows: Sequence[Sequence[int]], cached_lens: Sequence[int]) -> tuple[Tensor, Tensor]:
     """Token ids and positions (B, S) of the next tokens of rows with so many cached tokens; -1 at padding."""
     width = max(map(len, rows))
     tokens = [[*row, *[0] * (width - len(row))] for row in rows]
@@ -20,7 +19,14 @@ def pad_next_inputs(
         [*range(n, n + len(row)), *[-1] * (width - len(row))]
         for n, row in zip(cached_lens, rows, strict=True)
     ]
-    return move_tensor(torch.tensor(tokens), device), move_tensor(torch.tensor(pos), device)
+    return torch.tensor(tokens), torch.tensor(pos)
+
+
+def move_inputs(tokens: Tensor, pos: Tensor, device: torch.device) -> tuple[Tensor, AnyPositions]:
+    """Token ids and positions of the CPU on the device of a model, which then also has the originals."""
+    if device.type == "cpu":
+        return tokens, pos
+    return move_tensor(tokens, device), Positions(move_tensor(pos, device), pos)
 
 
 def pad_rows(

@@ -10,9 +10,10 @@ from polyhead.cache.factory import make_cache
 from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError
 from polyhead.core.registry import CACHE
-from polyhead.generation.engine.batching import pad_next_inputs
+from polyhead.generation.engine.batching import move_inputs, pad_next_inputs
 from polyhead.generation.engine.interface import Decoder
 from polyhead.nn.cache import Cache
+from polyhead.nn.positions import AnyPositions
 
 # Rows with more uncached tokens than this before the last one read them in a step of their own.
 _PREFILL_THRESHOLD = 2
@@ -99,16 +100,16 @@ class IncrementalDecoder:
             [old[row] for row in rows] for old in (self.window_starts, self.cached_lens)
         )
 
-    def _prepare_inputs(self, rows: Sequence[int], texts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+    def _prepare_inputs(
+        self, rows: Sequence[int], texts: Sequence[Sequence[int]]
+    ) -> tuple[Tensor, AnyPositions]:
         """Start a step: uncached tokens of some rows and their positions (N, T), padded on the right."""
         new = [
             text[self.window_starts[row] + self.cached_lens[row] :]
             for row, text in zip(rows, texts, strict=True)
         ]
-        tokens, pos = pad_next_inputs(
-            new, [self.cached_lens[row] for row in rows], self.model.cache_shape.device
-        )
+        tokens, pos = pad_next_inputs(new, [self.cached_lens[row] for row in rows])
         self.cache.prepare_step(rows, pos)
         for row, part in zip(rows, new, strict=True):
             self.cached_lens[row] += len(part)
-        return tokens, pos
+        return move_inputs(tokens, pos, self.model.cache_shape.device)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from torch import Tensor
@@ -12,6 +12,7 @@ from polyhead.core.array_types import Floats
 from polyhead.core.errors import NotFiniteError
 from polyhead.nn.cache import Cache, CacheShape
 from polyhead.nn.kv import EncoderMemory
+from polyhead.nn.positions import AnyPositions
 
 
 class Decoder(Protocol):
@@ -29,12 +30,22 @@ class Decoder(Protocol):
     def head(self) -> Callable[[Tensor], Tensor]: ...
 
     def decode(
-        self, tokens: Tensor, pos: Tensor, cache: Cache | None, memory: list[EncoderMemory] | None
+        self, tokens: Tensor, pos: AnyPositions, cache: Cache | None, memory: list[EncoderMemory] | None
     ) -> Tensor: ...
 
     def decode_features(
-        self, tokens: Tensor, pos: Tensor, cache: Cache | None, memory: list[EncoderMemory] | None
+        self, tokens: Tensor, pos: AnyPositions, cache: Cache | None, memory: list[EncoderMemory] | None
     ) -> Tensor: ...
+
+
+def encode_of(model: Decoder) -> Callable[..., list[EncoderMemory]] | None:
+    """The encoder of a model; None if it reads no source."""
+    return getattr(model, "encode", None)
+
+
+def decode_greedy_of(model: Decoder) -> Any:
+    """Several greedy steps in one call, if the kernels have set it on the model; else None."""
+    return getattr(model, "decode_greedy", None)
 
 
 class GreedyPlan(NamedTuple):

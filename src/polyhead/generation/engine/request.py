@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple, Protocol
 from torch import Tensor
 
 from polyhead.core.errors import UserError
-from polyhead.generation.engine.interface import Decoder, GreedyPlan, Hypothesis, TokenOutput
+from polyhead.generation.engine.interface import Decoder, GreedyPlan, Hypothesis, TokenOutput, encode_of
 from polyhead.generation.shortlist.shortlist import ShortlistHead
 
 
@@ -183,7 +183,7 @@ def check_request(model: Decoder, max_len: int, prompt: Sequence[int], source: S
         raise UserError(
             f"the prompt has {len(prompt)} tokens; the model's maximum is {max_len}: pass only its end"
         )
-    if (source is None) == hasattr(model, "encode"):
+    if (source is None) == (encode_of(model) is not None):
         why = "got none" if source is None else "this model has no encoder"
         raise UserError(f"an encoder-decoder requires a source, {why}")
     if source is not None and not source:

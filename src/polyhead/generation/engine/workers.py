@@ -13,7 +13,7 @@ from threading import Event, Thread
 import torch
 
 from polyhead.generation.engine.engine import Engine
-from polyhead.generation.engine.interface import Decoder
+from polyhead.generation.engine.interface import Decoder, decode_greedy_of
 from polyhead.generation.engine.request import Request
 from polyhead.kernels.build_extension import load_kernels
 
@@ -22,7 +22,7 @@ MAX_WORKERS, MIN_WORKER_ROWS = 4, 16  # rows of a worker, below which sharing th
 
 def count_workers(model: Decoder, rows: int) -> int:
     """Number of engines for so many rows: 1 unless all of a step runs in our kernels."""
-    if getattr(model, "decode_greedy", None) is None:
+    if decode_greedy_of(model) is None:
         return 1
     return max(1, min(torch.get_num_threads(), rows // MIN_WORKER_ROWS, MAX_WORKERS))
 

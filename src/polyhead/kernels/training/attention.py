@@ -19,6 +19,7 @@ from polyhead.kernels.training.conditions import (
     is_fusable,
     join_biases,
     list_modules,
+    norm_weights,
 )
 from polyhead.kernels.training.elementwise import Drop, Norm, linear_residual
 from polyhead.kernels.training.linear_forms import linear_residual_gradient, norm_linear, norm_linear_gradient
@@ -29,6 +30,7 @@ from polyhead.nn.kv import KV, WeightsHook, attention_mask
 from polyhead.nn.position.base import Position
 from polyhead.nn.position.relative import Alibi
 from polyhead.nn.position.rope import Rope
+from polyhead.nn.positions import Positions
 from polyhead.nn.residual import Residual
 
 LANES = 16  # head dimensions must be multiples of this
@@ -242,6 +244,7 @@ def fuse_attention(
     cache: LayerCache | None = None,
     memory: KV | None = None,
     position: Position | None = None,
+    documents: Positions | None = None,
 ) -> Tensor | None:
     """x + dropout(attention(N(x))) or N(x + dropout(attention(x))): (B, T, C), (B, T) -> (B, T, C)."""
     position = layer.position if position is None else position
@@ -258,7 +261,7 @@ def fuse_attention(
     parts = _Parts(
         norm,
         residual.norm_first,
-        _describe_call(x, layer, pos, memory, position),
+        _describe_call(x, layer, pos, memory, position, documents),
         (layer.head_dim, layer.head_dim, layer.v_head_dim)[: len(inputs)],
         Drop.draw(residual.dropout, (x.numel() // x.size(-1), x.size(-1)), residual.scale),
     )
@@ -270,8 +273,7 @@ def fuse_attention(
         None if memory is None else memory.k,
         None if memory is None else memory.v,
         x,
-        residual.norm.weight if norm.has_weight else None,
-        getattr(residual.norm, "bias", None),
+        *norm_weights(residual),
         *(weight for part in maps for weight in (part.weight, part.bias)),
     )
     return out
@@ -302,14 +304,21 @@ def _can_read(memory: KV, rows: int, dtype: torch.dtype) -> bool:
 
 
 def _describe_call(
-    x: Tensor, layer: Attention, pos: Tensor | None, memory: KV | None, position: Position
+    x: Tensor,
+    layer: Attention,
+    pos: Tensor | None,
+    memory: KV | None,
+    position: Position,
+    documents: Positions | None,
 ) -> AttentionCall:
     """The visible keys, biases and rotations."""
     length, heads = x.size(1), layer.q_proj.weight.size(0) // layer.head_dim
     own_tokens = x.new_empty(1, 1, length, 0)
     kv = KV(own_tokens, own_tokens, None if pos is None else pos[:, None]) if memory is None else memory
     window = layer.window if memory is None else None
-    mask = attention_mask(pos, kv, length, layer.causal, window, own_tokens_only=memory is None)
+    mask = attention_mask(
+        pos, kv, length, layer.causal, window, own_tokens_only=memory is None, documents=documents
+    )
     call = AttentionCall(
         None if mask is None else mask.contiguous(), causal=layer.causal and mask is None, scale=layer.scale
     )

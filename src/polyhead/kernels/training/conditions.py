@@ -44,6 +44,12 @@ def find_norm(residual: Residual) -> Norm | None:
     return Norm.of(residual.norm) if is_supported else None
 
 
+def norm_weights(residual: Residual) -> tuple[Tensor | None, Tensor | None]:
+    """Weight and bias of the norm of a residual."""
+    parameters = residual.norm._parameters
+    return parameters.get("weight"), parameters.get("bias")
+
+
 def list_modules(residual: Residual) -> tuple[nn.Module, ...]:
     """The modules of a residual, itself included."""
     return residual, residual.norm, residual.dropout

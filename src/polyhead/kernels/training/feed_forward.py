@@ -28,6 +28,7 @@ from polyhead.kernels.training.conditions import (
     is_fusable,
     join_biases,
     list_modules,
+    norm_weights,
 )
 from polyhead.kernels.training.elementwise import (
     Activation,
@@ -225,8 +226,7 @@ def _fuse(
         residual.norm_first,
         join_biases(inner_maps),
         x,
-        residual.norm.weight if norm.has_weight else None,
-        getattr(residual.norm, "bias", None),
+        *norm_weights(residual),
         *(weight for linear in maps for weight in (linear.weight, linear.bias)),
     )
     return out

@@ -125,6 +125,7 @@ def fuse_cross_entropy(
     labels: Tensor,
     smoothing: float = 0.0,
     chunk: int = LOGITS_CHUNK,
+    host: Tensor | None = None,
 ) -> Loss | None:
     """``nn.loss.cross_entropy`` by the kernel; None if these tensors or this machine have no fused form."""
     weight = head.weight
@@ -133,7 +134,7 @@ def fuse_cross_entropy(
         return None
     if product_dtype(features) not in DTYPE_SUFFIX or not features.dtype == weight.dtype == torch.float32:
         return None
-    rows = labeled_rows(labels)
+    rows = labeled_rows(labels, host)
     x = head.scale_input(features.flatten(0, -2).index_select(0, rows))
     labels = labels.flatten().index_select(0, rows)
     total, nll = FusedCrossEntropy.apply(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -28,6 +30,7 @@ from polyhead.nn.kv import (
     unfold_groups,
 )
 from polyhead.nn.position.base import Position
+from polyhead.nn.positions import Positions
 
 
 @ATTENTION.register("kernel")
@@ -85,6 +88,7 @@ class KernelAttention(ShardedByHeads, nn.Module):
         cache: LayerCache | None = None,
         memory: KV | None = None,
         position: Position | None = None,
+        documents: Positions | None = None,
     ) -> Tensor:
         """(B, T, C), (B, T) -> (B, T, C): over ``memory`` if given, else over x and the cache.
 
@@ -93,16 +97,19 @@ class KernelAttention(ShardedByHeads, nn.Module):
         position = self.position if position is None else position
         q = position.rotate(split_heads(self.q_proj(x), self.head_dim), pos)
         kv = self.project_kv(x, pos, position) if memory is None else memory
-        hooks, own_tokens_only = [*self.weights_hooks], memory is None and cache is None
+        hooks: Sequence[WeightsHook] = self.weights_hooks
         if cache is not None:
             kv = cache.update(kv)
-            hooks += [] if cache.weights_hook is None else [cache.weights_hook]
+            hooks = hooks if cache.weights_hook is None else [*hooks, cache.weights_hook]
+        own_tokens_only = memory is None and cache is None
         n, group = q.size(0) // kv.k.size(0), q.size(1) // kv.k.size(1)
         with no_autocast(x):
             similar = self.sim(fold_groups(at_least_fp32(q), n, group), at_least_fp32(kv.k)).unflatten(
                 2, (n, group, -1)
             )
-            mask = attention_mask(pos, kv, x.size(1), self.causal, own_tokens_only=own_tokens_only)
+            mask = attention_mask(
+                pos, kv, x.size(1), self.causal, own_tokens_only=own_tokens_only, documents=documents
+            )
             if mask is None and self.causal:
                 mask = torch.ones(similar.shape[-2:], dtype=torch.bool, device=x.device).tril()[None, None]
             similar = mask_similarity(similar, kv, mask)

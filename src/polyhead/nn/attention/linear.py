@@ -24,8 +24,9 @@ from polyhead.nn.attention.projections import (
 from polyhead.nn.cache import LayerCache
 from polyhead.nn.device import at_least_fp32, no_autocast
 from polyhead.nn.kv import WeightsHook, fold_groups, merge_heads, split_heads, unfold_groups
-from polyhead.nn.packed_rows import apply_per_document, has_several_documents
+from polyhead.nn.packed_rows import apply_per_document
 from polyhead.nn.position.base import Position
+from polyhead.nn.positions import Positions, has_several_documents
 
 Ratio = tuple[Tensor, ...]
 """Numerator and denominator in one tensor; in two if rotary positions act on the numerator's features."""
@@ -130,14 +131,15 @@ class LinearAttention(ShardedByHeads, nn.Module):
         cache: LayerCache | None = None,
         memory: LinearAttentionState | None = None,
         position: Position | None = None,
+        documents: Positions | None = None,
     ) -> Tensor:
         """(B, T, C), (B, T) -> (B, T, C): over ``memory`` if given, else over x and the cache.
 
         ``position`` is the scheme prepared for this forward pass. Hooks are called with the equivalent
         weights if the keys are available, not for a past that is summed into a state.
         """
-        if memory is None and cache is None and pos is not None and has_several_documents(pos):
-            return apply_per_document(self, x, pos)
+        if memory is None and cache is None and pos is not None and has_several_documents(pos, documents):
+            return apply_per_document(lambda h, at: self(h, at.pos, documents=at), x, pos, documents)
         position = self.position if position is None else position
         q = self.q_proj(x)
         k, v = project_keys_values(x, self.k_proj, self.v_proj) if memory is None else (None, None)

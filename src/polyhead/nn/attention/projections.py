@@ -44,9 +44,13 @@ class ShardedByHeads:
         partial_grads=("q_norm", "k_norm"),
         parts=("position",),
     )
+    reads_documents = True
     q_proj: nn.Linear
     k_proj: nn.Linear
+    o_proj: nn.Linear
     head_dim: int
+    v_head_dim: int
+    causal: bool
 
     def find_shard_obstacle(self, size: int) -> str | None:
         """The number of query or key/value heads, if it is no multiple of ``size``."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 from torch import Tensor, nn
@@ -19,10 +20,20 @@ from polyhead.nn.attention.projections import (
     build_projections,
     build_qk_norms,
 )
-from polyhead.nn.block_mask import HEAD_DIMS, Visibility, attend_blocks, find_block_mask
+from polyhead.nn.block_mask import HEAD_DIMS, attend_blocks, find_block_mask
 from polyhead.nn.cache import LayerCache
-from polyhead.nn.kv import KV, GatherKV, WeightsHook, Window, attend, attention_mask, merge_heads, split_heads
+from polyhead.nn.kv import (
+    KV,
+    GatherKV,
+    WeightsHook,
+    Window,
+    attend,
+    attention_mask,
+    merge_heads,
+    split_heads,
+)
 from polyhead.nn.position.base import Position
+from polyhead.nn.positions import Positions, Visibility
 
 
 @ATTENTION.register("softmax")
@@ -100,6 +111,7 @@ class Attention(ShardedByHeads, nn.Module):
         cache: LayerCache | None = None,
         memory: KV | None = None,
         position: Position | None = None,
+        documents: Positions | None = None,
     ) -> Tensor:
         """(B, T, C), (B, T) -> (B, T, C): over ``memory`` if given, else over x and the cache.
 
@@ -108,34 +120,40 @@ class Attention(ShardedByHeads, nn.Module):
         position = self.position if position is None else position
         q = position.rotate(self.q_norm(split_heads(self.q_proj(x), self.head_dim)), pos)
         kv = self.project_kv(x, pos, position) if memory is None else memory
-        hooks, value_bias, bias = [*self.weights_hooks], None, None
+        hooks: Sequence[WeightsHook] = self.weights_hooks
         if cache is not None:
             kv = cache.update(kv)
-            hooks += [] if cache.weights_hook is None else [cache.weights_hook]
-        own_tokens_only, window = memory is None and cache is None, self.window if memory is None else None
-        masks = getattr(pos, "block_masks", None) if own_tokens_only else None  # noted for compiled layers
-        if masks and (blocks := find_block_mask(masks, self.visibility_in_blocks())) is not None:
+            hooks = hooks if cache.weights_hook is None else [*hooks, cache.weights_hook]
+        blocks = None if documents is None else find_block_mask(documents, self.visibility_in_blocks())
+        if blocks is not None:
             out = attend_blocks(q, kv, blocks, scale=self.scale, softcap=self.softcap)
-            in_blocks: Tensor = self.o_proj(merge_heads(out))
-            return in_blocks
-        mask = attention_mask(pos, kv, x.size(1), self.causal, window, own_tokens_only=own_tokens_only)
-        if position.kind == "scores":
-            bias = position.scores(q, kv, pos, self.scale, self.project_qk)
-        if position.adds_values:
-            value_bias = partial(position.values, kv=kv, pos=pos)
-        # softmax(q kᵀ scale + bias) v over the slots that the mask allows
-        out = attend(
-            q,
-            kv,
-            mask,
-            bias,
-            causal=self.causal,
-            scale=self.scale,
-            softcap=self.softcap,
-            dropout=self.dropout if self.training else 0.0,
-            value_bias=value_bias,
-            hooks=hooks,
-        )
+        else:
+            mask = attention_mask(
+                pos,
+                kv,
+                x.size(1),
+                self.causal,
+                self.window if memory is None else None,
+                own_tokens_only=memory is None and cache is None,
+                documents=documents,
+            )
+            bias, value_bias = None, None
+            if position.kind == "scores":
+                bias = position.scores(q, kv, pos, self.scale, self.project_qk)
+                value_bias = partial(position.values, kv=kv, pos=pos) if position.adds_values else None
+            # softmax(q kᵀ scale + bias) v over the slots that the mask allows
+            out = attend(
+                q,
+                kv,
+                mask,
+                bias,
+                causal=self.causal,
+                scale=self.scale,
+                softcap=self.softcap,
+                dropout=self.dropout if self.training else 0.0,
+                value_bias=value_bias,
+                hooks=hooks,
+            )
         projected: Tensor = self.o_proj(merge_heads(out))
         return projected
 

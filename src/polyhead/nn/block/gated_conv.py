@@ -12,8 +12,9 @@ from polyhead.core.registry import BLOCK
 from polyhead.nn.block.transformer import build_cross_attention, build_residual, reject_self_attention
 from polyhead.nn.cache import LayerCache
 from polyhead.nn.kv import EncoderMemory
-from polyhead.nn.packed_rows import apply_per_document, apply_unpadded, has_several_documents
+from polyhead.nn.packed_rows import apply_per_document, apply_unpadded
 from polyhead.nn.position.base import Position
+from polyhead.nn.positions import Positions, has_several_documents
 from polyhead.nn.shard_plan import ShardPlan
 
 
@@ -36,6 +37,7 @@ class GatedConvBlock(nn.Module):
     """
 
     shard_plan = ShardPlan(parts=("cross",))
+    attn, reads_documents = None, True
 
     def __init__(
         self, config: ModelSpec, shape: AttentionShape, position: Position, cross: bool, *, kernel: int = 3
@@ -70,8 +72,7 @@ class GatedConvBlock(nn.Module):
     def project_kv(self, x: Tensor, pos: Tensor | None) -> EncoderMemory:
         """The encoder's output (B, S, C) as this layer reads it at every step."""
         assert self.cross is not None, "only a decoder has a cache"
-        memory: EncoderMemory = self.cross.project_kv(x, pos)
-        return memory
+        return self.cross.project_kv(x, pos)
 
     def forward(
         self,
@@ -80,17 +81,20 @@ class GatedConvBlock(nn.Module):
         cache: LayerCache | None = None,
         memory: EncoderMemory | None = None,
         position: Position | None = None,
+        documents: Positions | None = None,
     ) -> Tensor:
         """(B, T, C), (B, T) -> (B, T, C); a convolution needs no ``position``."""
-        x = self.conv_residual(x, self.convolve, pos, cache)
+        x = self.conv_residual(x, self.convolve, pos, cache, documents)
         if memory is not None:
             x = self.cross_residual(x, self.cross, pos, None, memory)
         return x
 
-    def convolve(self, x: Tensor, pos: Tensor | None, cache: LayerCache | None) -> Tensor:
+    def convolve(
+        self, x: Tensor, pos: Tensor | None, cache: LayerCache | None, documents: Positions | None = None
+    ) -> Tensor:
         """(B, T, C) -> (B, T, C); rows are padded with 0 on both ends."""
-        if cache is None and pos is not None and has_several_documents(pos):
-            return apply_per_document(lambda h, at: self.convolve(h, at, None), x, pos)
+        if cache is None and pos is not None and has_several_documents(pos, documents):
+            return apply_per_document(lambda h, at: self.convolve(h, at.pos, None, at), x, pos, documents)
         if cache is None:
             padding = (0, 0, self.left_context, self.kernel - 1 - self.left_context)
             return apply_unpadded(lambda h: self.apply_gated_conv(F.pad(h, padding)), x, pos)

@@ -20,11 +20,13 @@ from torch import Tensor, nn
 from polyhead.config.model import AttentionShape, ModelSpec
 from polyhead.core.errors import UserError
 from polyhead.core.registry import BLOCK
+from polyhead.nn.block.base import AttentionPart
 from polyhead.nn.block.transformer import build_cross_attention, build_residual, reject_self_attention
 from polyhead.nn.cache import LayerCache
 from polyhead.nn.kv import EncoderMemory
-from polyhead.nn.packed_rows import apply_per_document, apply_unpadded, first_and_last, has_several_documents
+from polyhead.nn.packed_rows import apply_per_document, apply_unpadded, first_and_last
 from polyhead.nn.position.base import Position
+from polyhead.nn.positions import Positions, has_several_documents
 from polyhead.nn.shard_plan import ShardPlan
 
 RnnState = tuple[Tensor, ...]
@@ -133,13 +135,14 @@ class RecurrentBlock(nn.Module):
     """
 
     shard_plan = ShardPlan(parts=("cross",))
+    attn, reads_documents = None, True
 
     def __init__(
         self,
         config: ModelSpec,
         rnns: list[RecurrentNetwork],
         *,
-        cross: nn.Module | None = None,
+        cross: AttentionPart | None = None,
         has_start_proj: bool = False,
     ) -> None:
         super().__init__()
@@ -161,7 +164,7 @@ class RecurrentBlock(nn.Module):
     def project_kv(self, x: Tensor, pos: Tensor | None) -> RecurrentMemory:
         """The encoder's output (B, S, C) as this layer reads it."""
         assert self.start_proj is not None, "only a decoder has a cache"
-        kv = None if self.cross is None else self.cross.project_kv(x, pos)  # type: ignore[operator]
+        kv = None if self.cross is None else self.cross.project_kv(x, pos)
         return RecurrentMemory(self.start_proj(first_and_last(x, pos)), kv)
 
     def forward(
@@ -171,19 +174,27 @@ class RecurrentBlock(nn.Module):
         cache: LayerCache | None = None,
         memory: RecurrentMemory | None = None,
         position: Position | None = None,
+        documents: Positions | None = None,
     ) -> Tensor:
         """(B, T, C), (B, T) -> (B, T, C); a recurrence needs no ``position``."""
-        x = self.rnn_residual(x, self.run_rnn, pos, cache, memory)
+        x = self.rnn_residual(x, self.run_rnn, pos, cache, memory, documents)
         if self.cross is not None and memory is not None:
             x = self.cross_residual(x, self.cross, pos, None, memory.kv)
         return x
 
     def run_rnn(
-        self, x: Tensor, pos: Tensor | None, cache: LayerCache | None, memory: RecurrentMemory | None
+        self,
+        x: Tensor,
+        pos: Tensor | None,
+        cache: LayerCache | None,
+        memory: RecurrentMemory | None,
+        documents: Positions | None = None,
     ) -> Tensor:
         """(B, T, C) -> (B, T, C): the states after each token."""
-        if cache is None and memory is None and pos is not None and has_several_documents(pos):
-            return apply_per_document(lambda h, at: self.run_rnn(h, at, None, None), x, pos)
+        if cache is None and memory is None and pos is not None and has_several_documents(pos, documents):
+            return apply_per_document(
+                lambda h, at: self.run_rnn(h, at.pos, None, None, at), x, pos, documents
+            )
         start_state = (x.new_zeros(len(x), self.units),) * self.rnn.n_states
         if memory is not None:  # n beams share its row i
             start_state = self.rnn.init_state(

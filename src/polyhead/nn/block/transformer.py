@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Self
 
 from torch import Tensor, nn
 
@@ -10,9 +10,11 @@ from polyhead.config.model import AttentionShape, ModelSpec
 from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError
 from polyhead.core.registry import ATTENTION, BLOCK, FEED_FORWARD, NORM
-from polyhead.nn.cache import LayerCache
+from polyhead.nn.block.base import AttentionPart
+from polyhead.nn.cache import LayerCache, StateShape
 from polyhead.nn.kv import EncoderMemory
 from polyhead.nn.position.base import Position
+from polyhead.nn.positions import Positions
 from polyhead.nn.residual import Residual
 from polyhead.nn.shard_plan import ShardPlan
 
@@ -25,10 +27,13 @@ def build_residual(config: ModelSpec) -> Residual:
     return Residual(norm_module, config.norm_first, config.dropout, sandwich_norm, config.residual_scale)
 
 
-def build_cross_attention(config: ModelSpec, shape: AttentionShape) -> Any:
+def build_cross_attention(config: ModelSpec, shape: AttentionShape) -> AttentionPart:
     """Attention of a decoder to the source, without positions: distances to the source mean nothing."""
     source_shape = shape._replace(causal=False)
-    return ATTENTION.build(config.cross_attention or config.attention, source_shape, Position(source_shape))
+    attention: AttentionPart = ATTENTION.build(
+        config.cross_attention or config.attention, source_shape, Position(source_shape)
+    )
+    return attention
 
 
 def reject_self_attention(config: ModelSpec, name: str, cross: bool) -> None:
@@ -47,21 +52,21 @@ class Block(nn.Module):
     """
 
     shard_plan = ShardPlan(parts=("attn", "cross", "ffn"))
+    reads_documents = True
 
     def __init__(
         self,
-        attn: nn.Module,
+        attn: AttentionPart,
         ffn: nn.Module,
         attn_residual: Residual,
         ffn_residual: Residual,
-        cross: nn.Module | None = None,
+        cross: AttentionPart | None = None,
         cross_residual: Residual | None = None,
     ) -> None:
         super().__init__()
-        self.attn, self.attn_residual = attn, attn_residual
-        if cross is not None:
-            assert cross_residual is not None
-            self.cross, self.cross_residual = cross, cross_residual
+        self.attn, self.attn_residual, self.cross = attn, attn_residual, cross
+        if cross_residual is not None:
+            self.cross_residual = cross_residual
         self.ffn, self.ffn_residual = ffn, ffn_residual
 
     @classmethod
@@ -82,15 +87,14 @@ class Block(nn.Module):
         )
 
     @property
-    def state(self) -> tuple[tuple[int, ...], ...] | None:
+    def state(self) -> StateShape | None:
         """The state shapes of a decoding row; None if the cache holds keys and values."""
-        shapes: tuple[tuple[int, ...], ...] | None = self.attn.state  # type: ignore[assignment]
-        return shapes
+        return self.attn.state
 
     def project_kv(self, x: Tensor, pos: Tensor | None) -> EncoderMemory:
         """The encoder's output (B, S, C) as this layer reads it at every step."""
-        memory: EncoderMemory = self.cross.project_kv(x, pos)  # type: ignore[operator]
-        return memory
+        assert self.cross is not None, "only a decoder reads a source"
+        return self.cross.project_kv(x, pos)
 
     def forward(
         self,
@@ -99,9 +103,11 @@ class Block(nn.Module):
         cache: LayerCache | None = None,
         memory: EncoderMemory | None = None,
         position: Position | None = None,
+        documents: Positions | None = None,
     ) -> Tensor:
         """(B, T, C), (B, T) -> (B, T, C); ``position`` is prepared for this forward pass."""
-        x = self.attn_residual(x, self.attn, pos, cache, None, position)
+        last = (documents,) if documents is not None and self.attn.reads_documents else ()
+        x = self.attn_residual(x, self.attn, pos, cache, None, position, *last)
         if memory is not None:
             x = self.cross_residual(x, self.cross, pos, None, memory)
         out: Tensor = self.ffn_residual(x, self.ffn, pos)
@@ -131,11 +137,13 @@ class ParallelBlock(Block):
         cache: LayerCache | None = None,
         memory: EncoderMemory | None = None,
         position: Position | None = None,
+        documents: Positions | None = None,
     ) -> Tensor:
         """(B, T, C), (B, T) -> (B, T, C); ``position`` is prepared for this forward pass."""
-        out = self.attn_residual.compute_branch(x, self.attn, pos, cache, None, position)
+        last = (documents,) if documents is not None and self.attn.reads_documents else ()
+        out = self.attn_residual.compute_branch(x, self.attn, pos, cache, None, position, *last)
         out = out + self.ffn_residual.compute_branch(x, self.ffn, pos)
-        if memory is not None:
+        if memory is not None and self.cross is not None:
             out = out + self.cross_residual.compute_branch(x, self.cross, pos, None, memory)
         return x + out
 

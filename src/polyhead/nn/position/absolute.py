@@ -11,7 +11,7 @@ from polyhead.config.model import AttentionShape
 from polyhead.core.errors import UserError
 from polyhead.core.option_types import PositiveFloat
 from polyhead.core.registry import POSITION
-from polyhead.nn.position.base import Position, exceeds_table
+from polyhead.nn.position.base import Position, count_positions
 from polyhead.nn.shard_plan import ShardPlan
 
 
@@ -38,12 +38,15 @@ class LearnedPosition(Position):
         self.weight = nn.Parameter(torch.empty(shape.max_len + offset, shape.d_model))
         nn.init.normal_(self.weight, std=shape.d_model**-0.5)
 
+    def reserve(self, length: int) -> None:
+        """Raise a UserError if the table has fewer positions."""
+        if length > (max_len := len(self.weight) - self.offset):
+            raise UserError(f"{length} positions, but this model has only max_len={max_len}")
+
     def embed(self, x: Tensor, pos: Tensor | None) -> Tensor:
         """(B, T, C), (B, T) -> (B, T, C); a position beyond the table is a UserError."""
+        self.reserve(count_positions(x, pos))
         used = self.weight[self.offset :]
-        if exceeds_table(x, pos, len(used)):
-            longest = x.size(1) if pos is None else int(pos.max()) + 1
-            raise UserError(f"{longest} positions, but this model has only max_len={len(used)}")
         return x + (used[: x.size(1)] if pos is None else used[pos.clamp(min=0)])
 
 
@@ -108,11 +111,14 @@ class SinusoidalPosition(Position):
             self.offset :
         ]
 
+    def reserve(self, length: int) -> None:
+        """Compute a longer table if it has fewer positions: max_len is an initial size, not a limit."""
+        if length > len(self.table):
+            self.table = self._compute_rows(max(length, 2 * len(self.table))).to(self.table)
+
     def embed(self, x: Tensor, pos: Tensor | None) -> Tensor:
         """(B, T, C), (B, T) -> (B, T, C); padding gets the row of position 0, which is masked."""
-        if exceeds_table(x, pos, len(self.table)):  # max_len is an initial size, not a limit
-            longest = x.size(1) if pos is None else int(pos.max()) + 1
-            self.table = self._compute_rows(max(longest, 2 * len(self.table))).to(self.table)
+        self.reserve(count_positions(x, pos))
         return x + (self.table[: x.size(1)] if pos is None else self.table[pos.clamp(min=0)]).to(x.dtype)
 
 

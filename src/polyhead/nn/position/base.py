@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from polyhead.config.model import AttentionShape
 from polyhead.core.registry import POSITION
-from polyhead.nn.device import host_copy
 from polyhead.nn.export_guard import is_traced
 from polyhead.nn.kv import KV
 from polyhead.nn.shard_plan import ShardPlan
@@ -64,6 +63,9 @@ class Position(nn.Module):
         """
         return self
 
+    def reserve(self, length: int) -> None:
+        """Make sure that a table, if there is one, has the positions below ``length``; else a UserError."""
+
     def embed(self, x: Tensor, pos: Tensor | None) -> Tensor:
         """Add positions to the embeddings (sinusoidal, learned): (B, T, C), (B, T) -> (B, T, C)."""
         return x
@@ -101,11 +103,11 @@ class Position(nn.Module):
     adds_values = False
 
 
-def exceeds_table(x: Tensor, pos: Tensor | None, length: int) -> bool:
-    """Whether tokens (B, T, C) at pos (B, T) exceed a table of ``length`` positions.
+def count_positions(x: Tensor, pos: Tensor | None) -> int:
+    """The number of positions that tokens (B, T, C) at pos (B, T) need of a table.
 
-    False in a graph if pos is given.
+    0 if it would have to be read in a graph or from another device; there the embedding asks before.
     """
     if pos is None:
-        return x.size(1) > length
-    return not is_traced() and pos.numel() > 0 and bool(host_copy(pos).max() >= length)
+        return x.size(1)
+    return 0 if is_traced() or pos.device.type != "cpu" or not pos.numel() else int(pos.max()) + 1

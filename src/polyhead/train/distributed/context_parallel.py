@@ -19,6 +19,7 @@ from torch.autograd.function import once_differentiable
 from polyhead.config.model import ModelSpec
 from polyhead.core.registry import ATTENTION
 from polyhead.data.batching.token_windows import SequenceShard, join_shards
+from polyhead.nn.block.base import GathersKV
 from polyhead.nn.block.transformer import Block
 from polyhead.nn.kv import KV, Window, visible
 from polyhead.nn.validate_model import build_sample_layers
@@ -63,7 +64,7 @@ class ContextGather:
     def __init__(self, model: nn.Module, group: dist.ProcessGroup) -> None:
         self.model, self.group = model, group
         self.shard = SequenceShard(dist.get_rank(group), dist.get_world_size(group))
-        self.attentions: list[Any] = [part for part in model.modules() if hasattr(part, "gather_kv")]
+        self.attentions = [part for part in model.modules() if isinstance(part, GathersKV)]
         self.rows: list[ShardedRows] = []  # of this batch: of an encoder and of a decoder
 
     @contextmanager
@@ -84,7 +85,8 @@ class ContextGather:
         rows = self._find_rows(kv.pos)
         widths = (kv.k.size(-1), kv.v.size(-1))
         k, v = join_shards(_AllGather.apply(torch.cat([kv.k, kv.v], -1), self.group), 2).split(widths, -1)
-        return KV(k, v, rows.all_pos, own_mask=rows.mask)
+        scores = None if torch.compiler.is_compiling() else rows.folded_scores
+        return KV(k, v, rows.all_pos, own_mask=rows.mask, folded_scores=scores)
 
     def _find_rows(self, pos: Tensor) -> ShardedRows:
         """The rows of tokens at pos (B, 1, T), made once for all layers."""
@@ -104,6 +106,7 @@ class ShardedRows:
     def __init__(self, pos: Tensor, all_pos: Tensor, shard: SequenceShard) -> None:
         self.pos, self.all_pos, self.shard = pos, all_pos, shard
         self.masks: dict[tuple[bool, Window | None], Tensor] = {}
+        self.folded_scores: dict[tuple[Any, ...], Tensor] = {}  # of these masks, for ``attend``
 
     def mask(self, causal: bool, window: Window | None) -> Tensor:
         """Which tokens each token of the rank attends to, in its own document: (B, 1, T, S)."""
@@ -111,10 +114,7 @@ class ShardedRows:
             document = (self.all_pos == 0).cumsum(2)
             own_document = self.shard.select(document, dim=2)
             same_document = own_document[..., :, None] == document[..., None, :]
-            mask = visible(self.pos[:, 0], self.all_pos, causal, window) & same_document
-            if not torch.compiler.is_compiling():
-                mask.folded_scores = {}  # type: ignore[attr-defined]
-            self.masks[causal, window] = mask
+            self.masks[causal, window] = visible(self.pos[:, 0], self.all_pos, causal, window) & same_document
         return self.masks[causal, window]
 
 
@@ -148,12 +148,12 @@ def find_context_obstacle(config: ModelSpec, task: object) -> str | None:
     attention_names = {ATTENTION.get(name): name for name in ATTENTION.names()}
     for sample in build_sample_layers(config):
         parts = []
-        for attention in filter(None, (getattr(sample.layer, name, None) for name in ("attn", "cross"))):
+        for attention in filter(None, (sample.layer.attn, sample.layer.cross)):
             name = attention_names.get(type(attention), type(attention).__name__)
-            parts.append((f"attention {name!r}", attention, hasattr(attention, "gather_kv")))
+            parts.append((f"attention {name!r}", attention, isinstance(attention, GathersKV)))
         parts.append((f"block {sample.block!r}", sample.layer, isinstance(sample.layer, Block)))
         for name, part, gathers in parts:
-            if getattr(part, "state", None) is not None:
+            if part.state is not None:
                 return f"{name} passes a state along the row"
             if not gathers:
                 return f"{name} does not gather keys and values"

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from polyhead.core.errors import UserError
-from polyhead.models import Seq2Seq
+from polyhead.models import CausalLM, Seq2Seq
 from polyhead.nn.position.base import Position
 from polyhead.nn.stack import Stack
 
@@ -45,7 +45,7 @@ def find_trunks(model: nn.Module) -> list[Trunk]:
             Trunk(model, "encoder_embedding", "encoder"),
             Trunk(model, "decoder_embedding", "decoder"),
         ]
-    return [Trunk(model if hasattr(model, "stack") else model.encoder, "embedding", "stack")]
+    return [Trunk(model if isinstance(model, CausalLM) else model.encoder, "embedding", "stack")]
 
 
 class StageOutput(Exception):  # noqa: N818  # no error

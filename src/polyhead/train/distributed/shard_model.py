@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from polyhead.nn.block.base import ProjectsKV
 from polyhead.nn.stack import Stack
 from polyhead.train.distributed.mesh import MeshShape
 from polyhead.train.loss_module import LossModule
@@ -44,7 +45,7 @@ def shard_weights(
     )
     for block in blocks:
         fully_shard(block, mesh=mesh, mp_policy=policy, ignored_params=shared)
-        if hasattr(block, "project_kv"):  # the decoder reads the encoder's output before its forward pass
+        if isinstance(block, ProjectsKV):  # the decoder reads the encoder's output before its forward pass
             register_fsdp_forward_method(block, "project_kv")
     fully_shard(root, mesh=mesh, mp_policy=policy)
     register_fsdp_forward_method(root, "run")

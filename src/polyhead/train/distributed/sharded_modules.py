@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from polyhead.nn.block.base import ProjectsKV
 from polyhead.nn.embedding import Head
 from polyhead.nn.feed_forward.moe import MixtureOfExperts
 from polyhead.nn.shard_plan import VocabularyShard, select_shard
@@ -169,7 +170,7 @@ def get_part_class(part: nn.Module) -> type:
     """The class that makes a part a sharded one."""
     if isinstance(part, MixtureOfExperts):
         return ShardedExperts
-    return ShardedAttention if hasattr(part, "project_kv") else ShardedPart
+    return ShardedAttention if isinstance(part, ProjectsKV) else ShardedPart
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from polyhead.config.model import ModelConfig
 from polyhead.core.errors import UserError
 from polyhead.models.build import model_class
+from polyhead.nn.attention.softmax import Attention
 from polyhead.nn.dropout import Dropout
 from polyhead.nn.embedding import Embedding, Head
 from polyhead.nn.init import SkipInit
@@ -215,8 +216,7 @@ def _shard_parameter(old: nn.Parameter, dim: int | None, mesh: DeviceMesh) -> nn
 
 
 def _has_dropout(part: nn.Module) -> bool:
-    rate = getattr(part, "dropout", 0)  # of attention, a number
-    return (isinstance(rate, float) and rate > 0) or any(
+    return (isinstance(part, Attention) and part.dropout > 0) or any(
         isinstance(module, Dropout | nn.modules.dropout._DropoutNd) and module.p > 0
         for module in part.modules()
     )

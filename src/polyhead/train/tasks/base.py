@@ -26,6 +26,7 @@ class TaskLogits(NamedTuple):
     logits: Tensor  # (N, L) at positions with a label
     labels: Tensor  # (N,)
     hidden_states: Tensor  # (M, C) last hidden states of all tokens except padding
+    host_labels: Tensor  # the labels on the CPU
 
 
 @runtime_checkable

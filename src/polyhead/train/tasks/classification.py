@@ -28,7 +28,7 @@ from polyhead.data.stores.labeled_store import LabeledStore
 from polyhead.evaluate.baselines import Baselines, TrainingCounts, class_baselines
 from polyhead.evaluate.classify import class_measures
 from polyhead.models import Classifier
-from polyhead.nn.device import to_model_device
+from polyhead.nn.device import place_batch, to_model_device
 from polyhead.nn.loss import IGNORE_INDEX, Loss, classification_loss
 from polyhead.nn.packed_rows import token_rows
 from polyhead.run.run import Run
@@ -193,20 +193,21 @@ class ClassificationTask:
 
     def loss(self, model: nn.Module, batch: ClassificationBatch) -> Loss:
         """Label-smoothed cross-entropy, as a sum over labels."""
-        batch = to_model_device(model, batch)
-        return classification_loss(_class_logits(model, batch.inputs), batch.labels, self.config.smoothing)
+        batch, host = place_batch(model, batch)
+        logits = _class_logits(model, batch.inputs, host.inputs)
+        return classification_loss(logits, batch.labels, self.config.smoothing, host=host.labels)
 
     def compute_logits(self, model: nn.Module, batch: ClassificationBatch) -> TaskLogits:
         """Logits of every text."""
         assert isinstance(model, Classifier)
-        batch = to_model_device(model, batch)
-        inputs = batch.inputs.model_args(model.config.n_segments)
+        batch, host = place_batch(model, batch)
+        inputs = batch.inputs.model_args(model.config.n_segments, host.inputs)
         hidden, pos = model.encoder(*inputs), batch.inputs.pos
         logits = model.classifier(model.dropout(model.pooler(hidden, pos)))
         tokens = hidden.flatten(0, 1)
-        return TaskLogits(
-            logits, batch.labels, tokens if pos is None else tokens.index_select(0, token_rows(pos))
-        )
+        if pos is not None:
+            tokens = tokens.index_select(0, token_rows(pos, host.inputs.pos))
+        return TaskLogits(logits, batch.labels, tokens, host.labels)
 
     def evaluate(self, model: nn.Module, map_fn: MapFn = map, split: str = "valid") -> dict[str, float]:
         """Loss without smoothing, accuracy, macro F1 and Matthews correlation of the texts of a split."""
@@ -264,9 +265,9 @@ class ClassificationTask:
         return tokens.masked_fill(hidden, self.tokenizer.mask_id)
 
 
-def _class_logits(model: nn.Module, inputs: EncoderBatch) -> Tensor:
+def _class_logits(model: nn.Module, inputs: EncoderBatch, host: EncoderBatch | None = None) -> Tensor:
     assert isinstance(model, Classifier)
-    logits: Tensor = model(*inputs.model_args(model.config.n_segments))
+    logits: Tensor = model(*inputs.model_args(model.config.n_segments, host))
     return logits
 
 

@@ -30,8 +30,10 @@ from polyhead.evaluate.perplexity import TokenLoss, token_losses
 from polyhead.generation.settings import eos_ids_for
 from polyhead.grammar.grammar_constraint import constraint_for
 from polyhead.models import CausalLM, Ensemble, Seq2Seq
-from polyhead.nn.device import to_model_device
+from polyhead.nn.device import move_tensor, place_batch
+from polyhead.nn.embedding import Head
 from polyhead.nn.loss import Loss, cross_entropy, labeled_rows, select_labels
+from polyhead.nn.positions import Positions
 from polyhead.run.run import Run
 from polyhead.tokenizers.tokenizer import Tokenizer
 from polyhead.train.distributed.process_group import MapFn
@@ -182,33 +184,35 @@ def count_causal_lm_labels(batch: TokenWindows) -> int:
     return int((batch.labels >= 0).sum())
 
 
-def causal_lm_features(model: CausalLM | Ensemble, batch: TokenWindows) -> Tensor:
-    """Features that the LM head reads: (B, T, C)."""
+def causal_lm_features(
+    model: CausalLM | Ensemble, batch: TokenWindows, host: TokenWindows | None = None
+) -> Tensor:
+    """Features that the LM head reads: (B, T, C). ``host`` is the batch on the CPU."""
     # causal attention never reaches padding on the right, so most models need no padding mask
     needs_pos = batch.has_documents or (batch.pos is not None and model.needs_padding_mask)
-    return model.features(batch.tokens, batch.pos if needs_pos else None)
+    return model.features(batch.tokens, Positions.of(batch.pos, (host or batch).pos) if needs_pos else None)
 
 
 def causal_lm_loss(model: nn.Module, batch: TokenWindows, smoothing: float = 0.0) -> Loss:
     """Cross-entropy, as a sum over labels."""
     assert isinstance(model, CausalLM)
-    batch = to_model_device(model, batch)
-    return cross_entropy(causal_lm_features(model, batch), model.head, batch.labels, smoothing)
+    batch, host = place_batch(model, batch)
+    features = causal_lm_features(model, batch, host)
+    return cross_entropy(features, model.head, batch.labels, smoothing, host=host.labels)
 
 
 def causal_lm_token_loss(model: nn.Module, batch: TokenWindows) -> TokenLoss:
     """The token losses without smoothing, of a model or an ensemble."""
     assert isinstance(model, CausalLM | Ensemble)
-    batch = to_model_device(model, batch)
-    return token_losses(causal_lm_features(model, batch), model.head, batch.labels)
+    batch, host = place_batch(model, batch)
+    return token_losses(causal_lm_features(model, batch, host), model.head, batch.labels)
 
 
 def causal_lm_logits(model: nn.Module, batch: TokenWindows) -> TaskLogits:
     """Logits of every position with a label."""
     assert isinstance(model, CausalLM)
-    batch = to_model_device(model, batch)
-    hidden = causal_lm_features(model, batch).flatten(0, 1).index_select(0, labeled_rows(batch.labels))
-    return TaskLogits(model.head(hidden), select_labels(batch.labels), hidden)
+    batch, host = place_batch(model, batch)
+    return labeled_logits(model.head, causal_lm_features(model, batch, host), batch.labels, host.labels)
 
 
 def count_pair_labels(batch: PairBatch) -> int:
@@ -216,27 +220,35 @@ def count_pair_labels(batch: PairBatch) -> int:
     return batch.n_tokens
 
 
-def seq2seq_features(model: Seq2Seq | Ensemble, batch: PairBatch) -> Tensor:
-    """Features that the LM head reads: (B, T, C)."""
+def labeled_logits(head: Head, features: Tensor, labels: Tensor, host: Tensor) -> TaskLogits:
+    """Logits of every position with a label, of features (B, T, C); ``host`` are the labels on the CPU."""
+    hidden = features.flatten(0, 1).index_select(0, labeled_rows(labels, host))
+    known = select_labels(host)
+    return TaskLogits(head(hidden), move_tensor(known, labels.device), hidden, known)
+
+
+def seq2seq_features(model: Seq2Seq | Ensemble, batch: PairBatch, host: PairBatch | None = None) -> Tensor:
+    """Features that the LM head reads: (B, T, C). ``host`` is the batch on the CPU."""
     # causal attention never reaches padding on the right, so most models need no padding mask
-    needs_pos = model.needs_padding_mask or batch.shard_pos is not None
-    target_pos = batch.target_pos if needs_pos else None
-    return model.features(batch.source, batch.target, batch.source_pos, target_pos)
+    needs_pos, host = model.needs_padding_mask or batch.shard_pos is not None, host or batch
+    target_pos = Positions.of(batch.target_pos, host.target_pos) if needs_pos else None
+    source_pos = Positions.of(batch.source_pos, host.source_pos)
+    return model.features(batch.source, batch.target, source_pos, target_pos)
 
 
 def seq2seq_loss(model: nn.Module, batch: PairBatch, smoothing: float) -> Loss:
     """Label-smoothed cross-entropy, as a sum over labels."""
     assert isinstance(model, Seq2Seq)
-    batch = to_model_device(model, batch)
-    return cross_entropy(seq2seq_features(model, batch), model.head, batch.labels, smoothing)
+    batch, host = place_batch(model, batch)
+    features = seq2seq_features(model, batch, host)
+    return cross_entropy(features, model.head, batch.labels, smoothing, host=host.labels)
 
 
 def seq2seq_logits(model: nn.Module, batch: PairBatch) -> TaskLogits:
     """Logits of every target token."""
     assert isinstance(model, Seq2Seq)
-    batch = to_model_device(model, batch)
-    hidden = seq2seq_features(model, batch).flatten(0, 1).index_select(0, labeled_rows(batch.labels))
-    return TaskLogits(model.head(hidden), select_labels(batch.labels), hidden)
+    batch, host = place_batch(model, batch)
+    return labeled_logits(model.head, seq2seq_features(model, batch, host), batch.labels, host.labels)
 
 
 def check_seq2seq_decoding(recipe: Recipe, tokenizer: Tokenizer) -> None:

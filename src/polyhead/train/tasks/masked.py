@@ -29,9 +29,10 @@ from polyhead.data.stores.token_store import TokenStore
 from polyhead.evaluate.baselines import Baselines, TrainingCounts, count_tokens
 from polyhead.evaluate.perplexity import TokenLoss, token_losses
 from polyhead.models import Ensemble, MaskedLM
-from polyhead.nn.device import to_model_device
+from polyhead.nn.device import move_tensor, place_batch, to_model_device
 from polyhead.nn.loss import IGNORE_INDEX, Loss, cross_entropy, labeled_rows, select_labels
 from polyhead.nn.packed_rows import token_rows
+from polyhead.nn.positions import Positions
 from polyhead.run.run import Run
 from polyhead.tokenizers.tokenizer import Tokenizer
 from polyhead.tokenizers.word_boundaries import find_word_boundaries
@@ -169,18 +170,21 @@ class MaskedLMTask:
     def loss(self, model: nn.Module, batch: MaskedBatch) -> Loss:
         """Cross-entropy of the tokens to predict, as a sum; the head is computed only for these."""
         assert isinstance(model, MaskedLM)
-        batch = to_model_device(model, batch)
-        features, labels = masked_lm_features(model, batch), select_labels(batch.labels)
-        return cross_entropy(features, model.head, labels, self.config.smoothing)
+        batch, host = place_batch(model, batch)
+        features, known = masked_lm_features(model, batch, host), select_labels(host.labels)
+        labels = move_tensor(known, batch.labels.device)
+        return cross_entropy(features, model.head, labels, self.config.smoothing, host=known)
 
     def compute_logits(self, model: nn.Module, batch: MaskedBatch) -> TaskLogits:
         """Logits of the tokens to predict."""
         assert isinstance(model, MaskedLM)
-        batch = to_model_device(model, batch)
-        hidden = model.encoder(batch.tokens, batch.pos).flatten(0, 1)
-        labeled = hidden.index_select(0, labeled_rows(batch.labels))
-        unpadded = hidden if batch.pos is None else hidden.index_select(0, token_rows(batch.pos))
-        return TaskLogits(model.head(model.apply_transform(labeled)), select_labels(batch.labels), unpadded)
+        batch, host = place_batch(model, batch)
+        hidden = model.encoder(batch.tokens, Positions.of(batch.pos, host.pos)).flatten(0, 1)
+        labeled = hidden.index_select(0, labeled_rows(batch.labels, host.labels))
+        unpadded = hidden if batch.pos is None else hidden.index_select(0, token_rows(batch.pos, host.pos))
+        known = select_labels(host.labels)
+        labels = move_tensor(known, batch.labels.device)
+        return TaskLogits(model.head(model.apply_transform(labeled)), labels, unpadded, known)
 
     def evaluate(self, model: nn.Module, map_fn: MapFn = map, split: str = "valid") -> dict[str, float]:
         """Loss, perplexity and accuracy of the tokens to predict in a text."""
@@ -246,7 +250,10 @@ def check_masking(recipe: Recipe) -> None:
     check_text(recipe, min_len=SPECIAL_PER_SEGMENT + 1)
 
 
-def masked_lm_features(model: MaskedLM | Ensemble, batch: MaskedBatch) -> Tensor:
-    """Features of the tokens to predict, as the LM head reads them: (N, C)."""
-    hidden = model.encoder(batch.tokens, batch.pos).flatten(0, 1)
-    return model.apply_transform(hidden.index_select(0, labeled_rows(batch.labels)))
+def masked_lm_features(
+    model: MaskedLM | Ensemble, batch: MaskedBatch, host: MaskedBatch | None = None
+) -> Tensor:
+    """Features of the tokens to predict, for the LM head: (N, C). ``host`` is the batch on the CPU."""
+    host = host or batch
+    hidden = model.encoder(batch.tokens, Positions.of(batch.pos, host.pos)).flatten(0, 1)
+    return model.apply_transform(hidden.index_select(0, labeled_rows(batch.labels, host.labels)))

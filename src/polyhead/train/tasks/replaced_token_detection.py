@@ -19,9 +19,10 @@ from polyhead.data.batching.token_windows import SequenceShard
 from polyhead.evaluate.baselines import Baseline, Baselines, TrainingCounts
 from polyhead.evaluate.perplexity import loss_to_perplexity, token_losses
 from polyhead.models import ReplacedTokenDetector
-from polyhead.nn.device import to_model_device
+from polyhead.nn.device import move_tensor, place_batch, to_model_device
 from polyhead.nn.loss import IGNORE_INDEX, Loss, cross_entropy, labeled_rows, select_labels
 from polyhead.nn.packed_rows import token_rows
+from polyhead.nn.positions import Positions
 from polyhead.run.run import Run
 from polyhead.tokenizers.tokenizer import Tokenizer
 from polyhead.train.distributed.process_group import MapFn
@@ -143,15 +144,15 @@ class ReplacedTokenDetectionTask:
         A masked token counts for 1 / ``mask`` tokens of the encoder's loss, which is a sum over all tokens.
         """
         assert isinstance(model, ReplacedTokenDetector)
-        batch = to_model_device(model, batch)
-        features, smoothing = (
-            masked_lm_features(model.generator, batch.masked),
-            self.masked_lm.config.smoothing,
-        )
-        labels, rows = select_labels(batch.masked.labels), labeled_rows(batch.masked.labels)
-        generator_loss = cross_entropy(features, model.generator.head, labels, smoothing)
+        batch, host = place_batch(model, batch)
+        features = masked_lm_features(model.generator, batch.masked, host.masked)
+        known, smoothing = select_labels(host.masked.labels), self.masked_lm.config.smoothing
+        labels = move_tensor(known, batch.masked.labels.device)
+        generator_loss = cross_entropy(features, model.generator.head, labels, smoothing, host=known)
+        rows = labeled_rows(batch.masked.labels, host.masked.labels)
         draws = batch.uniform_draws.flatten().index_select(0, rows)
-        logits, is_replaced = _detect_replaced(model, batch.masked, model.sample_tokens(features, draws))
+        samples = model.sample_tokens(features, draws)
+        logits, is_replaced = _detect_replaced(model, batch.masked, samples, host.masked)
         detector_loss = F.binary_cross_entropy_with_logits(logits, is_replaced, reduction="sum")
         return generator_loss._replace(total=generator_loss.total + self.weight * self.mask * detector_loss)
 
@@ -225,14 +226,16 @@ def _add_draws(masked: MaskedBatch, packed_rows: PackedRows, key: list[int]) -> 
 
 
 def _detect_replaced(
-    model: ReplacedTokenDetector, batch: MaskedBatch, sampled_ids: Tensor
+    model: ReplacedTokenDetector, batch: MaskedBatch, sampled_ids: Tensor, host: MaskedBatch | None = None
 ) -> tuple[Tensor, Tensor]:
     """Detector logits and labels (1: replaced) with ``sampled_ids`` filled in, no padding: (N,), (N,)."""
+    host = host or batch
     has_label = batch.labels != IGNORE_INDEX
     original = torch.where(has_label, batch.labels, batch.tokens)
     tokens = original.masked_scatter(has_label, sampled_ids)
-    logits, labels = model(tokens, batch.pos), (tokens != original).to(torch.float32)
+    logits = model(tokens, Positions.of(batch.pos, host.pos))
+    labels = (tokens != original).to(torch.float32)
     if batch.pos is None:
         return logits.flatten().float(), labels.flatten()
-    rows = token_rows(batch.pos)
+    rows = token_rows(batch.pos, host.pos)
     return logits.flatten().index_select(0, rows).float(), labels.flatten().index_select(0, rows)
