@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import wraps
 from inspect import Parameter, isfunction, signature
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from polyhead.core.errors import UserError, did_you_mean
 
@@ -26,7 +26,7 @@ def strict_kwargs(function: _Function) -> _Function:
                 raise
         raise wrong
 
-    return wrapper  # type: ignore[return-value]
+    return cast(_Function, wrapper)
 
 
 def strict_methods(target_class: _Class) -> _Class:

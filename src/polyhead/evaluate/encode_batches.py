@@ -58,7 +58,7 @@ def encode_layers_in_batches(
 
 def iter_batches(
     model: Any, rows: Sequence[EncoderInput], tokenizer: Tokenizer, batch_tokens: int
-) -> Iterator[tuple[list[int], tuple[Tensor, AnyPositions | None, Tensor | None]]]:
+) -> Iterator[tuple[list[int], tuple[Tensor, AnyPositions, Tensor | None]]]:
     """Yield the indices of some rows and the model's arguments for them; the order is arbitrary."""
     lengths = np.array([len(row.ids) for row in rows], dtype=np.int64)
     for batch in plan_eval_batches(lengths, lengths, limit_batch_tokens(model, batch_tokens)):

@@ -160,8 +160,8 @@ class LanguageGraph(nn.Module):
         """(B, T), (B, P + T), (B, T) -> logits (B, T, V) of the next tokens, and all pairs extended by the
         step.
         """
-        cache = PastKeyValues(past, positions_from_mask(attention_mask), position_ids)
-        logits = self.model.decode(input_ids, position_ids, cache)  # type: ignore[arg-type]
+        cache: Any = PastKeyValues(past, positions_from_mask(attention_mask), position_ids)
+        logits = self.model.decode(input_ids, position_ids, cache)
         return logits.float(), cache.pairs
 
 
@@ -198,9 +198,9 @@ class TargetGraph(nn.Module):
         pos = slots[:, past_len:]
         source = positions_from_mask(encoder_attention_mask)[:, None]
         mask = (source >= 0)[:, :, None]
-        cache = PastKeyValues(past, slots, pos)
+        cache: Any = PastKeyValues(past, slots, pos)
         encoder_kv = [KV(k, v, source, mask=mask) for k, v in memory]
-        logits = self.model.decode(input_ids, pos, cache, encoder_kv)  # type: ignore[arg-type]
+        logits = self.model.decode(input_ids, pos, cache, encoder_kv)
         return logits.float(), cache.pairs
 
 

@@ -30,7 +30,7 @@ def greedy_decode(
     The first step reads the whole prompt (prefill), each later one the newest token; the cache has the rest.
     ``memory`` is the source of an encoder-decoder, as its ``encode`` returns it.
     """
-    device = next(model.parameters()).device  # type: ignore[attr-defined]
+    device = model.cache_shape.device
     kv_cache = make_cache(cache, model.cache_shape, n_rows=1, max_len=len(prompt) + max_new_tokens)
     output: list[int] = []
     unread, position = list(prompt), 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -160,7 +160,8 @@ class FusedSteps:
         elif pos is None or slot_mapping is None or not self._fits_kernels(length, slot_mapping.pos.size(2)):
             return None
         else:
-            layer_kv = [part for layer in cache.layers for part in (layer.k, layer.v)]  # type: ignore[attr-defined]
+            layers: Sequence[Any] = cache.layers  # of a cache with a slot mapping, which have k and v
+            layer_kv = [part for layer in layers for part in (layer.k, layer.v)]
             masks = self._attention_masks(pos, slot_mapping.pos, slot_mapping.mask)
             sizes = attention_sizes(slot_mapping.pages, rows, length, masks[0])
             biases = self._score_biases(sizes, pos, slot_mapping.pos)
@@ -227,21 +228,20 @@ def slot_mapping_of(cache: Cache) -> SlotMapping | None:
 
 def _source_view(memory: Sequence[EncoderMemory] | None, rows: int, queries: int) -> KVView | None:
     """Keys and values of the source; None if they are not contiguous KV in the layout for decoding."""
-    if not memory or not all(
-        type(kv) is KV
+    readable = [
+        kv
+        for kv in memory or ()
+        if type(kv) is KV
         and kv.log_count is None
         and (kv.pos is None or kv.mask is not None)
         and kv.k.is_contiguous()
         and kv.v.is_contiguous()
-        for kv in memory
-    ):
+    ]
+    if not memory or len(readable) < len(memory):
         return None
-    first_kv, parts = memory[0], [part for kv in memory for part in (kv.k, kv.v)]  # type: ignore[attr-defined]
-    assert isinstance(first_kv, KV)
-    pages = paged_view_of(first_kv)
-    return KVView(
-        parts, pages.table, [first_kv.mask], [], attention_sizes(pages, rows, queries, first_kv.mask)
-    )
+    pages, mask = paged_view_of(readable[0]), readable[0].mask
+    parts = [part for kv in readable for part in (kv.k, kv.v)]
+    return KVView(parts, pages.table, [mask], [], attention_sizes(pages, rows, queries, mask))
 
 
 class PackedStack(Stack):
@@ -255,7 +255,7 @@ class PackedStack(Stack):
     def forward(
         self,
         x: Tensor,
-        pos: AnyPositions | None = None,
+        pos: AnyPositions = None,
         cache: Cache | None = None,
         memory: Sequence[EncoderMemory] | None = None,
         source: EncoderOutput | None = None,

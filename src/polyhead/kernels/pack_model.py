@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from functools import cache
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -104,7 +105,7 @@ def _add_greedy_steps(model: nn.Module) -> None:
     if parts is None or not isinstance(parts[2], PackedHead):
         return
     with suppress(UnsupportedLayerError):
-        model.decode_greedy = GreedySteps(*parts)  # type: ignore[assignment]
+        cast(Any, model).decode_greedy = GreedySteps(*parts)
 
 
 def _bypass_module_call(module: nn.Module) -> None:

@@ -32,18 +32,16 @@ class CausalLM(nn.Module):
         self.out_proj = nn.Linear(config.d_model, config.embedding_width, bias=False) if narrow else None
         self.head = Head.from_config(config, token)
 
-    def forward(self, tokens: Tensor, pos: AnyPositions | None = None) -> Tensor:
+    def forward(self, tokens: Tensor, pos: AnyPositions = None) -> Tensor:
         """(B, T) -> logits (B, T, V) of the next tokens. Position -1 marks padding; None means full rows."""
         logits: Tensor = self.head(self.decode_features(tokens, pos, None))
         return logits
 
-    def features(self, tokens: Tensor, pos: AnyPositions | None = None) -> Tensor:
+    def features(self, tokens: Tensor, pos: AnyPositions = None) -> Tensor:
         """The input of the LM head, as wide as the embeddings: (B, T) -> (B, T, E)."""
         return self.decode_features(tokens, pos, None)
 
-    def encoder(
-        self, tokens: Tensor, pos: AnyPositions | None = None, segments: Tensor | None = None
-    ) -> Tensor:
+    def encoder(self, tokens: Tensor, pos: AnyPositions = None, segments: Tensor | None = None) -> Tensor:
         """Hidden states as of an encoder, but causal: (B, T) -> (B, T, C)."""
         out: Tensor = self.stack(self.embedding(tokens, pos, segments), pos)
         return out
@@ -62,7 +60,7 @@ class CausalLM(nn.Module):
     def decode_features(
         self,
         tokens: Tensor,
-        pos: AnyPositions | None,
+        pos: AnyPositions,
         cache: Cache | None,
         memory: Sequence[EncoderMemory] | None = None,
     ) -> Tensor:

@@ -29,11 +29,11 @@ class Ensemble(nn.Module):
         max_len = min(member.config.max_len for member in members)
         self.config = members[0].config.model_copy(update={"max_len": max_len})
 
-    def forward(self, *inputs: AnyPositions | None) -> Tensor:
+    def forward(self, *inputs: AnyPositions) -> Tensor:
         """Inputs of each member -> log p of the tokens or classes, in fp32."""
         return log_mean_probs([member(*inputs) for member in self.members])
 
-    def features(self, *inputs: AnyPositions | None) -> Tensor:
+    def features(self, *inputs: AnyPositions) -> Tensor:
         """The inputs of the members' LM heads, concatenated: (B, T) -> (B, T, E + E' + ...)."""
         return torch.cat([member.features(*inputs) for member in self.members], -1)
 
@@ -42,9 +42,7 @@ class Ensemble(nn.Module):
         widths = [member.config.embedding_width for member in self.members]
         return log_mean_probs([member.head(x) for member, x in self._split_features(features, widths)])
 
-    def encoder(
-        self, tokens: Tensor, pos: AnyPositions | None = None, segments: Tensor | None = None
-    ) -> Tensor:
+    def encoder(self, tokens: Tensor, pos: AnyPositions = None, segments: Tensor | None = None) -> Tensor:
         """The hidden states of all members, concatenated: (B, T) -> (B, T, C + C' + ...)."""
         kinds = [segments if member.config.n_segments > 1 else None for member in self.members]
         hidden_states = [

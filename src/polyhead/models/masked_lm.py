@@ -35,9 +35,7 @@ class Encoder(nn.Module):
             config, embedding.position, config.n_layers, causal=config.causal, cross=False
         )
 
-    def forward(
-        self, tokens: Tensor, pos: AnyPositions | None = None, segments: Tensor | None = None
-    ) -> Tensor:
+    def forward(self, tokens: Tensor, pos: AnyPositions = None, segments: Tensor | None = None) -> Tensor:
         """(B, T) -> (B, T, C). Position -1 marks padding; None means full rows."""
         out: Tensor = self.stack(self.embedding(tokens, pos, segments), pos)
         return out
@@ -59,20 +57,16 @@ class MaskedLM(nn.Module):
             self.transform_norm = NORM.build(config.norm, config.embedding_width)
         self.head = Head.from_config(config, self.encoder.embedding.token)
 
-    def forward(
-        self, tokens: Tensor, pos: AnyPositions | None = None, segments: Tensor | None = None
-    ) -> Tensor:
+    def forward(self, tokens: Tensor, pos: AnyPositions = None, segments: Tensor | None = None) -> Tensor:
         """(B, T) -> logits (B, T, V) of the token at each position itself."""
         logits: Tensor = self.head(self.features(tokens, pos, segments))
         return logits
 
-    def features(
-        self, tokens: Tensor, pos: AnyPositions | None = None, segments: Tensor | None = None
-    ) -> Tensor:
+    def features(self, tokens: Tensor, pos: AnyPositions = None, segments: Tensor | None = None) -> Tensor:
         """The input of the LM head, as wide as the embeddings: (B, T) -> (B, T, E)."""
         return self.apply_transform(self.encoder(tokens, pos, segments), pos)
 
-    def apply_transform(self, x: Tensor, pos: AnyPositions | None = None) -> Tensor:
+    def apply_transform(self, x: Tensor, pos: AnyPositions = None) -> Tensor:
         """The head's transform of the encoder's output, token by token: (..., C) -> (..., E)."""
         if self.transform is None:
             return x
@@ -103,9 +97,7 @@ class Classifier(nn.Module):
         self.dropout = Dropout(config.dropout)
         self.classifier = nn.Linear(config.d_model, len(config.labels))
 
-    def forward(
-        self, tokens: Tensor, pos: AnyPositions | None = None, segments: Tensor | None = None
-    ) -> Tensor:
+    def forward(self, tokens: Tensor, pos: AnyPositions = None, segments: Tensor | None = None) -> Tensor:
         """(B, T) -> logits (B, L) of the classes in ``config.labels``."""
         pooled = self.pooler(self.encoder(tokens, pos, segments), plain_positions(pos))
         logits: Tensor = self.classifier(self.dropout(pooled))
@@ -126,9 +118,7 @@ class SentenceEncoder(nn.Module):
         widths = [config.d_model, *(dense.width for dense in config.dense)]
         self.dense = nn.ModuleList(map(DenseMap, widths, config.dense))
 
-    def forward(
-        self, tokens: Tensor, pos: AnyPositions | None = None, segments: Tensor | None = None
-    ) -> Tensor:
+    def forward(self, tokens: Tensor, pos: AnyPositions = None, segments: Tensor | None = None) -> Tensor:
         """(B, T) -> (B, T, C)."""
         out: Tensor = self.encoder(tokens, pos, segments)
         return out
@@ -154,9 +144,7 @@ class ReplacedTokenDetector(nn.Module):
         self.detector = nn.Linear(config.d_model, 1)
         self.generator = MaskedLM(config.generator_config, self.encoder.embedding)
 
-    def forward(
-        self, tokens: Tensor, pos: AnyPositions | None = None, segments: Tensor | None = None
-    ) -> Tensor:
+    def forward(self, tokens: Tensor, pos: AnyPositions = None, segments: Tensor | None = None) -> Tensor:
         """(B, T) -> logits (B, T) that each token was replaced."""
         x = self.detector_transform(self.encoder(tokens, pos, segments))
         logits: Tensor = self.detector(self.activation(x)).squeeze(-1)

@@ -39,8 +39,8 @@ class Seq2Seq(nn.Module):
         self,
         source: Tensor,
         target: Tensor,
-        source_pos: AnyPositions | None = None,
-        target_pos: AnyPositions | None = None,
+        source_pos: AnyPositions = None,
+        target_pos: AnyPositions = None,
     ) -> Tensor:
         """Teacher forcing: (B, S), (B, T) -> logits (B, T, V). Position -1 marks padding; None means none."""
         logits: Tensor = self.head(self.features(source, target, source_pos, target_pos))
@@ -50,8 +50,8 @@ class Seq2Seq(nn.Module):
         self,
         source: Tensor,
         target: Tensor,
-        source_pos: AnyPositions | None = None,
-        target_pos: AnyPositions | None = None,
+        source_pos: AnyPositions = None,
+        target_pos: AnyPositions = None,
     ) -> Tensor:
         """The input of the LM head: (B, S), (B, T) -> (B, T, C)."""
         x: Tensor = self.decoder_embedding(target, target_pos)
@@ -59,7 +59,7 @@ class Seq2Seq(nn.Module):
         out: Tensor = self.decoder(x, target_pos, source=(encoded, plain_positions(source_pos)))
         return out
 
-    def encode(self, source: Tensor, source_pos: AnyPositions | None = None) -> list[EncoderMemory]:
+    def encode(self, source: Tensor, source_pos: AnyPositions = None) -> list[EncoderMemory]:
         """(B, S) -> the encoder output as each decoder layer reads it; for attention, its keys and values."""
         x = self.encoder(self.encoder_embedding(source, source_pos), source_pos)
         return [layer.project_kv(x, plain_positions(source_pos)) for layer in self.decoder.blocks]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -64,12 +65,12 @@ class _DropoutFunction(torch.autograd.Function):
     """x * keep_mask * scale, saving one byte per element for the backward pass."""
 
     @staticmethod
-    def forward(ctx, x: Tensor, keep_mask: Tensor, scale: float) -> Tensor:  # type: ignore[no-untyped-def]
+    def forward(ctx: Any, x: Tensor, keep_mask: Tensor, scale: float) -> Tensor:
         ctx.save_for_backward(keep_mask)
         ctx.scale = scale
         return (x * scale).mul_(keep_mask)
 
     @staticmethod
-    def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[no-untyped-def]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         (keep_mask,) = ctx.saved_tensors
         return (grad * ctx.scale).mul_(keep_mask), None, None

@@ -54,9 +54,7 @@ class Embedding(nn.Module):
             proj = nn.Linear(summed, config.d_model)
         return cls(token, position, scale, config.dropout, segment, norm, token_proj, proj)
 
-    def forward(
-        self, tokens: Tensor, pos: AnyPositions | None = None, segments: Tensor | None = None
-    ) -> Tensor:
+    def forward(self, tokens: Tensor, pos: AnyPositions = None, segments: Tensor | None = None) -> Tensor:
         """(B, T) -> (B, T, C); segments (B, T) count from 0, and None means all 0."""
         x = self.token(tokens) * self.scale
         x = x if self.token_proj is None else self.token_proj(x)

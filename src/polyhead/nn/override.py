@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 
@@ -34,7 +34,7 @@ def overridable(function: Function) -> Function:
             return function(*args, **kwargs)
         return _active.handler(call, args, kwargs)
 
-    return call  # type: ignore[return-value]
+    return cast(Function, call)
 
 
 def active_handler() -> CallHandler | None:

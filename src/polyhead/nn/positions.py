@@ -32,12 +32,12 @@ class Positions(NamedTuple):
 
     @overload
     @classmethod
-    def of(cls, pos: AnyPositions, host: Tensor | None = None) -> Positions: ...
+    def of(cls, pos: Tensor | Positions, host: Tensor | None = None) -> Positions: ...
     @overload
     @classmethod
     def of(cls, pos: None, host: Tensor | None = None) -> None: ...
     @classmethod
-    def of(cls, pos: AnyPositions | None, host: Tensor | None = None) -> Positions | None:
+    def of(cls, pos: AnyPositions, host: Tensor | None = None) -> Positions | None:
         """The positions of a tensor, and of its original on the CPU if it was moved."""
         if pos is None or isinstance(pos, Positions):
             return pos
@@ -50,11 +50,11 @@ class Positions(NamedTuple):
         return self.pos if self.host is None else self.host
 
 
-AnyPositions = Tensor | Positions
-"""What models take: positions, with or without what is known of them."""
+AnyPositions = Tensor | Positions | None
+"""What models take: positions, with or without what is known of them; None for full rows."""
 
 
-def plain_positions(pos: AnyPositions | None) -> Tensor | None:
+def plain_positions(pos: AnyPositions) -> Tensor | None:
     """The tensor of positions."""
     return pos.pos if isinstance(pos, Positions) else pos
 

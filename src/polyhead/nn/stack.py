@@ -35,7 +35,7 @@ class Stack(nn.Module):
     def forward(
         self,
         x: Tensor,
-        pos: AnyPositions | None = None,
+        pos: AnyPositions = None,
         cache: Cache | None = None,
         memory: Sequence[EncoderMemory] | None = None,
         source: EncoderOutput | None = None,
@@ -74,7 +74,7 @@ class Stack(nn.Module):
                 states.append(x)
         return x if self.final_norm is None else self.final_norm(x, pos)
 
-    def _describe_documents(self, x: Tensor, pos: AnyPositions) -> Positions:
+    def _describe_documents(self, x: Tensor, pos: Tensor | Positions) -> Positions:
         """The positions with what layers without a cache need to know of them, found once for all layers."""
         positions = Positions.of(pos)
         if positions.host is None and not self.has_compiled_layers:
@@ -108,7 +108,7 @@ class Stack(nn.Module):
         found = [layer.attn.visibility_in_blocks() for layer in self.blocks if layer.attn is not None]
         return [visibility for visibility in found if visibility is not None]
 
-    def hidden_states(self, x: Tensor, pos: AnyPositions | None = None) -> list[Tensor]:
+    def hidden_states(self, x: Tensor, pos: AnyPositions = None) -> list[Tensor]:
         """The input and the output of every layer, the last one after the final norm: N + 1 of (B, T, C)."""
         states = [x]
         out = self(x, pos, states=states)

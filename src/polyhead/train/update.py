@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -143,8 +143,9 @@ def step_if_finite(optimizers: Sequence[Optimizer], numbers: Sequence[Tensor]) -
     """Make the step if all numbers are finite, and return 1.0 if it was skipped; nothing is read."""
     is_finite = torch.stack([x.detach().float() for x in numbers]).isfinite().all()
     skipped = (~is_finite).float()
+    optimizer: Any  # torch does not declare the flag
     for optimizer in optimizers:
-        optimizer.found_inf = skipped  # type: ignore[attr-defined]
+        optimizer.found_inf = skipped
         optimizer.step()
     return skipped
 

@@ -33,7 +33,7 @@ class EncoderBatch(NamedTuple):
 
     def model_args(
         self, n_segments: int, host: EncoderBatch | None = None
-    ) -> tuple[Tensor, AnyPositions | None, Tensor | None]:
+    ) -> tuple[Tensor, AnyPositions, Tensor | None]:
         """The arguments of a model with ``n_segments`` segment embeddings; ``host``: the batch on the CPU."""
         pos = self.pos if host is None else Positions.of(self.pos, host.pos)
         return self.tokens, pos, self.segments if n_segments > 1 else None

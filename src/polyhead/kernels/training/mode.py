@@ -60,7 +60,7 @@ class TrainingKernels(AbstractContextManager[object]):
     def __exit__(self, *error: Any) -> None:
         self.contexts.close()
 
-    def replace_call(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def replace_call(self, function: Any, args: Any, kwargs: Any) -> Any:
         """The call of an overridable function in its fused form, or as it is if it has none."""
         fusion = FUSIONS.get(function)
         if fusion is not None and torch.is_grad_enabled():
@@ -68,7 +68,7 @@ class TrainingKernels(AbstractContextManager[object]):
                 fused = fusion(self.copies, *args, **kwargs)
             if fused is not None:
                 return fused
-        return function.__wrapped__(*args, **kwargs)  # type: ignore[attr-defined]
+        return function.__wrapped__(*args, **kwargs)
 
 
 def fuse_residual(

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property, partial
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -128,7 +128,7 @@ class StageModule(LossModule):
     ) -> None:
         super().__init__(model, task)
         self.stage, self.context = stage, context
-        self.width: int = model.config.d_model  # type: ignore[union-attr, assignment]
+        self.width = cast(ModelConfig, model.config).d_model
         self.dtype = next(model.parameters()).dtype  # of hidden states between stages
         self.batches: Sequence[Any] = ()
         self.packed_size, self.factor = 0, 1.0
@@ -170,7 +170,7 @@ class PipelineModel:
         self.partition = PartitionedModel(model, self.ranks_of_stages, self.rank)
         self.device = next(model.parameters()).device
         self.dtype = next(model.parameters()).dtype
-        self.width: int = model.config.d_model  # type: ignore[union-attr, assignment]
+        self.width = cast(ModelConfig, model.config).d_model
         self.modules = [StageModule(model, task, stage, context) for stage in self.partition.stages]
         self._schedule: Any = None
         self._capacities: list[int] = []

@@ -10,7 +10,7 @@ all-reduce forward, and one backward for its input. Activations between the part
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import nn
@@ -71,7 +71,7 @@ def shard_tensors(model: nn.Module, mesh: DeviceMesh) -> None:
     for head in plan.heads:
         head.vocabulary = make_vocabulary_shard(len(head.weight), mesh)
     for part in plan.parts:
-        part.has_dropout = _has_dropout(part)  # type: ignore[assignment]
+        cast(Any, part).has_dropout = _has_dropout(part)
     classes: dict[nn.Module, type] = {part: get_part_class(part) for part in plan.parts}
     classes |= dict.fromkeys(plan.embeddings, ShardedEmbedding) | dict.fromkeys(plan.heads, ShardedHead)
     parameters: dict[int, nn.Parameter] = {}  # tied ones are one
