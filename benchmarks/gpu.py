@@ -29,8 +29,9 @@ from polyhead.cost.flops import count_forward, update_flops_factor
 from polyhead.cost.memory import model_bytes
 from polyhead.cost.workload import BatchShape
 from polyhead.models import CausalLM, build
-from polyhead.nn.device import resolve_device, to_model_device
+from polyhead.nn.device import place_batch, resolve_device
 from polyhead.nn.loss import cross_entropy
+from polyhead.nn.positions import Positions
 from polyhead.train.loop import train_step
 from polyhead.train.precision import autocast, compile_model, resolve_precision, use_tf32
 from polyhead.train.strategies.parallelize import parallelize
@@ -136,8 +137,9 @@ class Rows:
         return batch[1].numel()
 
     def loss(self, model: CausalLM, batch: tuple[Tensor, Tensor, Tensor | None]) -> object:
-        tokens, labels, pos = to_model_device(model, batch)
-        return cross_entropy(model.features(tokens, pos), model.head, labels)
+        (tokens, labels, pos), (_, known, numbers) = place_batch(model, batch)
+        features = model.features(tokens, Positions.of(pos, numbers))
+        return cross_entropy(features, model.head, labels, host=known)
 
 
 def _plain_step(
@@ -238,7 +240,7 @@ def decode(parser: argparse.ArgumentParser) -> None:
     def prepare() -> None:
         place = torch.full((options.rows, 1), next(places) % options.length)
         pos.copy_(place, non_blocking=True)
-        cache.prepare_step(range(options.rows), to_model_device(model, place))
+        cache.prepare_step(range(options.rows), place)
 
     def step() -> None:
         prepare()

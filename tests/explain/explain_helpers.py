@@ -104,9 +104,10 @@ class ReferenceWalk:
     def stack(self, path, stack, x, memory=None):
         for i, layer in enumerate(stack.layers):
             for role in ("attn", "cross", "ffn"):
-                if not hasattr(layer, role):
+                part = getattr(layer, role)
+                if part is None:
                     continue
-                part, residual = getattr(layer, role), getattr(layer, f"{role}_residual")
+                residual = getattr(layer, f"{role}_residual")
                 part_path, residual_path = (
                     f"{path}.layers.{i}.{name}" for name in (role, f"{role}_residual")
                 )

@@ -142,8 +142,7 @@ def test_block_masks_are_made_where_they_are_useful(monkeypatch):
     assert not make_masks(pack([[3, 5]], 8), x[:1, :8], *visibilities)  # one block
     row = pack(DOCUMENTS[:1])  # of all rows
     assert make_masks(row, x, visibilities[0])[visibilities[0]].kv_num_blocks.shape == (4, 1, 9)
-    documents = Positions.of(pos)._replace(block_masks=make_masks(pos, x, *visibilities))
-    assert find_block_mask(documents, visibilities[0]) is None  # outside of a graph
+    assert find_block_mask(make_masks(pos, x, *visibilities), visibilities[0]) is None  # outside of a graph
     sizes = {"d_model": 64, "n_heads": 4, "n_kv_heads": 2, "head_dim": 16, "v_head_dim": 16, "max_len": 99}
     shape = AttentionShape(**sizes, causal=True)
 

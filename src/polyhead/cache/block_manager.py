@@ -248,11 +248,9 @@ class BlockManager:
             "a reference count is wrong"
         )
         assert sum(holders.values()) == sum(self._ref_counts), "a block table has an invalid block"
-        free_blocks, cached_blocks, used_blocks = (
-            set(self._free_blocks),
-            set(self._cached_blocks),
-            set(holders),
-        )
+        free_blocks = set(self._free_blocks)
+        cached_blocks = set(self._cached_blocks)
+        used_blocks = set(holders)
         assert len(free_blocks) == len(self._free_blocks), "a block is in the free list twice"
         assert len(free_blocks) + len(cached_blocks) + len(used_blocks) == self.n_blocks, (
             "a block is lost, or both free and allocated"

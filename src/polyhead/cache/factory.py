@@ -17,10 +17,8 @@ def make_cache(choice: Choice | None, shape: CacheShape, n_rows: int, max_len: i
     kv_layers, parts, layer_ids = shape.kv_layers, shape.models, None
     if not shape.extra and 0 < len(kv_layers) < shape.n_layers:
         state_layers = [i for i in range(shape.n_layers) if i not in kv_layers]
-        parts, layer_ids = (
-            (shape.select_layers(kv_layers), shape.select_layers(state_layers)),
-            [*kv_layers, *state_layers],
-        )
+        parts = (shape.select_layers(kv_layers), shape.select_layers(state_layers))
+        layer_ids = [*kv_layers, *state_layers]
     if len(parts) > 1:
         has_kv = any(part.kv_layers for part in parts)
         choices = [choice if part.kv_layers or not has_kv else None for part in parts]

@@ -88,16 +88,12 @@ class LowRankCache:
         self.layers = [
             LowRankLayer(inner, b, ranks) for inner, b in zip(self.base_cache.layers, bases, strict=True)
         ]
-        self.prepare_step, self.free_tokens, self.append_rows = (
-            self.base_cache.prepare_step,
-            self.base_cache.free_tokens,
-            self.base_cache.append_rows,
-        )
-        self.fork, self.release, self.select = (
-            self.base_cache.fork,
-            self.base_cache.release,
-            self.base_cache.select,
-        )
+        self.prepare_step = self.base_cache.prepare_step
+        self.free_tokens = self.base_cache.free_tokens
+        self.append_rows = self.base_cache.append_rows
+        self.fork = self.base_cache.fork
+        self.release = self.base_cache.release
+        self.select = self.base_cache.select
 
     @property
     def nbytes(self) -> int:

@@ -94,10 +94,8 @@ class PagedCache:
     def memory_usage(self) -> CacheMemory:
         """Bytes of all layers: used counts a shared token once, shared is what sharing saves."""
         usage, page_bytes = self.block_manager.block_stats(), sum(layer.page_bytes for layer in self.layers)
-        used_bytes, shared_bytes = (
-            usage.n_tokens * page_bytes // self.block_size,
-            (usage.unshared_blocks - usage.used_blocks) * page_bytes,
-        )
+        used_bytes = usage.n_tokens * page_bytes // self.block_size
+        shared_bytes = (usage.unshared_blocks - usage.used_blocks) * page_bytes
         return CacheMemory(self.nbytes, used_bytes, self.nbytes, shared_bytes)
 
     def block_stats(self) -> BlockStats:

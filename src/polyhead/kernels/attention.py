@@ -89,9 +89,7 @@ class PackedAttention(Attention):
             kv = cache.update(kv)
             hooks = hooks if cache.weights_hook is None else [*hooks, cache.weights_hook]
         own_tokens_only, window = memory is None and cache is None, self.window if memory is None else None
-        mask = attention_mask(
-            pos, kv, x.size(1), self.causal, window, own_tokens_only=own_tokens_only, documents=documents
-        )
+        mask = attention_mask(pos, kv, x.size(1), self.causal, window, own_tokens_only, documents)
         pages, (N, H, T, _) = paged_view_of(kv), q.shape
         slots = pages.table.size(1) * pages.k.size(2)
         n_scores = N * H * T // (len(pages.table) * pages.k.size(1)) * slots

@@ -72,11 +72,9 @@ class KVView(NamedTuple):
         )
         args.kept[i] = ctypes.addressof(kv_pointers) if self.layer_kv else None
         bias_pointers = (POINTER * len(self.biases))(*[bias.data_ptr() for bias in self.biases])
-        args.table[i], args.seen[i], args.bias[i] = (
-            self.page_table.data_ptr(),
-            ctypes.addressof(mask_pointers),
-            ctypes.addressof(bias_pointers),
-        )
+        args.table[i] = self.page_table.data_ptr()
+        args.seen[i] = ctypes.addressof(mask_pointers)
+        args.bias[i] = ctypes.addressof(bias_pointers)
         args.sizes[i] = self.sizes
         return kv_pointers, mask_pointers, bias_pointers
 

@@ -109,10 +109,8 @@ def to_int4(x: Tensor) -> tuple[Tensor, Tensor]:
     factor, least_error = factors[0], _rounding_error(x, factors[0])
     for candidate in factors[1:]:
         error = _rounding_error(x, candidate)
-        factor, least_error = (
-            torch.where(error < least_error, candidate, factor),
-            torch.minimum(error, least_error),
-        )
+        factor = torch.where(error < least_error, candidate, factor)
+        least_error = torch.minimum(error, least_error)
     return _round_to_int4(x, factor).to(torch.int8), factor.to(torch.int8)
 
 

@@ -49,11 +49,9 @@ class NativeLinear(nn.Module):
         kernels.pack(weight.data_ptr(), self.panels.data_ptr(), self.out_features, self.steps)
         self.bias = None if bias is None else nn.Parameter(bias.detach().float(), requires_grad=False)
         self.pointers = self.panels.data_ptr(), None if self.bias is None else self.bias.data_ptr()
-        self.in_features, self.dtype, self.kernel = (
-            weight.size(1),
-            weight.dtype,
-            getattr(kernels, f"linear_{DTYPE_SUFFIX[weight.dtype]}"),
-        )
+        self.in_features = weight.size(1)
+        self.dtype = weight.dtype
+        self.kernel = getattr(kernels, f"linear_{DTYPE_SUFFIX[weight.dtype]}")
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., K) -> (..., N)."""

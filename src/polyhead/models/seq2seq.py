@@ -36,22 +36,14 @@ class Seq2Seq(nn.Module):
         self.head = Head.from_config(config, target)
 
     def forward(
-        self,
-        source: Tensor,
-        target: Tensor,
-        source_pos: AnyPositions = None,
-        target_pos: AnyPositions = None,
+        self, source: Tensor, target: Tensor, source_pos: AnyPositions = None, target_pos: AnyPositions = None
     ) -> Tensor:
         """Teacher forcing: (B, S), (B, T) -> logits (B, T, V). Position -1 marks padding; None means none."""
         logits: Tensor = self.head(self.features(source, target, source_pos, target_pos))
         return logits
 
     def features(
-        self,
-        source: Tensor,
-        target: Tensor,
-        source_pos: AnyPositions = None,
-        target_pos: AnyPositions = None,
+        self, source: Tensor, target: Tensor, source_pos: AnyPositions = None, target_pos: AnyPositions = None
     ) -> Tensor:
         """The input of the LM head: (B, S), (B, T) -> (B, T, C)."""
         x: Tensor = self.decoder_embedding(target, target_pos)
@@ -65,11 +57,7 @@ class Seq2Seq(nn.Module):
         return [layer.project_kv(x, plain_positions(source_pos)) for layer in self.decoder.blocks]
 
     def decode(
-        self,
-        tokens: Tensor,
-        pos: AnyPositions,
-        cache: Cache | None,
-        memory: Sequence[EncoderMemory] | None,
+        self, tokens: Tensor, pos: AnyPositions, cache: Cache | None, memory: Sequence[EncoderMemory] | None
     ) -> Tensor:
         """One decoding step: (N, T), (N, T) -> logits (N, T, V) of the next tokens.
 
@@ -79,11 +67,7 @@ class Seq2Seq(nn.Module):
         return logits
 
     def decode_features(
-        self,
-        tokens: Tensor,
-        pos: AnyPositions,
-        cache: Cache | None,
-        memory: Sequence[EncoderMemory] | None,
+        self, tokens: Tensor, pos: AnyPositions, cache: Cache | None, memory: Sequence[EncoderMemory] | None
     ) -> Tensor:
         """Like ``decode``, but returns the LM head's input, (N, T, C): for tokens with known successors."""
         out: Tensor = self.decoder(self.decoder_embedding(tokens, pos), pos, cache, memory)

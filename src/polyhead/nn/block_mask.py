@@ -6,7 +6,7 @@ Shapes: n blocks of ``BLOCK_SIZE`` slots in a row.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 import torch.nn.functional as F
@@ -42,14 +42,12 @@ def make_block_masks(
     }
 
 
-def find_block_mask(documents: Positions | None, visibility: Visibility | None) -> BlockMask | None:
-    """In a graph, the block mask of these documents that fits a layer, if there is one.
+def find_block_mask(masks: Mapping[Visibility, BlockMask], visibility: Visibility | None) -> BlockMask | None:
+    """In a graph, the block mask of these that fits a layer, if there is one.
 
     Outside of graphs FlexAttention would compute all weights.
     """
-    if documents is None or visibility is None or not is_traced():
-        return None
-    return documents.block_masks.get(visibility)
+    return masks.get(visibility) if visibility is not None and is_traced() else None
 
 
 def make_block_mask(pos: Tensor, visibility: Visibility) -> BlockMask:

@@ -155,7 +155,6 @@ def attention_mask(
     length: int,
     causal: bool,
     window: Window | None = None,
-    *,
     own_tokens_only: bool = False,
     documents: Positions | None = None,
 ) -> Tensor | None:

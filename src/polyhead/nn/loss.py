@@ -72,10 +72,10 @@ def labeled_rows(labels: Tensor, host: Tensor | None = None) -> Tensor:
     return true_indices((labels if host is None else host) != IGNORE_INDEX, labels.device)
 
 
-def select_labels(labels: Tensor, host: Tensor | None = None) -> Tensor:
-    """The labels that count, flattened: (...), the same on the CPU -> (n,)."""
-    known = labels if host is None else host
-    return move_tensor(known[known != IGNORE_INDEX], labels.device)
+def select_labels(labels: Tensor, host: Tensor) -> tuple[Tensor, Tensor]:
+    """The labels that count, flattened, on the device and on the CPU: (...), (...) -> (n,), (n,)."""
+    known = host[host != IGNORE_INDEX]
+    return move_tensor(known, labels.device), known
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):

@@ -31,10 +31,7 @@ def apply_unpadded(layer: Callable[[Tensor], Tensor], x: Tensor, pos: Tensor | N
 
 
 def apply_per_document(
-    layer: Callable[[Tensor, Positions], Tensor],
-    x: Tensor,
-    pos: Tensor,
-    documents: Positions | None = None,
+    layer: Callable[[Tensor, Positions], Tensor], x: Tensor, pos: Tensor, documents: Positions | None = None
 ) -> Tensor:
     """Apply ``layer``, (B, T, C), (B, T) -> (B, T, X), to packed rows with each document in its own row.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
 import torch
@@ -23,12 +23,22 @@ EncoderOutput = tuple[Tensor, Tensor | None]
 """The output of an encoder and its positions: (B, S, C), (B, S)."""
 
 
+class StackLayers(nn.ModuleList):
+    """The layers of a stack, with the attributes that those of other packages leave out."""
+
+    def __init__(self, layers: Iterable[nn.Module]) -> None:
+        super().__init__(map(complete_layer, layers))
+
+    def __setitem__(self, index: int, layer: nn.Module) -> None:
+        super().__setitem__(index, complete_layer(layer))
+
+
 class Stack(nn.Module):
     """N blocks; with pre-norm followed by a final norm."""
 
     def __init__(self, blocks: Sequence[nn.Module], final_norm: nn.Module | None) -> None:
         super().__init__()
-        self.layers, self.final_norm = nn.ModuleList(blocks), final_norm
+        self.layers, self.final_norm = StackLayers(blocks), final_norm
         self.recompute = False  # whether training keeps only the input of each block
         self.has_compiled_layers = False
 
@@ -45,13 +55,11 @@ class Stack(nn.Module):
 
         The output of each layer is appended to ``states``.
         """
-        documents = None
-        if pos is not None:
-            documents = self._describe_documents(x, pos) if cache is None else Positions.of(pos)
-            pos = documents.pos
+        documents = None if pos is None or cache is not None else self._describe_documents(x, pos)
+        pos = pos.pos if isinstance(pos, Positions) else pos
         is_recomputed = self.recompute and cache is None and torch.is_grad_enabled()
         shares_tables = not (self.has_compiled_layers and cache is None)
-        prepared: dict[Position, Position] = {}  # of the layers that have the same scheme
+        prepared: dict[Any, Position] = {}  # by the scheme of the layers that share it
         layer: Any
         for i, layer in enumerate(self.layers):
             layer_memory = None if memory is None else memory[i]
@@ -68,8 +76,7 @@ class Stack(nn.Module):
                 # a graph for each length of a cache would take longer than decoding
                 run = layer._call_impl if self.has_compiled_layers and cache is not None else layer
                 last = (documents,) if documents is not None and layer.reads_documents else ()
-                position = None if scheme is None else prepared.get(scheme)
-                x = run(x, pos, layer_cache, layer_memory, position, *last)
+                x = run(x, pos, layer_cache, layer_memory, prepared.get(scheme), *last)
             if states is not None:
                 states.append(x)
         return x if self.final_norm is None else self.final_norm(x, pos)

@@ -74,7 +74,9 @@ class RandomTask:
 
     def loss(self, model: nn.Module, batch: Any) -> Loss:
         if self.kind == "encoder":
-            return cross_entropy(masked_lm_features(model, batch), model.head, select_labels(batch.labels))
+            return cross_entropy(
+                masked_lm_features(model, batch), model.head, select_labels(batch.labels, batch.labels)[0]
+            )
         return (causal_lm_loss if self.kind == "decoder" else seq2seq_loss)(model, batch, 0.1)
 
 

@@ -17,6 +17,7 @@ from polyhead.models.pool_kv_heads import pool_kv_heads, pooled_config
 from polyhead.nn.attention.projections import ShardedByHeads
 from polyhead.nn.attention.softmax import Attention
 from polyhead.nn.position.base import Position
+from polyhead.nn.stack import StackLayers
 
 _MAX_SCALE = 1000.0
 _MAX_SEED = 2**31 - 1
@@ -271,7 +272,7 @@ HEAD_LEVER = Lever(
 def skip_layer(model: Model, lever_input: LeverInput, setting: Setting) -> None:
     """Remove one layer of a stack; its input is that of the next layer."""
     stack = list_stacks(model)[setting["stack"]]
-    stack.layers = nn.ModuleList(layer for i, layer in enumerate(stack.layers) if i != setting["layer"])
+    stack.layers = StackLayers(layer for i, layer in enumerate(stack.layers) if i != setting["layer"])
     reuse_layers(model, lever_input.plain_states, setting["stack"], setting["layer"])
 
 

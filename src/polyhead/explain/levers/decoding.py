@@ -82,10 +82,8 @@ def run_freely(lever_input: LeverInput, setting: Setting) -> LeverOutput:
 
 def describe_choices(logits: Tensor, tokens: list[int]) -> dict[str, Any]:
     """One token in each row of (R, V), with its probability and the log of the sum of exp(logit)."""
-    own, log_sum = (
-        logits.double().gather(-1, torch.tensor(tokens)[:, None])[:, 0],
-        logits.double().logsumexp(-1),
-    )
+    own = logits.double().gather(-1, torch.tensor(tokens)[:, None])[:, 0]
+    log_sum = logits.double().logsumexp(-1)
     return {
         "ids": tokens,
         "p": round_numbers((own - log_sum).exp().tolist()),

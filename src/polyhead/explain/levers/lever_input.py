@@ -24,7 +24,7 @@ from polyhead.models import (
     Seq2Seq,
 )
 from polyhead.nn.kv import EncoderMemory
-from polyhead.nn.stack import Stack
+from polyhead.nn.stack import Stack, StackLayers
 from polyhead.run.run import Run
 from polyhead.tokenizers.tokenizer import Tokenizer
 from polyhead.tokenizers.word_boundaries import find_word_boundaries
@@ -163,7 +163,7 @@ def reuse_layers(model: Model, states: Mapping[str, Sequence[Tensor]], stack: st
         cast(Any, model).encoder = RecordedOutput(states["encoder"][-1])
     if layer > 0:
         before, layers = RecordedOutput(states[stack][layer - 1]), parts[stack].layers
-        parts[stack].layers = nn.ModuleList([before, *layers[layer:]])
+        parts[stack].layers = StackLayers([before, *layers[layer:]])
 
 
 def list_stacks(model: Model) -> dict[str, Stack]:

@@ -316,9 +316,7 @@ def _describe_call(
     own_tokens = x.new_empty(1, 1, length, 0)
     kv = KV(own_tokens, own_tokens, None if pos is None else pos[:, None]) if memory is None else memory
     window = layer.window if memory is None else None
-    mask = attention_mask(
-        pos, kv, length, layer.causal, window, own_tokens_only=memory is None, documents=documents
-    )
+    mask = attention_mask(pos, kv, length, layer.causal, window, memory is None, documents)
     call = AttentionCall(
         None if mask is None else mask.contiguous(), causal=layer.causal and mask is None, scale=layer.scale
     )

@@ -107,9 +107,7 @@ class KernelAttention(ShardedByHeads, nn.Module):
             similar = self.sim(fold_groups(at_least_fp32(q), n, group), at_least_fp32(kv.k)).unflatten(
                 2, (n, group, -1)
             )
-            mask = attention_mask(
-                pos, kv, x.size(1), self.causal, own_tokens_only=own_tokens_only, documents=documents
-            )
+            mask = attention_mask(pos, kv, x.size(1), self.causal, None, own_tokens_only, documents)
             if mask is None and self.causal:
                 mask = torch.ones(similar.shape[-2:], dtype=torch.bool, device=x.device).tril()[None, None]
             similar = mask_similarity(similar, kv, mask)

@@ -124,19 +124,14 @@ class Attention(ShardedByHeads, nn.Module):
         if cache is not None:
             kv = cache.update(kv)
             hooks = hooks if cache.weights_hook is None else [*hooks, cache.weights_hook]
-        blocks = None if documents is None else find_block_mask(documents, self.visibility_in_blocks())
+        masks = None if documents is None else documents.block_masks
+        blocks = find_block_mask(masks, self.visibility_in_blocks()) if masks else None
         if blocks is not None:
             out = attend_blocks(q, kv, blocks, scale=self.scale, softcap=self.softcap)
         else:
-            mask = attention_mask(
-                pos,
-                kv,
-                x.size(1),
-                self.causal,
-                self.window if memory is None else None,
-                own_tokens_only=memory is None and cache is None,
-                documents=documents,
-            )
+            own_tokens_only = memory is None and cache is None
+            window = self.window if memory is None else None
+            mask = attention_mask(pos, kv, x.size(1), self.causal, window, own_tokens_only, documents)
             bias, value_bias = None, None
             if position.kind == "scores":
                 bias = position.scores(q, kv, pos, self.scale, self.project_qk)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
@@ -87,14 +87,13 @@ ATTENTION_DEFAULTS = {
 }
 
 
-def complete_layer(layer: nn.Module) -> Layer:
+def complete_layer(layer: nn.Module) -> nn.Module:
     """Give a layer and its attentions, which may come from another package, what they may leave out."""
     _set_defaults(layer, LAYER_DEFAULTS)
-    completed = cast(Layer, layer)
-    for attention in (completed.attn, completed.cross):
+    for attention in (layer.attn, layer.cross):
         if attention is not None:
             _set_defaults(attention, ATTENTION_DEFAULTS)
-    return completed
+    return layer
 
 
 def _set_defaults(part: object, defaults: Mapping[str, Any]) -> None:

@@ -56,10 +56,8 @@ class GatedConvBlock(nn.Module):
         self.kernel, self.width = kernel, config.d_model
         self.left_context = kernel - 1 if shape.causal else kernel // 2  # tokens seen to the left
         # a convolution as a linear layer on concatenated neighbours, which is as fast
-        self.conv, self.conv_residual = (
-            nn.Linear(kernel * config.d_model, 2 * config.d_model),
-            build_residual(config),
-        )
+        self.conv = nn.Linear(kernel * config.d_model, 2 * config.d_model)
+        self.conv_residual = build_residual(config)
         self.cross = build_cross_attention(config, shape) if cross else None
         if cross:
             self.cross_residual = build_residual(config)

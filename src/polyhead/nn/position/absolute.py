@@ -88,13 +88,11 @@ class SinusoidalPosition(Position):
         super().__init__(shape)
         if not 0 <= offset <= _MAX_FIRST_ROWS:
             raise UserError(f"offset of sinusoidal must be from 0 to {_MAX_FIRST_ROWS}, got {offset}")
-        self.width, self.base, self.layout, self.endpoint, self.offset = (
-            shape.d_model,
-            base,
-            layout,
-            endpoint,
-            offset,
-        )
+        self.width = shape.d_model
+        self.base = base
+        self.layout = layout
+        self.endpoint = endpoint
+        self.offset = offset
         self.max_len = shape.max_len
         self.compute_buffers()
 

@@ -62,10 +62,8 @@ def scale_yarn(frequencies: RopeFrequencies) -> tuple[Tensor, float]:
         """The pair (real-valued, counted in features) with this number of rotations within original_len."""
         return width * math.log(original_len / (n_rotations * 2 * math.pi)) / (2 * math.log(theta))
 
-    low, high = (
-        max(math.floor(find_pair_index(BETA_FAST)), 0),
-        min(math.ceil(find_pair_index(BETA_SLOW)), width - 1),
-    )
+    low = max(math.floor(find_pair_index(BETA_FAST)), 0)
+    high = min(math.ceil(find_pair_index(BETA_SLOW)), width - 1)
     top = high if high != low else low + 0.001
     ramp = ((torch.arange(width // 2).float() - low) / (top - low)).clamp(0, 1)
     rates = frequencies.compute_inv_freq()

@@ -30,7 +30,7 @@ from polyhead.evaluate.perplexity import TokenLoss, token_losses
 from polyhead.generation.settings import eos_ids_for
 from polyhead.grammar.grammar_constraint import constraint_for
 from polyhead.models import CausalLM, Ensemble, Seq2Seq
-from polyhead.nn.device import move_tensor, place_batch
+from polyhead.nn.device import place_batch
 from polyhead.nn.embedding import Head
 from polyhead.nn.loss import Loss, cross_entropy, labeled_rows, select_labels
 from polyhead.nn.positions import Positions
@@ -223,8 +223,8 @@ def count_pair_labels(batch: PairBatch) -> int:
 def labeled_logits(head: Head, features: Tensor, labels: Tensor, host: Tensor) -> TaskLogits:
     """Logits of every position with a label, of features (B, T, C); ``host`` are the labels on the CPU."""
     hidden = features.flatten(0, 1).index_select(0, labeled_rows(labels, host))
-    known = select_labels(host)
-    return TaskLogits(head(hidden), move_tensor(known, labels.device), hidden, known)
+    labels, known = select_labels(labels, host)
+    return TaskLogits(head(hidden), labels, hidden, known)
 
 
 def seq2seq_features(model: Seq2Seq | Ensemble, batch: PairBatch, host: PairBatch | None = None) -> Tensor:

@@ -29,7 +29,7 @@ from polyhead.data.stores.token_store import TokenStore
 from polyhead.evaluate.baselines import Baselines, TrainingCounts, count_tokens
 from polyhead.evaluate.perplexity import TokenLoss, token_losses
 from polyhead.models import Ensemble, MaskedLM
-from polyhead.nn.device import move_tensor, place_batch, to_model_device
+from polyhead.nn.device import place_batch, to_model_device
 from polyhead.nn.loss import IGNORE_INDEX, Loss, cross_entropy, labeled_rows, select_labels
 from polyhead.nn.packed_rows import token_rows
 from polyhead.nn.positions import Positions
@@ -171,8 +171,8 @@ class MaskedLMTask:
         """Cross-entropy of the tokens to predict, as a sum; the head is computed only for these."""
         assert isinstance(model, MaskedLM)
         batch, host = place_batch(model, batch)
-        features, known = masked_lm_features(model, batch, host), select_labels(host.labels)
-        labels = move_tensor(known, batch.labels.device)
+        features = masked_lm_features(model, batch, host)
+        labels, known = select_labels(batch.labels, host.labels)
         return cross_entropy(features, model.head, labels, self.config.smoothing, host=known)
 
     def compute_logits(self, model: nn.Module, batch: MaskedBatch) -> TaskLogits:
@@ -182,8 +182,7 @@ class MaskedLMTask:
         hidden = model.encoder(batch.tokens, Positions.of(batch.pos, host.pos)).flatten(0, 1)
         labeled = hidden.index_select(0, labeled_rows(batch.labels, host.labels))
         unpadded = hidden if batch.pos is None else hidden.index_select(0, token_rows(batch.pos, host.pos))
-        known = select_labels(host.labels)
-        labels = move_tensor(known, batch.labels.device)
+        labels, known = select_labels(batch.labels, host.labels)
         return TaskLogits(model.head(model.apply_transform(labeled)), labels, unpadded, known)
 
     def evaluate(self, model: nn.Module, map_fn: MapFn = map, split: str = "valid") -> dict[str, float]:
@@ -192,7 +191,8 @@ class MaskedLMTask:
 
         def measure_batch(packed_rows: PackedRows) -> TokenLoss:
             batch = to_model_device(model, self.collate_eval(split, packed_rows))
-            return token_losses(masked_lm_features(model, batch), model.head, select_labels(batch.labels))
+            labels = batch.labels[batch.labels != IGNORE_INDEX]
+            return token_losses(masked_lm_features(model, batch), model.head, labels)
 
         return measure_token_loss(measure_batch, self.plan_eval(split), map_fn)
 

@@ -19,7 +19,7 @@ from polyhead.data.batching.token_windows import SequenceShard
 from polyhead.evaluate.baselines import Baseline, Baselines, TrainingCounts
 from polyhead.evaluate.perplexity import loss_to_perplexity, token_losses
 from polyhead.models import ReplacedTokenDetector
-from polyhead.nn.device import move_tensor, place_batch, to_model_device
+from polyhead.nn.device import place_batch, to_model_device
 from polyhead.nn.loss import IGNORE_INDEX, Loss, cross_entropy, labeled_rows, select_labels
 from polyhead.nn.packed_rows import token_rows
 from polyhead.nn.positions import Positions
@@ -146,8 +146,8 @@ class ReplacedTokenDetectionTask:
         assert isinstance(model, ReplacedTokenDetector)
         batch, host = place_batch(model, batch)
         features = masked_lm_features(model.generator, batch.masked, host.masked)
-        known, smoothing = select_labels(host.masked.labels), self.masked_lm.config.smoothing
-        labels = move_tensor(known, batch.masked.labels.device)
+        labels, known = select_labels(batch.masked.labels, host.masked.labels)
+        smoothing = self.masked_lm.config.smoothing
         generator_loss = cross_entropy(features, model.generator.head, labels, smoothing, host=known)
         rows = labeled_rows(batch.masked.labels, host.masked.labels)
         draws = batch.uniform_draws.flatten().index_select(0, rows)
