@@ -15,7 +15,7 @@ from polyhead import ModelConfig, build
 from polyhead.data.batching.collate import PairBatch
 from polyhead.data.batching.token_windows import TokenWindows
 from polyhead.nn.loss import Loss, cross_entropy, select_labels
-from polyhead.nn.stack import recompute_blocks
+from polyhead.nn.stack import StackLayers, recompute_blocks
 from polyhead.train.distributed.pipeline import (
     SCHEDULES,
     PipelineModel,
@@ -176,7 +176,7 @@ def count_micro_batches_in_flight(mesh: DeviceMesh, n: int) -> dict[str, int]:
     counts = {}
     for name in ("gpipe", "1f1b"):
         model, task = Case(name, "decoder").build(), RandomTask("decoder")
-        model.stack.layers = nn.ModuleList(CountingLayer().double() for _ in range(mesh.size()))
+        model.stack.layers = StackLayers(CountingLayer().double() for _ in range(mesh.size()))
         PipelineModel(model, task, mesh, name, n).forward_backward(task.batches(0, n), 1.0)
         layer = model.stack.layers[mesh.get_local_rank()]
         assert layer.n_current == 0
