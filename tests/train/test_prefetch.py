@@ -69,7 +69,7 @@ class NoisyTask(Toy):
         return super().collate(rows), torch.rand(len(rows), 1)
 
     def loss(self, model, batch) -> Loss:
-        rows, noise = batch
+        rows, noise = to_model_device(model, batch)
         total = (model(self.x[rows] + noise) - self.y[rows]).square().sum()
         return Loss(total, total.detach(), len(rows))
 

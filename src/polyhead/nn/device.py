@@ -80,7 +80,7 @@ def to_model_device(model: nn.Module, batch: T | PlacedBatch[T]) -> T:
 def move_batch(batch: T | PlacedBatch[T], device: torch.device) -> PlacedBatch[T]:
     """Start to copy the tensors of a batch to ``device``."""
     current, host = batch if isinstance(batch, PlacedBatch) else (batch, batch)
-    moved: T = current if device.type == "cpu" else _map_tensors(current, lambda x: move_tensor(x, device))
+    moved: T = host if device.type == "cpu" else _map_tensors(current, lambda x: move_tensor(x, device))
     return PlacedBatch(moved, host)
 
 

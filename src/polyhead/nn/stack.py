@@ -16,7 +16,7 @@ from polyhead.nn.block_mask import make_block_masks
 from polyhead.nn.cache import Cache, CacheShape
 from polyhead.nn.kv import EncoderMemory
 from polyhead.nn.position.base import Position
-from polyhead.nn.positions import AnyPositions, Positions, Visibility, has_several_documents
+from polyhead.nn.positions import AnyPositions, Positions, Visibility, has_several_documents, plain_positions
 from polyhead.nn.recompute import recompute_in_backward
 
 EncoderOutput = tuple[Tensor, Tensor | None]
@@ -56,7 +56,7 @@ class Stack(nn.Module):
         The output of each layer is appended to ``states``.
         """
         documents = None if pos is None or cache is not None else self._describe_documents(x, pos)
-        pos = pos.pos if isinstance(pos, Positions) else pos
+        pos = plain_positions(pos)
         is_recomputed = self.recompute and cache is None and torch.is_grad_enabled()
         shares_tables = not (self.has_compiled_layers and cache is None)
         prepared: dict[Any, Position] = {}  # by the scheme of the layers that share it
@@ -128,18 +128,14 @@ class Stack(nn.Module):
     def make_cache_shape(self, config: ModelConfig, reference: Tensor) -> CacheShape:
         """The cache shape of these layers, with dtype and device of ``reference``."""
         shape = config.attention_shape(causal=True)
+        heads = (shape.n_kv_heads, shape.head_dim, shape.v_head_dim)
+        states = tuple(layer.state for layer in self.blocks)
         attentions = [layer.attn for layer in self.blocks]
+        windows = tuple(None if attn is None else attn.window for attn in attentions)
         schemes = [attn.position for attn in attentions if attn is not None]
+        distances = any(scheme is not None and scheme.kind == "scores" for scheme in schemes)
         return CacheShape(
-            len(self.layers),
-            shape.n_kv_heads,
-            shape.head_dim,
-            shape.v_head_dim,
-            reference.dtype,
-            reference.device,
-            states=tuple(layer.state for layer in self.blocks),
-            windows=tuple(None if attn is None else attn.window for attn in attentions),
-            needs_distances=any(scheme is not None and scheme.kind == "scores" for scheme in schemes),
+            len(self.layers), *heads, reference.dtype, reference.device, states, windows, distances
         )
 
 

@@ -22,16 +22,7 @@ from polyhead.nn.attention.projections import (
 )
 from polyhead.nn.block_mask import HEAD_DIMS, attend_blocks, find_block_mask
 from polyhead.nn.cache import LayerCache
-from polyhead.nn.kv import (
-    KV,
-    GatherKV,
-    WeightsHook,
-    Window,
-    attend,
-    attention_mask,
-    merge_heads,
-    split_heads,
-)
+from polyhead.nn.kv import KV, GatherKV, WeightsHook, Window, attend, attention_mask, merge_heads, split_heads
 from polyhead.nn.position.base import Position
 from polyhead.nn.positions import Positions, Visibility
 
