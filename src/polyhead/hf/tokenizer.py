@@ -109,7 +109,7 @@ def _find_factory(files: CheckpointFiles, family: ModelFamily) -> TokenizerFacto
 
 def _parse_factory(files: CheckpointFiles) -> TokenizerFactory:
     """Parse tokenizer.json, and target_tokenizer.json if there is one."""
-    has_target, contents = files.find(TARGET), read_tokenizer_files(files.directory)
+    has_target, contents = files.find(TARGET), read_tokenizer_files(files.directory, (FILE, TARGET))
     target = parse_tokenizer(contents, files.directory / TARGET) if has_target else None
     inner, content = parse_tokenizer(contents, files.directory / FILE)
 

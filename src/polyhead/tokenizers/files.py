@@ -32,9 +32,9 @@ _MAX_FILE_SIZE = 64 * 1024 * 1024  # bytes; larger files are refused, not parsed
 _ROUNDTRIPS = 2  # writing and reading this often made all of a million numbers stable
 
 
-def read_tokenizer_files(directory: Path) -> dict[str, bytes]:
+def read_tokenizer_files(directory: Path, names: Sequence[str] = TOKENIZER_FILES) -> dict[str, bytes]:
     """The contents of the files of a tokenizer that exist, by name; UserError if one is too large."""
-    paths = [directory / name for name in TOKENIZER_FILES if file_exists(directory / name)]
+    paths = [directory / name for name in names if file_exists(directory / name)]
     for path in paths:
         if (size := path.stat().st_size) > _MAX_FILE_SIZE:
             raise UserError(f"{path} has {size:,} bytes; the maximum for {path.name} is {_MAX_FILE_SIZE:,}")
