@@ -94,6 +94,32 @@ def test_modules_form_no_circle():
         pytest.fail(" imports ".join(reversed(error.args[1])))
 
 
+def room(name):
+    """The folder of a package that a module is in, or the module itself beside the folders."""
+    return ".".join(name.split(".")[1:3])
+
+
+KNOTS = [
+    {"compare.cost_metrics", "compare.tasks"},
+    {"data.batching", "data.stores"},
+    {"hf.config_map", "hf.families", "hf.family", "hf.tokenizers"},
+    {"train.distributed", "train.optim"},
+]
+"""Rooms that import one another in a circle: none may be added."""
+
+
+def test_rooms_of_packages_form_no_new_circle():
+    reached = {}  # room -> rooms that it imports, then also those that they import
+    for name, path in ((module_name(path), path) for path in ALL_MODULES):
+        others = {room(other) for other in imports(walk_file(path)) if package(other) == package(name)}
+        reached.setdefault(room(name), set()).update(others - {room(name), package(name)})
+    for _ in range(8):  # paths of up to 2 ** 8 imports
+        for others in reached.values():
+            others.update(*(reached.get(other, ()) for other in [*others]))
+    knots = [{other for other in others if name in reached[other]} for name, others in reached.items()]
+    assert [knot for knot in knots if knot and not any(knot <= known for known in KNOTS)] == []
+
+
 def runs_at_import(node):
     """The nodes below a node that run when its module is imported; of a try block none, it has a fallback."""
     for child in ast.iter_child_nodes(node):
