@@ -48,7 +48,8 @@ def test_scores_of_rankers_and_their_truncated_texts():
     scores, sigmoids = (
         [float(p.probabilities["relevance"]) for p in classify(members[:1], TEXTS, config, 256).predictions]
         for config in (
-            runs[0].generation.model_copy(update={"score_activation": name}) for name in ("identity", "sigmoid")
+            runs[0].generation.model_copy(update={"score_activation": name})
+            for name in ("identity", "sigmoid")
         )
     )
     assert sigmoids == pytest.approx(torch.tensor(scores).sigmoid().tolist(), abs=1e-6)
