@@ -6,6 +6,7 @@ import pytest
 from sacrebleu import corpus_bleu, corpus_chrf
 
 from polyhead.evaluate import baselines
+from polyhead.evaluate.metrics import KNOWN_METRICS
 
 SOURCES = ["Der Hund bellt 3 Mal .", "Berlin , 4 Mai", "Eine Katze"]
 REFERENCES = ["The dog barks 3 times .", "Berlin , 4 May", "A cat"]
@@ -41,6 +42,11 @@ def test_translation_baseline_is_the_better_guess(references, lang, tokens):
         assert result[name].guess == guess
         without_frequent = baselines.translation_baselines(SOURCES, references, lang)
         assert without_frequent[name] == baselines.Baseline(pytest.approx(copied_score), "copied source")
+
+
+def test_better_is_lower_or_higher_by_metric():
+    assert KNOWN_METRICS["ppl"].is_better(3.0, 4.0) and not KNOWN_METRICS["ppl"].is_better(4.0, 4.0)
+    assert KNOWN_METRICS["bleu"].is_better(4.0, 3.0) and not KNOWN_METRICS["bleu"].is_better(3.0, 4.0)
 
 
 def test_copied_source_equal_to_reference_is_no_baseline():

@@ -107,9 +107,9 @@ Baselines = Mapping[str, Baseline]
 
 def beats_baseline(name: str, value: float, baseline: Baseline) -> bool:
     """Whether a score is better than its baseline, or perfect if the baseline is perfect as well."""
-    if KNOWN_METRICS[name].lower_is_better:
-        return value < baseline.value
-    return value > baseline.value or value >= (100.0 if KNOWN_METRICS[name].is_percent else 1.0)
+    metric = KNOWN_METRICS[name]
+    is_perfect = not metric.lower_is_better and value >= (100.0 if metric.is_percent else 1.0)
+    return is_perfect or metric.is_better(value, baseline.value)
 
 
 def class_baselines(counts: Mapping[str, int], targets: ArrayLike, labels: Sequence[str]) -> Baselines:
@@ -146,7 +146,8 @@ def translation_baselines(
     baselines: dict[str, Baseline] = {}
     for guess, detail, outputs in guesses:
         for score in evaluate_translations(outputs, references, lang).scores:
-            if score.name not in baselines or score.value > baselines[score.name].value:
+            known, metric = baselines.get(score.name), KNOWN_METRICS[score.name]
+            if known is None or metric.is_better(score.value, known.value):
                 baselines[score.name] = Baseline(score.value, guess, detail)
     return baselines
 

@@ -40,6 +40,10 @@ class Metric:
     is_judged: bool = True  # compared with its baseline
     make_scorer: ScorerFactory | None = None  # of translations
 
+    def is_better(self, value: float, other: float) -> bool:
+        """Whether a value is better than another one."""
+        return value < other if self.lower_is_better else value > other
+
 
 def make_bleu(lang: str = "", references: Sequence[str] = (), lowercase: bool = False) -> Any:
     """BLEU (Papineni et al., 2002; Post, 2018): 13a tokens, ``zh`` for Chinese, characters for other scripts

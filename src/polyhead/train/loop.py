@@ -19,6 +19,7 @@ from polyhead.checkpoint import checkpoint
 from polyhead.config.recipe import TrainConfig
 from polyhead.core.errors import UserError
 from polyhead.core.i18n import tr
+from polyhead.evaluate.metrics import KNOWN_METRICS
 from polyhead.nn.device import host_batch
 from polyhead.nn.state import named_state, running_stats
 from polyhead.train.loggers import Reporter
@@ -265,7 +266,8 @@ def _evaluate(
             metrics = strategy.task.evaluate(model, strategy.map)
         metrics = ranks.on_rank0(lambda: metrics)  # results may differ in the last bit between processors
         ranks.on_rank0(lambda: on_evaluation({**metrics, "step": progress.step}))
-    is_best = progress.record_evaluation(metrics[config.best_metric], config.best_metric != "loss")
+    higher_is_better = not KNOWN_METRICS[config.best_metric].lower_is_better
+    is_best = progress.record_evaluation(metrics[config.best_metric], higher_is_better)
     counters = {"step": progress.step, "epoch": progress.epoch, "seconds": time.perf_counter() - start_time}
     report.log_valid({**metrics, **counters, "best": float(is_best)})
     return is_best

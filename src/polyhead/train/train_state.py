@@ -17,6 +17,7 @@ from polyhead.checkpoint.safetensors_io import check_tensors, describe_tensors
 from polyhead.checkpoint.weight_selection import WeightSelection
 from polyhead.config.recipe import TrainConfig
 from polyhead.core.registry import OPTIMIZER, SCHEDULE
+from polyhead.evaluate.metrics import KNOWN_METRICS
 from polyhead.nn.stack import recompute_blocks
 from polyhead.nn.state import named_state
 from polyhead.train.distributed.local_tensor import get_local, is_dtensor, shard_like
@@ -278,4 +279,4 @@ def _sort_key(value: float, metric: str) -> float:
     """The metric as a sort key: higher is better, and values that are not finite are last."""
     if not math.isfinite(value):
         return -math.inf
-    return -value if metric == "loss" else value
+    return -value if KNOWN_METRICS[metric].lower_is_better else value
