@@ -8,6 +8,7 @@ from torch import nn
 
 from polyhead.compare import cost_metrics
 from polyhead.core.errors import UserError
+from polyhead.nn.positions import plain_positions
 
 
 @pytest.fixture
@@ -85,7 +86,7 @@ def test_dead_units_ignore_padding(toy):
     with torch.no_grad():
         padded_batch.features(toy.model)
     handle.remove()
-    x, pos = inputs[0], capture_arguments(padded_batch)[2]
+    x, pos = inputs[0], plain_positions(capture_arguments(padded_batch)[2])
     padding = x[pos < 0][0]
     with torch.no_grad():
         layers[0].weight[0], layers[0].bias[0] = padding, -0.999 * padding @ padding

@@ -13,7 +13,7 @@ from polyhead.core.registry import NORM
 from polyhead.nn.dropout import Dropout
 from polyhead.nn.export_guard import is_traced
 from polyhead.nn.position.base import Position
-from polyhead.nn.positions import AnyPositions, Positions, plain_positions
+from polyhead.nn.positions import AnyPositions, Positions
 from polyhead.nn.shard_plan import VocabularyShard
 
 
@@ -62,7 +62,7 @@ class Embedding(nn.Module):
             x = x + (self.segment.weight[0] if segments is None else self.segment(segments))
         elif segments is not None:
             raise UserError("this model has no segment embeddings; only separators mark the texts")
-        at = plain_positions(pos)
+        at = pos.pos if isinstance(pos, Positions) else pos
         is_remote = at is not None and at.device.type != "cpu" and not is_traced()
         if pos is not None and is_remote and self.position.kind == "embeddings":
             # the scheme itself would have to read the device

@@ -16,7 +16,7 @@ from polyhead.nn.block_mask import make_block_masks
 from polyhead.nn.cache import Cache, CacheShape
 from polyhead.nn.kv import EncoderMemory
 from polyhead.nn.position.base import Position
-from polyhead.nn.positions import AnyPositions, Positions, Visibility, has_several_documents, plain_positions
+from polyhead.nn.positions import AnyPositions, Positions, Visibility, has_several_documents
 from polyhead.nn.recompute import recompute_in_backward
 
 EncoderOutput = tuple[Tensor, Tensor | None]
@@ -56,7 +56,7 @@ class Stack(nn.Module):
         The output of each layer is appended to ``states``.
         """
         documents = None if pos is None or cache is not None else self._describe_documents(x, pos)
-        pos = plain_positions(pos)
+        pos = pos.pos if isinstance(pos, Positions) else pos
         is_recomputed = self.recompute and cache is None and torch.is_grad_enabled()
         shares_tables = not (self.has_compiled_layers and cache is None)
         prepared: dict[Any, Position] = {}  # by the scheme of the layers that share it
