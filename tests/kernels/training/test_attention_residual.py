@@ -115,6 +115,18 @@ def test_unsupported_attention_is_plain(attention, position, monkeypatch):
     assert not any(is_fused)
 
 
+def test_one_frozen_projection_leaves_the_others_their_gradients():
+    sublayer, x = Sublayer({}), torch.randn(3, LENGTH, WIDTH)
+    sublayer.layer.q_proj.weight.requires_grad_(False)
+    weights = [weight for weight in sublayer.layer.parameters() if weight.requires_grad]
+    plain = torch.autograd.grad(sublayer(x).square().sum(), weights)
+    with TrainingKernels():
+        out = sublayer(x)
+    fused = torch.autograd.grad(out.square().sum(), weights, allow_unused=True)
+    for actual, expected in zip(fused, plain, strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-3, atol=1e-3)
+
+
 def test_frozen_weights_have_no_gradient():
     sublayer, x = Sublayer({}), torch.randn(3, LENGTH, WIDTH, requires_grad=True)
     sublayer.layer.requires_grad_(False)
