@@ -34,6 +34,16 @@ def test_patience_and_best_metric_survive_resume(stop_at, tmp_path):
     assert resumed_state.progress == progress
 
 
+def test_row_of_a_skipped_step_has_no_loss(tmp_path):
+    task = Toy()
+    task.y[task.epoch_batches(0)[0]] = math.nan  # the first batch
+    _, outcome, notes = train_toy(tmp_path, task, loop_config(steps=2))
+    first, second = [row for row in notes.rows if row["split"] == "train"]
+    assert outcome.step == 2 and (first["skipped"], second["skipped"]) == (1, 1)
+    assert all(math.isnan(first[name]) for name in ("loss", "nll", "ppl", "grad_norm"))
+    assert all(math.isfinite(second[name]) for name in ("loss", "nll", "ppl", "grad_norm"))
+
+
 def test_counters_of_older_checkpoints_are_read():
     progress = Progress(step=7, consecutive_skips=2, evals_since_best=3)
     state = progress.to_json()

@@ -30,8 +30,11 @@ class MetricSums:
     updates: int = 0
 
     def compute_means(self) -> dict[str, float]:
-        """Means: loss, NLL (without smoothing) and perplexity per label, gradient norm per update."""
-        count, updates = max(self.count, 1), max(self.updates, 1)
+        """Means: loss, NLL (without smoothing) and perplexity per label, gradient norm per update.
+
+        They are NaN, null in metrics.jsonl, if every step was skipped.
+        """
+        count, updates = self.count or math.nan, self.updates or math.nan
         return {
             "loss": self.total / count,
             "nll": self.nll / count,
