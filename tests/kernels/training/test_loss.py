@@ -104,3 +104,11 @@ def test_absent_labels_frozen_weights_and_other_tensors():
     x, head, labels = make_case(7, 40, 3, False, None, 1.0)
     assert fuse_cross_entropy(WeightCopies(), x.double(), head, labels) is None
     assert fuse_cross_entropy(WeightCopies(), x.to("meta"), head, labels) is None
+
+
+@pytest.mark.parametrize("label", [9, -1, -101, 2**40])
+def test_label_outside_of_the_head_is_refused(label):
+    x, head, labels = make_case(6, 9, 4, True, None, 1.0)
+    labels[3, 1] = label
+    with pytest.raises(IndexError, match=f"^label {label} is outside of the 9 rows of the head$"):
+        fuse_cross_entropy(WeightCopies(), x, head, labels)

@@ -137,6 +137,9 @@ def fuse_cross_entropy(
     rows = labeled_rows(labels, host)
     x = head.scale_input(features.flatten(0, -2).index_select(0, rows))
     labels = labels.flatten().index_select(0, rows)
+    for label in labels.aminmax() if len(labels) else ():  # the kernel would read outside of its logits
+        if not 0 <= label < len(weight):
+            raise IndexError(f"label {int(label)} is outside of the {len(weight)} rows of the head")
     total, nll = FusedCrossEntropy.apply(
         x, weight, head.bias, labels, head.softcap, smoothing, copies.get(weight), torch.is_grad_enabled()
     )
