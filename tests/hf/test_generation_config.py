@@ -176,13 +176,15 @@ def test_logit_biases_and_penalties_as_in_reference(penalty, tmp_path):
     assert exported_model.generation.logit_bias == run.generation.logit_bias
 
 
-def test_exported_tokenizer_pads_and_truncates(tmp_path):
+def test_exported_tokenizer_truncates_and_has_no_invented_padding(tmp_path):
     run = language_model()
     roles = {role: token for role, token in run.tokenizer._roles.items() if role != "pad_token"}
     run.tokenizer = Tokenizer(run.tokenizer._inner, roles)
     exported_dir = export_run(run, tmp_path)
     tokenizer, max_len = AutoTokenizer.from_pretrained(exported_dir), run.config.max_len
     assert tokenizer.model_max_length == max_len
+    assert tokenizer.pad_token is None  # collators mask padding: as the end token it would mask every end
+    tokenizer.pad_token = tokenizer.eos_token
     inputs = tokenizer(["the king", "the king " * 200], padding=True, truncation=True, return_tensors="pt")
     assert inputs["input_ids"].shape == (2, max_len)
     assert int(inputs["input_ids"][0, -1]) == run.tokenizer.eos_id

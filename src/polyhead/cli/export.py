@@ -110,7 +110,7 @@ def _prepare_hf(source_run: Run, dtype: str, family: str | None, shard_size: str
         for name, value in content.extra_files.items():
             (directory / name).parent.mkdir(exist_ok=True)
             write_json_atomic(directory / name, value)
-        save_tokenizer(source_run, directory, pad_with_eos=source_run.config.kind == "decoder")
+        save_tokenizer(source_run, directory)
         for name, tensors in (parts | content.extra_tensors).items():
             with atomic_writer(directory / name) as out:
                 write_safetensors(out, tensors, {"format": "pt"})

@@ -28,11 +28,8 @@ def write_sidecar_files(run: Run, directory: Path) -> None:
     save_tokenizer(run, directory)
 
 
-def save_tokenizer(run: Run, directory: Path, pad_with_eos: bool = False) -> None:
-    """Save the tokenizer for other tools, including its template and chat template.
-
-    ``pad_with_eos``: the end token is also the padding token if there is none.
-    """
+def save_tokenizer(run: Run, directory: Path) -> None:
+    """Save the tokenizer for other tools, including its template and chat template."""
     template = build_template(run.generation.chat) if run.generation.chat else ""
     encoder = run.config.kind == "encoder"
     reach = (run.generation.embed_max_len if encoder else None) or run.config.max_len
@@ -41,7 +38,6 @@ def save_tokenizer(run: Run, directory: Path, pad_with_eos: bool = False) -> Non
         has_segments=run.config.n_segments > 1,
         chat_template=template,
         max_len=reach,
-        pad_with_eos=pad_with_eos,
     )
 
 

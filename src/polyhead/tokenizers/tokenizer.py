@@ -309,20 +309,17 @@ class Tokenizer:
         has_segments: bool = False,
         chat_template: str = "",
         max_len: int = 0,
-        pad_with_eos: bool = False,
     ) -> None:
         """Write tokenizer.json and tokenizer_config.json for Hugging Face's libraries.
 
         ``has_segments``: the model has token type ids; ``chat_template``: its chat template; ``max_len``:
-        maximum length in tokens, 0: unlimited; ``pad_with_eos``: EOS is the padding token if there is no
-        other. A separate target tokenizer is written to target_tokenizer.json.
+        maximum length in tokens, 0: unlimited. A separate target tokenizer is written to
+        target_tokenizer.json.
         """
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
-        eos = self._roles.get("eos_token")
         config = {
             "tokenizer_class": "PreTrainedTokenizerFast",
-            **({"pad_token": eos} if pad_with_eos and eos else {}),
             **self._roles,
             "clean_up_tokenization_spaces": False,
             "model_max_length": max_len or 10**30,
