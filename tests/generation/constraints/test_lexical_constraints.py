@@ -238,13 +238,19 @@ def test_outputs_with_terms_do_not_depend_on_batch(cache):
 
 def test_shortlist_includes_the_tokens_of_terms():
     model, terms = translator(), random_terms(2)
-    arrays = (torch.tensor(x, dtype=torch.int32).numpy() for x in ([1, 20, 21], [0] * (V + 1), []))
+    arrays = [torch.tensor(x, dtype=torch.int32).numpy() for x in ([1, 20, 21], [0] * (V + 1), [])]
     outputs = decode(model, LINES, terms, shortlist=Shortlist(*arrays))
     for line, line_terms, hypotheses in zip(LINES, terms, outputs, strict=True):
         term_tokens = {token for phrases in line_terms for phrase in phrases for token in phrase.tokens}
         for h in hypotheses:
             assert not line or has_terms(h.tokens, line_terms)
             assert set(h.tokens) <= {1, 20, 21, *line, *term_tokens}
+    whole_words = [[word([30 + i], continuations=[20, 21, *line])] for i, line in enumerate(LINES)]
+    (short, plain) = (
+        decode(model, LINES[:5], whole_words[:5], shortlist=x) for x in (Shortlist(*arrays), None)
+    )
+    for line_terms, hypotheses in zip(2 * whole_words[:5], [*short, *plain], strict=True):
+        assert all(has_terms(h.tokens, line_terms) for h in hypotheses)
     message = r"the terms of line 2 have 40 tokens; the model's maximum length is 40"
     with pytest.raises(UserError, match=message):
         decode(model, LINES[:2], [[], [term([3] * 40)]])
