@@ -46,17 +46,25 @@ def test_padding_id_without_token_is_ignored(gpt2, pad):
     assert "pad_token" not in ph.load(gpt2).tokenizer.role_ids
 
 
+@pytest.mark.parametrize("role", ["pad_token", "eos_token", "bos_token", None])
 @pytest.mark.parametrize("special", [True, False])
-def test_padding_token_past_rows_is_dropped(gpt2, special):
+def test_added_token_past_rows_is_text(gpt2, special, role):
+    """Reference: the checkpoint before the token was added, whose roles come from config.json."""
+    edit_json(gpt2 / "config.json", eos_token_id=5000)  # unused: generation_config.json names another
     expected, inner = generate(gpt2), tokenizers.Tokenizer.from_file(str(gpt2 / "tokenizer.json"))
-    token = tokenizers.AddedToken("[PAD]", special=special)
+    roles = ph.load(gpt2).tokenizer.role_ids
+    token = tokenizers.AddedToken("[NEW]", special=special)
     assert (inner.add_special_tokens if special else inner.add_tokens)([token]) == 1
     inner.save(str(gpt2 / "tokenizer.json"))
-    edit_json(gpt2 / "tokenizer_config.json", pad_token="[PAD]")
+    edit_json(gpt2 / "tokenizer_config.json", **({role: "[NEW]"} if role else {}))
+    edit_json(gpt2 / "generation_config.json", eos_token_id=[2, 5000])
     run = ph.load(gpt2)
-    assert run.tokenizer.vocab_size == 300 and "pad_token" not in run.tokenizer.role_ids
+    assert run.tokenizer.vocab_size == 300
+    assert run.tokenizer.role_ids == {
+        name: i for name, i in roles.items() if name != role or role == "eos_token"
+    }
     assert generate(gpt2) == expected
-    assert run.generate(["[PAD]"], max_new_tokens=2), "it is text"
+    assert run.generate(["[NEW]"], max_new_tokens=2), "it is text"
 
 
 @pytest.mark.parametrize("has_list", [True, False])

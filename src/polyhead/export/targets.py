@@ -154,6 +154,8 @@ def _check_positions(config: ModelConfig) -> Iterator[str]:
 def _check_other(config: ModelConfig) -> Iterator[str]:
     if config.causal:
         yield "causal is true, expected false in an encoder"
+    if config.n_segments and config.kind != "encoder":
+        yield f"n_segments is {config.n_segments}, expected 0 in a decoder or an encoder-decoder"
     if config.residual_scale != 1:
         yield f"residual_scale is {config.residual_scale}, expected 1"
     if config.dense:

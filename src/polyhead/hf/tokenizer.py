@@ -16,41 +16,48 @@ from polyhead.tokenizers.files import FILE, TARGET, parse_tokenizer, read_tokeni
 from polyhead.tokenizers.special_tokens import DECODER_ROLES
 from polyhead.tokenizers.tokenizer import Tokenizer
 
+OPTIONAL_ROLES = ("bos_token", "eos_token", "pad_token")
+
 
 def load_tokenizer(checkpoint: PublishedCheckpoint, n_rows: int) -> Tokenizer:
     """Load tokenizer.json, or the family's older files, for a model with ``n_rows`` embedding rows.
 
     Roles come from tokenizer_config.json, special_tokens_map.json, and the ids in the configs; a role that is
-    in none of them has no token. If padding is the end token, or has no row in the model, it is not a
-    separate role: positions mark padding.
+    in none of them has no token. If padding is the end token, it is not a separate role: positions mark
+    padding. Beginning, end and padding without a row in the model are no roles either: no text contains them,
+    and the model never generates them.
     If decoding ends with several tokens, one of them is the end here and ``extra_eos`` returns the
     others.
     """
     family, config, files = checkpoint.family, checkpoint.config, checkpoint.tokenizer_files
-    factory, config_path = _find_factory(files, family), checkpoint.files.directory / "config.json"
+    factory = _find_factory(files, family)
     roles, vocabulary = read_special_tokens(files), factory({})
     special_tokens = vocabulary.ids_to_tokens(vocabulary.special_ids)
     roles = {role: token for role, token in family.special_tokens.items() if token in special_tokens} | roles
-    for role in ("bos_token", "eos_token", "pad_token"):
-        if role not in roles and (ids := _role_ids(config, f"{role}_id")):
-            if role == "pad_token" and not 0 <= ids[0] < vocabulary.vocab_size:
-                continue  # -1 or one past the rows: a placeholder
-            roles[role] = _lookup_token(vocabulary, ids[0], f"{config_path}: {role}_id")
+    for role in OPTIONAL_ROLES:
+        if role not in roles:
+            tokens = _tokens_with_row(vocabulary, _role_ids(config, f"{role}_id")[:1], n_rows)
+            roles |= {role: tokens[0]} if tokens else {}
     for role in DECODER_ROLES:
         if ids := _role_ids(checkpoint.generation, f"{role}_id") or _role_ids(config, f"{role}_id"):
             roles[role] = _lookup_token(vocabulary, ids[0], f"{files.directory}: {role}_id")
-    source = f"{checkpoint.generation_path}: eos_token_id"
-    names = [_lookup_token(vocabulary, i, source) for i in _eos_ids(checkpoint)]
+    eos_ids = _eos_ids(checkpoint)
+    names = _tokens_with_row(vocabulary, eos_ids, n_rows)
+    if eos_ids and not names:
+        _lookup_token(vocabulary, eos_ids[0], f"{checkpoint.generation_path}: eos_token_id")
     if names and roles.get("eos_token") not in names:
         roles["eos_token"] = names[0]
-    pad_token = roles.get("pad_token")
-    if pad_token == roles.get("eos_token") or not _has_row(vocabulary, pad_token, n_rows):
+    if roles.get("pad_token") == roles.get("eos_token"):
         roles.pop("pad_token", None)
+    roles = {
+        role: token for role, token in roles.items()
+        if role not in OPTIONAL_ROLES or not _lacks_row(vocabulary, role, token, n_rows)
+    }  # fmt: skip
     tokenizer = factory(roles)
     return (
         tokenizer
         if tokenizer.max_id < n_rows or tokenizer.target_tokenizer is not tokenizer
-        else _drop_unknown_tokens(tokenizer, roles, n_rows, pad_token)
+        else _drop_unknown_tokens(tokenizer, roles, n_rows)
     )
 
 
@@ -62,12 +69,12 @@ def extra_eos(checkpoint: PublishedCheckpoint, tokenizer: Tokenizer) -> tuple[st
     )  # ids without a token are never generated
 
 
-def _has_row(vocabulary: Tokenizer, token: str | None, n_rows: int) -> bool:
-    """Return whether a token, if there is one, is in the vocabulary and has a row in the model."""
+def _lacks_row(vocabulary: Tokenizer, role: str, token: str, n_rows: int) -> bool:
+    """Return whether the token of a role has no row in the model; padding may even be in no vocabulary."""
     try:
-        return token is None or vocabulary.token_to_id(token) < n_rows
+        return vocabulary.token_to_id(token) >= n_rows
     except UserError:
-        return False
+        return role == "pad_token"
 
 
 def _eos_ids(checkpoint: PublishedCheckpoint) -> list[int]:
@@ -78,20 +85,19 @@ def _eos_ids(checkpoint: PublishedCheckpoint) -> list[int]:
     return list(dict.fromkeys(_role_ids(generation, "eos_token_id")))
 
 
-def _drop_unknown_tokens(
-    tokenizer: Tokenizer, roles: dict[str, str], n_rows: int, pad_token: str | None
-) -> Tokenizer:
-    """Drop special tokens beyond the model's vocabulary, such as the image token of text-only Gemma 3, and a
-    padding token there.
+def _tokens_with_row(vocabulary: Tokenizer, ids: list[int], n_rows: int) -> list[str]:
+    """Return the tokens of the ids that have one, and a row in the model."""
+    return [token for i in ids if 0 <= i < n_rows for token in vocabulary.ids_to_tokens([i]) if token]
+
+
+def _drop_unknown_tokens(tokenizer: Tokenizer, roles: dict[str, str], n_rows: int) -> Tokenizer:
+    """Drop added tokens beyond the model's vocabulary, such as the image token of text-only Gemma 3.
 
     Text that spells such a token becomes plain text. Tokens with a role or in the template are kept.
     """
     rules = json.loads(tokenizer.tokenizer_json)
     used_ids = {*tokenizer.role_ids.values(), *tokenizer.prefix_ids, *tokenizer.suffix_ids}
-    rules["added_tokens"] = [
-        token for token in rules["added_tokens"] if token["id"] < n_rows or token["id"] in used_ids
-            or not (token["special"] or token["content"] == pad_token)
-    ]  # fmt: skip
+    rules["added_tokens"] = [t for t in rules["added_tokens"] if t["id"] < n_rows or t["id"] in used_ids]
     return Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(rules)), roles)
 
 
