@@ -116,8 +116,9 @@ def _choose_everyday_samples(run: Run) -> list[TextSample]:
 
     Empty if the language is unknown and one tokenizer serves both languages.
     """
-    tokenizer, recipe_lang = run.tokenizer, run.recipe.data.source_lang if run.recipe else ""
-    language = recipe_lang or default_languages(tokenizer)["source"]
+    tokenizer, language = run.tokenizer, run.recipe.data.source_lang if run.recipe else ""
+    if run.kind == "encoder-decoder":
+        language = language or default_languages(tokenizer)["source"]
     translates = run.kind == "encoder-decoder" and (
         run.recipe is None or run.recipe.task.name == "translation"
     )
@@ -129,15 +130,15 @@ def _choose_everyday_samples(run: Run) -> list[TextSample]:
 
 def _max_text_tokens(run: Run) -> int:
     """Return the maximum number of tokens of a text, special tokens not counted."""
-    limit = token_limit(run.generation, run.config.max_len) if run.kind != "decoder" else run.config.max_len
+    limit = run.config.max_len if run.kind == "decoder" else token_limit(run.generation, run.config.max_len)
     if run.recipe is not None:
         limit = min(limit, run.recipe.data.max_len)
+    if run.kind == "decoder":  # its prompts need no special tokens, and its tokenizer may have none
+        return limit
     if run.kind == "encoder-decoder":
         return max(1, limit - run.tokenizer.seq2seq_template.num_special[0])
     template = run.tokenizer.template(1)
-    return max(
-        1, limit - (0 if run.kind == "decoder" else len(template.prefix_ids) + len(template.suffix_ids))
-    )
+    return max(1, limit - len(template.prefix_ids) - len(template.suffix_ids))
 
 
 def validation_samples(recipe: Recipe | None) -> list[TextSample]:
