@@ -411,7 +411,7 @@ def test_runs_used_in_the_guide_are_made_there(guide):
     for words in commands("".join(f"```sh\n{f.text}```\n" for f in blocks if f.language == "sh")):
         verb, *rest = words[1:]
         places = [word.removeprefix("out=") for word in rest if word.startswith("out=")]
-        places += rest[rest.index("--out") + 1 :][:1] if "--out" in rest else []
+        places += rest[rest.index("--output") + 1 :][:1] if "--output" in rest else []
         places += rest[1:2] if verb in {"import", "convert-gqa"} else []
         existing |= {*places} or {f"runs/{Path(recipe).stem}" for recipe in rest[:1] if verb == "train"}
     assert used_runs <= existing, used_runs - existing
@@ -424,7 +424,7 @@ def test_comparisons_in_one_directory_share_their_base():
         for verb, *rest in (words[1:] for words in commands(page.read_text())):
             if verb == "compare" and rest and rest[0].endswith(".yaml"):
                 values = {word: rest[i + 1 : i + 2] for i, word in enumerate(rest)}
-                place = values.get("--out", [f"runs/compare-{Path(rest[0]).stem}"])[0]
+                place = values.get("--output", [f"runs/compare-{Path(rest[0]).stem}"])[0]
                 base = [word for word in rest[1:] if re.match(r"(data|model|train|task)\.", word)]
                 settings = (rest[0], *values.get("--budget", []), *values.get("--match", []), *base)
                 bases.setdefault(place, set()).add(settings)

@@ -1,11 +1,14 @@
 """Tests of cli/app.py: from the command line to a verb, and from an error to one line and an exit code."""
 
 import os
+import re
 import shlex
 import subprocess
 import sys
 
 import polyhead
+from polyhead.cli import main
+from polyhead.cli.verbs import VERBS
 
 POLYHEAD = [sys.executable, "-m", "polyhead"]
 PIPES = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
@@ -58,3 +61,19 @@ def test_reader_that_closes_early_is_silent():
         process.stdout.close()
         assert process.stderr.read() == ""
     assert process.returncode == 141
+
+
+def test_help_has_types_in_words(capsys):
+    assert main(["help", "estimate"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "Options: --probe / --no-probe " in text and "Several processes: --data-parallel NUMBER" in text
+    assert "--batch-size NUMBER number of rows per batch, for a preset [default: 1; at least 1]" in text
+    for verb in VERBS:
+        assert main([verb, "--help"]) == 0
+        assert not re.search(
+            r"<(int|str|list|path|float)|x[<>]=|\(from the run\)", capsys.readouterr().out
+        ), verb
+
+
+def test_out_is_accepted_for_output(tmp_path, cli):
+    assert cli.error("demo", f"--out={tmp_path}/a\0b") == cli.error("demo", "--output", f"{tmp_path}/a\0b")

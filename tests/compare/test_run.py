@@ -88,7 +88,7 @@ def test_directory_of_another_comparison_is_an_error(workdir, cli):
     compare("toy", *design)
     command = ["compare", "toy.yaml", "--budget", "1steps"]
     for changes, message in [
-        (["--budget", "9steps"], "budget differs; choose another directory with --out"),
+        (["--budget", "9steps"], "budget differs; choose another directory with --output"),
         (["model.d_ff=8", "train.clip_norm=2"], "model.d_ff, train.clip_norm differ; choose"),
         (["--match", "params"], "match differs; choose"),
     ]:
@@ -149,9 +149,9 @@ def test_plan_option_shows_designs_without_training(run_trials, capsys):
 @pytest.mark.usefixtures("workdir")
 def test_run_directory_or_file_is_not_overwritten(cli):
     assert main(["train", "toy.yaml", "train.steps=1", "out=runs/mine"]) == 0
-    message = "runs/mine is a run directory; choose another one with --out"
+    message = "runs/mine is a run directory; choose another one with --output"
     assert cli.error(*COMMAND, "--out", "runs/mine") == message
-    assert cli.error(*COMMAND, "--out", "toy.yaml") == "--out toy.yaml is a file; give a directory"
+    assert cli.error(*COMMAND, "--output", "toy.yaml") == "--output toy.yaml is a file; give a directory"
 
 
 def test_killed_trial_is_run_again(run_trials, monkeypatch):

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from inspect import signature
 
 import polyhead
 from polyhead.cli.verbs import VERBS
@@ -56,6 +58,8 @@ def dispatch(arguments: list[str]) -> int:
     except UserError as error:
         print(f"polyhead: {error}", file=sys.stderr)
         return 2
+    if arguments[0:1] == ["help"] and len(arguments) > 1:
+        arguments = [arguments[1], "--help"]
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(format_overview())
         return 0
@@ -135,12 +139,15 @@ def run_verb(verb: str, arguments: list[str]) -> int:
 
     from polyhead.cli import error_handler as usage_errors
     from polyhead.cli.error_handler import handle_errors
+    from polyhead.cli.verb_help import VerbCommand
 
     module = VERBS[verb][0]
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
     function = import_module(f"polyhead.cli.{module}").run
     names = {"help_option_names": ["-h", "--help"]}
-    app.command(verb, context_settings=names)(handle_errors(function))
+    app.command(verb, cls=VerbCommand, context_settings=names)(handle_errors(function))
+    if "output" in signature(function).parameters:
+        arguments = [re.sub(r"^--out(?=$|=)", "--output", word) for word in arguments]
     try:
         return int(app(arguments, prog_name=f"polyhead {verb}", standalone_mode=False) or 0)
     except SystemExit as end:

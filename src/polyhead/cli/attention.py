@@ -24,7 +24,7 @@ def run(
     directory: ShownRun,
     source: ShownText,
     target: ShownTarget = None,
-    out: Annotated[
+    output: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="path of the page", show_default="RUN/attention.html"),
     ] = None,
@@ -57,7 +57,7 @@ def run(
     from polyhead.run.load import load
     from polyhead.viz.attention_page import write_attention_page
 
-    path = check_output_file(out or directory / "attention.html", inputs=run_artifacts(directory))
+    path = check_output_file(output or directory / "attention.html", inputs=run_artifacts(directory))
     loaded = load(directory, device="cpu")
     maps = loaded.attention_maps(source, target)
     selected_kind: str = kind or next(iter(maps), "attention")

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 COMMANDS = {"/reset": "clears the conversation", "/quit": "exits, as does Ctrl-D"}
 
 
-@config_options(GenerationConfig, *verb_settings("chat"))
+@config_options(GenerationConfig, *verb_settings("chat"), heading="Decoding")
 def run(
     directory: Annotated[str, typer.Argument(metavar="RUN", help="path of a run or of a checkpoint")],
     system: Annotated[str, typer.Option(help="system message", show_default="none")] = "",

@@ -59,7 +59,7 @@ def run(
             help="rescale d_ff to match the number of parameters of the base design within 1 %",
         ),
     ] = None,
-    out: Annotated[
+    output: Annotated[
         Path | None,
         typer.Option(
             metavar="DIR", help="output directory of the comparison", show_default="runs/compare-NAME"
@@ -97,7 +97,7 @@ def run(
         budget=read_budget(budget),
         seeds=seeds,
         match=match is not None,
-        out=out,
+        out=output,
     )
     from polyhead.compare.report.text_table import format_table
     from polyhead.compare.run import format_plan, prepare_comparison, run_trials

@@ -36,7 +36,7 @@ def run(
         str | None,
         typer.Option(metavar="TEXT", help="print only the translation of this text"),
     ] = None,
-    out: Annotated[
+    output: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="path of the run", show_default="runs/demo, runs/demo-fr-de, ..."),
     ] = None,
@@ -54,7 +54,7 @@ def run(
     """
     if translate is not None and is_blank(translate):
         raise UserError("--translate: expected text")
-    out = check_output_dir(out or default_out(source, target))
+    out = check_output_dir(output or default_out(source, target))
     from rich.console import Console
 
     from polyhead.cli import demo_run
@@ -203,7 +203,7 @@ def suggest_commands(recipe: Recipe, text: str) -> list[str]:
     source, target = data.source_lang, data.target_lang
     arguments = [] if (source, target) == ("en", "zh") else ["--source", source, "--target", target]
     if recipe.out != default_out(source, target):
-        arguments += ["--out", out]
+        arguments += ["--output", out]
     return [
         shlex.join(["polyhead", "demo", *arguments, "--translate", text]),
         shlex.join(["polyhead", "eval", out, "--beam-size", "4"]),

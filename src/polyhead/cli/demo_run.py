@@ -128,11 +128,11 @@ def open_recipe(source: str, target: str, out: Path) -> Recipe:
         return make_recipe(source, target, out)
     recipe = load_recipe(out / "recipe.yaml", from_run=True)
     if recipe.data.root.name != "corpus" or not (out / "corpus").is_dir():
-        raise UserError(f"{out} has a run that is not from the demo; choose another directory with --out")
+        raise UserError(f"{out} has a run that is not from the demo; choose another directory with --output")
     languages = recipe.data.source_lang, recipe.data.target_lang
     if languages != (source, target):
         raise UserError(
-            f"{out} has a demo from {languages[0]} to {languages[1]}; choose another directory with --out"
+            f"{out} has a demo from {languages[0]} to {languages[1]}; choose another directory with --output"
         )
     return recipe.model_copy(
         update={"out": out, "data": recipe.data.model_copy(update={"root": out / "corpus"})}

@@ -82,7 +82,7 @@ def _encode_json_lines(rows: Iterable[dict[str, Any]]) -> bytes:
     return "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows).encode()
 
 
-@config_options(GenerationConfig, *verb_settings("embed"))
+@config_options(GenerationConfig, *verb_settings("embed"), heading="Vectors")
 def run(
     directory: Annotated[
         Path,

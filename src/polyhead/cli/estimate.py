@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from polyhead.config.model import ModelConfig
 
 _Count = partial(typer.Option, min=1)
-_Bandwidth = partial(typer.Option, min=0.001, metavar="GB/S")
+_Ranks = partial(_Count, rich_help_panel="Several processes")
+_Bandwidth = partial(typer.Option, min=0.001, metavar="GB/S", rich_help_panel="Several processes")
 
 
 def run(
@@ -57,21 +58,22 @@ def run(
         _Count(help="number of rows decoded together; may be repeated", show_default="1 and 32"),
     ] = None,
     data_parallel: Annotated[
-        int, _Count(help="number of data-parallel ranks: each has the whole model and a share of the batch")
+        int,
+        _Ranks(help="number of data-parallel ranks: each has the whole model and a share of the batch"),
     ] = 1,
     tensor_parallel: Annotated[
-        int, _Count(help="number of tensor-parallel ranks, which share every layer")
+        int, _Ranks(help="number of tensor-parallel ranks, which share every layer")
     ] = 1,
-    pipeline: Annotated[int, _Count(help="number of pipeline stages, which share the layers")] = 1,
-    micro_batches: Annotated[int, _Count(help="number of micro-batches per batch in the pipeline")] = 1,
+    pipeline: Annotated[int, _Ranks(help="number of pipeline stages, which share the layers")] = 1,
+    micro_batches: Annotated[int, _Ranks(help="number of micro-batches per batch in the pipeline")] = 1,
     shard: Annotated[
-        int, _Count(help="number of ranks that shard weights, gradients and optimizer state (FSDP)")
+        int, _Ranks(help="number of ranks that shard weights, gradients and optimizer state (FSDP)")
     ] = 1,
     context_parallel: Annotated[
-        int, _Count(help="number of context-parallel ranks, which share the tokens of a row")
+        int, _Ranks(help="number of context-parallel ranks, which share the tokens of a row")
     ] = 1,
     interleave: Annotated[
-        int, _Count(help="number of model chunks per pipeline stage (interleaved 1F1B)")
+        int, _Ranks(help="number of model chunks per pipeline stage (interleaved 1F1B)")
     ] = 1,
     recompute: Annotated[
         Literal["none", "selective", "blocks"] | None,
@@ -97,7 +99,7 @@ def run(
         ),
     ] = None,
     nproc_per_node: Annotated[
-        int | None, _Count(help="number of ranks per machine", show_default="of the hardware, else 8")
+        int | None, _Ranks(help="number of ranks per machine", show_default="of the hardware, else 8")
     ] = None,
     show_details: Annotated[
         bool,

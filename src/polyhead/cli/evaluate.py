@@ -24,7 +24,7 @@ from polyhead.config.generation_config import GenerationConfig, verb_settings
 from polyhead.core.errors import UserError
 
 
-@config_options(GenerationConfig, *verb_settings("eval"))
+@config_options(GenerationConfig, *verb_settings("eval"), heading="Decoding")
 def run(
     directory: Annotated[Path, typer.Argument(metavar="RUN", help="path of a trained run")],
     files: Annotated[

@@ -18,7 +18,7 @@ def run(
     name: Annotated[
         str | None, typer.Argument(help="name of an experiment, or 'all'; default: list the experiments")
     ] = None,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="output directory of pages and JSON")] = Path(
+    output: Annotated[Path, typer.Option(metavar="DIR", help="output directory of pages and JSON")] = Path(
         "lab"
     ),
     seed: Annotated[int, typer.Option(min=0, max=2**31, help="random seed of weights and data")] = 1,
@@ -61,7 +61,7 @@ def run(
     \b
     polyhead experiments              the experiments, a line each
     polyhead experiments scaling      one of them
-    polyhead experiments all --out runs/lab
+    polyhead experiments all --output runs/lab
     polyhead experiments caches --run runs/wikitext-2 --text test.txt
     polyhead experiments paging --run runs/multi30k --text test.en --text test.de
     """
@@ -89,7 +89,8 @@ def run(
         if number:
             print()
         print(
-            "\n".join(format_finding(experiment, run_experiment(experiment, out, context), quick)), flush=True
+            "\n".join(format_finding(experiment, run_experiment(experiment, output, context), quick)),
+            flush=True,
         )
 
 

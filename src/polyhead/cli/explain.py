@@ -18,7 +18,7 @@ def run(
     directory: ShownRun,
     source: ShownText,
     target: ShownTarget = None,
-    out: Annotated[
+    output: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="path of the page", show_default="RUN/explain.html"),
     ] = None,
@@ -46,7 +46,7 @@ def run(
 
     \b
     polyhead explain runs/multi30k "A dog barks."
-    polyhead explain runs/multi30k "A dog barks." "Ein Hund bellt." --out dog.html
+    polyhead explain runs/multi30k "A dog barks." "Ein Hund bellt." --output dog.html
     polyhead explain runs/shakespeare "To be, or not to be" --lang zh
     """
     for name, text in (("TEXT", source), ("TARGET", target)):
@@ -58,7 +58,7 @@ def run(
     from polyhead.run.load import load
     from polyhead.viz.html_page import save_page
 
-    path = check_output_file(out or directory / "explain.html", inputs=run_artifacts(directory))
+    path = check_output_file(output or directory / "explain.html", inputs=run_artifacts(directory))
     loaded = load(directory, device="cpu")
     document = explain(loaded, source, target, first=None if first is None else first - 1, n_shown=tokens)
     chapters = {language: load_chapters(language) for language in ("en", "zh")}

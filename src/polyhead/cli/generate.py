@@ -24,7 +24,7 @@ from polyhead.core.i18n import tr
 from polyhead.data.readers.files import is_table
 
 
-@config_options(GenerationConfig, *verb_settings("generate"))
+@config_options(GenerationConfig, *verb_settings("generate"), heading="Decoding")
 def run(
     directory: Annotated[Path, typer.Argument(metavar="RUN", help="path of a trained run")],
     prompt: Annotated[

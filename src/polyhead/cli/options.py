@@ -22,20 +22,21 @@ from polyhead.core.errors import UserError
 if TYPE_CHECKING:
     from polyhead.run.run import Run
 
+MODEL = "Model and machine"  # heading of options in the help
 FROM_RUN = "from the run"  # shown as the default of an option
 _DEFAULT = re.compile(r"; default: .*$")
 
 
 def config_options(
-    config: type[BaseModel], *keys: str, default: str | None = FROM_RUN
+    config: type[BaseModel], *keys: str, heading: str, default: str | None = FROM_RUN
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a verb one option per key of a config, in place of its parameter ``**settings``.
 
     Type and help of an option come from the field. ``settings`` has the options of the command line, in which
-    parts such as ``h2o,budget=256`` are parsed; the config checks their values. ``default`` is shown as the
-    default; None shows, and passes, that of the field.
+    parts such as ``h2o,budget=256`` are parsed; the config checks their values. The help lists the
+    options under ``heading``. ``default`` is shown as the default; None shows, and passes, that of the field.
     """
-    options = [_make_parameter(key, config.model_fields[key], default) for key in keys]
+    options = [_make_parameter(key, config.model_fields[key], heading, default) for key in keys]
     parts = {key for key in keys if Choice in _members(config.model_fields[key].annotation)}
 
     def decorate(verb: Callable[..., None]) -> Callable[..., None]:
@@ -58,7 +59,7 @@ def config_options(
     return decorate
 
 
-def _make_parameter(name: str, field: FieldInfo, default: str | None) -> inspect.Parameter:
+def _make_parameter(name: str, field: FieldInfo, heading: str, default: str | None) -> inspect.Parameter:
     """The parameter of a verb for one field; its value is None if the option is not set."""
     members = set(_members(field.annotation))
     value_type = next((t for t in (bool, float, int) if members - {type(None)} == {t}), str)
@@ -67,7 +68,7 @@ def _make_parameter(name: str, field: FieldInfo, default: str | None) -> inspect
         text += f", e.g. {' or '.join(field.examples)}"
     if Choice in members:
         text += f"; see polyhead components {name}"
-    option = typer.Option(help=text, show_default=default or True)
+    option = typer.Option(help=text, show_default=default or True, rich_help_panel=heading)
     annotation = Annotated[value_type | None, option]  # type: ignore[valid-type]
     value = None if default else field.default
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=value, annotation=annotation)
@@ -100,7 +101,9 @@ ShownTarget = Annotated[
 ReadBatch = Annotated[
     int,
     typer.Option(
-        min=1, help="number of texts read and processed together; 1 if they are typed in a terminal"
+        min=1,
+        help="number of texts read and processed together; 1 if they are typed in a terminal",
+        rich_help_panel=MODEL,
     ),
 ]
 OutputFile = Annotated[
@@ -128,6 +131,7 @@ ShortlistOption = Annotated[
         "--shortlist",
         help="restrict the output to the lexical shortlist of the source, which is faster; run "
         "polyhead shortlist RUN first",
+        rich_help_panel=MODEL,
     ),
 ]
 EnsembleOption = Annotated[
@@ -136,6 +140,7 @@ EnsembleOption = Annotated[
         "--ensemble",
         metavar="RUN",
         help="another run for an ensemble, which averages probabilities; may be repeated",
+        rich_help_panel=MODEL,
     ),
 ]
 ChatTemplateOption = Annotated[
@@ -152,13 +157,15 @@ Dtype = Annotated[
     typer.Option(
         help="dtype of the weights: fp32; bf16: half the memory, faster if the CPU supports it; "
         "int8: faster still, slightly less accurate; int4: half the size of int8, less "
-        "accurate"
+        "accurate",
+        rich_help_panel=MODEL,
     ),
 ]
 Device = Annotated[
     str,
     typer.Option(
-        help="device: cpu, cuda, cuda:1 ...; auto: a GPU if there is one, but the CPU for int8 and int4"
+        help="device: cpu, cuda, cuda:1 ...; auto: a GPU if there is one, but the CPU for int8 and int4",
+        rich_help_panel=MODEL,
     ),
 ]
 

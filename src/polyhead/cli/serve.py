@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from polyhead.cli.options import (
+    MODEL,
     ChatTemplateOption,
     Device,
     Dtype,
@@ -30,8 +31,8 @@ LIMIT_KEYS = [
 ]
 
 
-@config_options(GenerationConfig, *verb_settings("serve"))
-@config_options(Limits, *LIMIT_KEYS, default=None)
+@config_options(GenerationConfig, *verb_settings("serve"), heading="Decoding")
+@config_options(Limits, *LIMIT_KEYS, heading="Limits", default=None)
 def run(
     directory: Annotated[
         str | None,
@@ -82,13 +83,19 @@ def run(
     chat_template: ChatTemplateOption = None,
     shortlist: ShortlistOption = False,
     max_num_seqs: Annotated[
-        int, typer.Option(min=1, help="maximum number of sequences decoded at once")
+        int, typer.Option(min=1, help="maximum number of sequences decoded at once", rich_help_panel=MODEL)
     ] = 128,
     prefill_chunk: Annotated[
-        int, typer.Option(min=1, help="maximum number of prompt tokens processed per step (prefill)")
+        int,
+        typer.Option(
+            min=1, help="maximum number of prompt tokens processed per step (prefill)", rich_help_panel=MODEL
+        ),
     ] = 512,
     threads: Annotated[
-        int | None, typer.Option(min=1, help="number of CPU threads of the model", show_default="all cores")
+        int | None,
+        typer.Option(
+            min=1, help="number of CPU threads of the model", show_default="all cores", rich_help_panel=MODEL
+        ),
     ] = None,
     others: EnsembleOption = None,
     dtype: Dtype = "fp32",

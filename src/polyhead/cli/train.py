@@ -55,6 +55,8 @@ def run(
 ) -> None:
     """Train a model from raw text with a recipe.
 
+    The run is written to runs/NAME, where NAME is that of the recipe's file; out=DIRECTORY chooses another.
+
     Ctrl-C and SIGTERM finish the step, save a checkpoint and exit with code 130; --resume continues from it.
     Where no run exists yet, --resume starts one: a supervisor can always call the same command.
 

@@ -23,6 +23,7 @@ from polyhead.cli.options import (
     Dtype,
     EnsembleOption,
     OutputFile,
+    ReadBatch,
     ShortlistOption,
     SourceLang,
     TargetLang,
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     from polyhead.run.run import Run
 
 
-@config_options(GenerationConfig, *verb_settings("translate"))
+@config_options(GenerationConfig, *verb_settings("translate"), heading="Decoding")
 def run(
     directory: Annotated[Path, typer.Argument(metavar="RUN", help="path of a trained run")],
     source: Annotated[
@@ -78,12 +79,7 @@ def run(
     ] = False,
     shortlist: ShortlistOption = False,
     output: OutputFile = None,
-    read_batch: Annotated[
-        int,
-        typer.Option(
-            min=1, help="number of lines read and processed together; 1 if they are typed in a terminal"
-        ),
-    ] = 512,
+    read_batch: ReadBatch = 512,
     others: EnsembleOption = None,
     dtype: Dtype = "fp32",
     device: Device = "auto",

@@ -27,7 +27,7 @@ Side = Literal["source", "target", "both"]
 
 def run(
     directory: Annotated[Path, typer.Argument(metavar="RUN", help="path of a trained run")],
-    out: Annotated[
+    output: Annotated[
         Path | None, typer.Option(metavar="FILE", help="path of the page", show_default="RUN/draw.html")
     ] = None,
     tokens: Annotated[
@@ -52,13 +52,13 @@ def run(
 
     \b
     polyhead visualize runs/multi30k
-    polyhead visualize runs/multi30k --tokens 1000 --perplexity 50 --out tokens.html
+    polyhead visualize runs/multi30k --tokens 1000 --perplexity 50 --output tokens.html
     """
     from polyhead.run.load import load
     from polyhead.viz.embedding_page import draw_page
     from polyhead.viz.html_page import save_page
 
-    path = check_output_file(out or directory / "draw.html", inputs=run_artifacts(directory))
+    path = check_output_file(output or directory / "draw.html", inputs=run_artifacts(directory))
     loaded = load(directory, device="cpu")
     if loaded.config.position.name == "learned":
         positions = min(positions, loaded.config.max_len)

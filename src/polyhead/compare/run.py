@@ -170,7 +170,7 @@ def check_trial(trial: Trial) -> None:
     if trial_config is not None and find_changed_keys(trial_config["recipe"], trial.recipe):
         raise UserError(
             f"{trial.directory} was created for another design named {trial.design.name!r}; rename this "
-            "one, or choose another --out"
+            "one, or choose another --output"
         )
 
 
@@ -236,7 +236,7 @@ def describe_setup(plan: ComparisonPlan) -> dict[str, Any]:
 def check_same_comparison(plan: ComparisonPlan) -> None:
     """Check that the directory has the same base recipe, budget and text; rows and seeds may be added."""
     if (plan.out / "checkpoints").is_dir() or (plan.out / "model.safetensors").is_file():
-        raise UserError(f"{plan.out} is a run directory; choose another one with --out")
+        raise UserError(f"{plan.out} is a run directory; choose another one with --output")
     check_output_dir(plan.out)
     saved, setup = read_json_file(plan.out / io_module.COMPARISON_FILE), describe_setup(plan)
     if saved is None:
@@ -246,7 +246,7 @@ def check_same_comparison(plan: ComparisonPlan) -> None:
     if changed:
         raise UserError(
             f"{plan.out} has another comparison: {', '.join(changed)} differ{'s' * (len(changed) == 1)}; "
-            "choose another directory with --out"
+            "choose another directory with --output"
         )
 
 

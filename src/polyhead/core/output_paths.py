@@ -11,7 +11,7 @@ from polyhead.core.atomic_io import name_in_oserror, replace_file
 from polyhead.core.errors import UserError
 
 
-def check_output_file(path: Path, option: str = "--out", inputs: Iterable[str | Path] = ()) -> Path:
+def check_output_file(path: Path, option: str = "--output", inputs: Iterable[str | Path] = ()) -> Path:
     """Check that a file can be written to ``path``. Its directory need not exist yet (``ensure_parent``).
 
     A UserError if ``path`` is a directory, is one of the ``inputs``, which would be overwritten, or cannot be
@@ -82,8 +82,8 @@ def write_atomic(path: Path, content: bytes) -> None:
 def check_output_dir(path: Path) -> Path:
     """Check that files can be written into this directory, which need not exist yet."""
     if path.exists() and not path.is_dir():
-        raise UserError(f"--out {path} is a file; give a directory")
-    _check_parent(path / "any", "--out")
+        raise UserError(f"--output {path} is a file; give a directory")
+    _check_parent(path / "any", "--output")
     return path
 
 
