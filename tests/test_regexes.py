@@ -34,7 +34,6 @@ COMPUTED_PATTERNS = (
     "data/readers/csv.py",
     "hf/hub.py",
     "hf/load.py",
-    "serve/openai/responses.py",
     "tokenizers/tokenizer.py",
 )
 SMALL = 0.02  # seconds of the processor, below which nothing is compared

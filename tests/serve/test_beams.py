@@ -6,7 +6,7 @@ from tests.serve.conftest import build_run, serve_run, with_generation
 from polyhead.core.choice import Choice
 
 QUESTION = [{"role": "system", "content": "dogs"}, {"role": "user", "content": "d"}]
-CHAT, PATH = "/v1/chat/completions", "/v1/responses"
+CHAT = "/v1/chat/completions"
 
 
 def test_conversation_that_fits_is_not_truncated():
@@ -14,9 +14,7 @@ def test_conversation_that_fits_is_not_truncated():
         body = {"messages": QUESTION, "truncate": True, "seed": 1}
         options = ({}, {"beam_size": 2}, {"beam_size": 2, "max_tokens": 2})
         usages = [client.ask(CHAT, body | one).json()["usage"] for one in options]
-        (length,) = {usage["prompt_tokens"] for usage in usages}
-        body = {"input": QUESTION[1:], "instructions": "dogs", "truncation": "auto", "beam_size": 2}
-        assert client.ask(PATH, body).json()["usage"]["input_tokens"] == length
+        assert len({usage["prompt_tokens"] for usage in usages}) == 1
 
 
 @pytest.mark.parametrize("beam_size", [1, 2])

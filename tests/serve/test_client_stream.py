@@ -25,7 +25,7 @@ def test_updates_are_merged_while_the_loop_is_busy(monkeypatch):
         loop.run_until_finished(stream.queue)
         start, first, last = stream.queue
         assert not start.deltas and [len(update.deltas) for update in (first, last)] == [1, 1]
-        assert not first.is_finished and last.is_finished and last.deltas[0].is_last
+        assert not first.is_finished and last.is_finished and last.deltas[0].finish_reason
         assert count_tokens([first, last]) == [1, 11]
         assert join_text(stream.queue) == stream.output.collect_texts()[0]
         tokens = [token for update in (first, last) for token in update.deltas[0].logprobs.tokens]
@@ -56,4 +56,4 @@ def test_first_and_last_token_are_sent_at_once(monkeypatch, n):
             assert join_text(stream.queue, row) == text
             deltas = [delta for update in stream.queue for delta in update.deltas if delta.row == row]
             assert [token for d in deltas for token in d.logprobs.tokens] == stream.output.tokens[row]
-            assert [delta.is_last for delta in deltas] == [False] * (len(deltas) - 1) + [True]
+            assert [bool(delta.finish_reason) for delta in deltas] == [False] * (len(deltas) - 1) + [True]

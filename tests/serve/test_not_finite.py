@@ -12,7 +12,6 @@ BODIES = {
         ("/v1/completions", {"prompt": "a dog", "max_tokens": 3}),
         ("/v1/completions", {"prompt": "a dog", "max_tokens": 0, "echo": True, "logprobs": 2}),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "dogs"}], "max_tokens": 3}),
-        ("/v1/responses", {"input": "dogs", "max_output_tokens": 3}),
         ("/v1/score", {"input": ["a dog"]}),
         ("/v1/embeddings", {"input": "dogs"}),
     ],

@@ -33,8 +33,5 @@ def test_outputs_end_with_a_complete_character():
             content = client.ask(path, body).json()["choices"][0]["message"]["content"]
             deltas = [event["choices"][0]["delta"] for event in client.stream(path, body)]
             assert "".join(delta.get("content") or "" for delta in deltas) == content
-            body = {"input": "你", "temperature": 1.0, "max_output_tokens": 5, "seed": seed}
-            response = client.ask("/v1/responses", body).json()
-            for text in (choice["text"], content, response["output"][0]["content"][0]["text"]):
-                assert not text.endswith("\ufffd")
+            assert not choice["text"].endswith("\ufffd") and not content.endswith("\ufffd")
     assert num_cut, "no output ends within a character"

@@ -15,7 +15,6 @@ SCHEMA = {"type": "object", "properties": PROPERTIES, "required": ["place", "day
 SCHEMA["additionalProperties"] = False
 WEATHER = {"name": "weather", "description": "What falls", "parameters": SCHEMA}
 TOOLS = [{"type": "function", "function": function} for function in (WEATHER, {"name": "now"})]
-FLAT_TOOLS = [{"type": "function", **tool["function"]} for tool in TOOLS]  # of the responses endpoint
 CALL_NOW = {"type": "function", "function": {"name": "now"}}
 CALL_FUNCTION = {"name": "weather", "arguments": '{"place": "Rome", "days": 2}'}
 CALL_TEXT = '<tool_call>\n{"name": "weather", "arguments": {"place": "Rome", "days": 2}}\n</tool_call>'

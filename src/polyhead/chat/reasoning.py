@@ -68,7 +68,7 @@ class ReasoningParser:
 
     def __init__(self, syntax: ReasoningSyntax, messages: Sequence[Message], thinks: bool) -> None:
         """For the answer to ``messages``; without ``thinks`` the prompt ends with empty reasoning."""
-        self.syntax, self.consumed_bytes = syntax, 0  # bytes before the content
+        self.syntax = syntax
         self._pending_text = ""  # may belong to a marker, or is a newline that may be dropped
         self._has_reasoning = False
         prefill = messages[-1].content if is_prefill(messages) else ""
@@ -82,7 +82,6 @@ class ReasoningParser:
         if self._state == "content":
             return "", text
         self._pending_text += text
-        size = self.consumed_bytes + len(self._pending_text.encode())
         reasoning = content = ""
         if self._state == "start":
             self._parse_start(is_last)
@@ -92,7 +91,6 @@ class ReasoningParser:
             self._state, self._pending_text = "content", self._pending_text.lstrip("\n")
         if self._state == "content":
             content, self._pending_text = self._pending_text, ""
-        self.consumed_bytes = size - len((self._pending_text + content).encode())
         return reasoning, content
 
     def _parse_start(self, is_last: bool) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 from uuid import uuid4
 
@@ -113,29 +113,21 @@ class ToolCallParser:
         self.max_calls = 2**31 if syntax.parallel_tool_calls and tools.parallel_tool_calls else 1
         self.pending_text = ""  # may belong to a call
         self.num_calls = 0
-        self.consumed_bytes = 0  # bytes that were parsed as text or calls
         self._only_blanks = True  # whether only whitespace has come since the beginning or the last call
         self._is_text = not self.tool_names  # whether all further input is text
         self._parse = self._parse_delimited if syntax.call_start else self._parse_answer
 
     def feed(self, text: str, is_last: bool = False) -> tuple[str, list[ToolCall]]:
         """Parse more output; return text and calls that are complete, with ``is_last`` all that remain."""
-        texts, calls = zip(*self.parse_delta(text, is_last), strict=True)
-        return "".join(texts), [call for group in calls for call in group]
-
-    def parse_delta(self, text: str, is_last: bool = False) -> Iterator[tuple[str, list[ToolCall]]]:
-        """Parse more output; yield text and the calls after it, in the order of the output."""
         if self._is_text or self.num_calls == self.max_calls:
-            yield (text if self._is_text else ""), []
-            return
+            return (text if self._is_text else ""), []
         self.pending_text += text
-        has_more = True
+        emitted, calls, has_more = "", list[ToolCall](), True
         while has_more:
-            old_pending = self.pending_text
-            emitted, calls = self._parse(is_last)
-            self.consumed_bytes += len(old_pending.removesuffix(self.pending_text).encode())
-            yield emitted, calls
-            has_more = bool(calls and self.syntax.call_start) and self.num_calls < self.max_calls
+            content, new_calls = self._parse(is_last)
+            emitted, calls = emitted + content, calls + new_calls
+            has_more = bool(new_calls and self.syntax.call_start) and self.num_calls < self.max_calls
+        return emitted, calls
 
     def _parse_delimited(self, is_last: bool) -> tuple[str, list[ToolCall]]:
         """The text up to the next call between markers, and that call; whitespace-only text is dropped."""

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import NamedTuple
 
 from polyhead.core.errors import UserError
@@ -22,7 +23,7 @@ class OutputDelta(NamedTuple):
 
     row: int
     text: str
-    is_last: bool
+    finish_reason: str | None  # None: more will follow
     logprobs: TokenLogprobs
 
 
@@ -45,11 +46,11 @@ class ClientStream:
         self,
         index: int,
         request: PreparedRequest,
-        queue: asyncio.Queue[StreamUpdate | None],
+        queue: asyncio.Queue[StreamUpdate],
         is_streaming: bool,
     ) -> None:
         self.index, self.request, self.is_streaming = index, request, is_streaming
-        self.queue: asyncio.Queue[StreamUpdate | None] | None = queue  # None: the client has disconnected
+        self.queue: asyncio.Queue[StreamUpdate] | None = queue  # None: the client has disconnected
         self.output: TextOutput | None = None
         self.start_time = time.monotonic()
         self.first_token_time = self.last_token_time = 0.0  # time of the first and of the newest token
@@ -62,7 +63,9 @@ class ClientStream:
             self.num_sent_tokens[text_delta.row],
             len(self.output.tokens[text_delta.row]),
         )
-        return OutputDelta(*text_delta, self.output.token_logprobs(text_delta.row, since))
+        row, text, is_last = text_delta
+        reason = self.finish_reason(row) if is_last else None
+        return OutputDelta(row, text, reason, self.output.token_logprobs(row, since))
 
     def results(self) -> list[OutputDelta]:
         """Return the complete text of every output.
@@ -70,10 +73,19 @@ class ClientStream:
         Empty texts if no token was requested. Beam search may return fewer outputs than requested.
         """
         if self.output is None:
-            return [OutputDelta(row, "", True, TokenLogprobs([], [], [])) for row in range(self.request.n)]
-        texts = zip(self.output.collect_texts(), self.output.finish_reasons, strict=True)
-        texts_by_row = [(row, text) for row, (text, reason) in enumerate(texts) if reason is not None]
-        return [OutputDelta(row, text, True, self.output.token_logprobs(row)) for row, text in texts_by_row]
+            no_tokens = TokenLogprobs([], [], [])
+            return [OutputDelta(row, "", "length", no_tokens) for row in range(self.request.n)]
+        return [
+            OutputDelta(row, text, self.finish_reason(row), self.output.token_logprobs(row))
+            for row, text in enumerate(self.output.collect_texts())
+            if self.output.finish_reasons[row] is not None
+        ]
+
+    def finish_reason(self, row: int) -> str:
+        """Return the finish reason of an output."""
+        assert self.output is not None
+        reason = self.output.finish_reasons[row] or "stop"
+        return {"cancelled": "abort"}.get(reason, reason)
 
     def should_flush(self, interval: float) -> bool:
         """Whether an update is due; the first and the last one are due at once."""
@@ -89,7 +101,7 @@ class ClientStreams:
 
     def __init__(self) -> None:
         self.members: list[ClientStream] = []
-        self.queue: asyncio.Queue[StreamUpdate | None] = asyncio.Queue()
+        self.queue: asyncio.Queue[StreamUpdate] = asyncio.Queue()
 
     def finish_empty(self) -> None:
         """Finish all streams without output (``max_tokens`` is 0)."""
@@ -99,34 +111,27 @@ class ClientStreams:
                     StreamUpdate(stream, stream.results() if is_finished else [], is_finished)
                 )
 
-    async def iter_updates(self, keepalive_seconds: float) -> AsyncIterator[list[StreamUpdate]]:
+    async def iter_updates(self, keepalive_seconds: float | None = None) -> AsyncIterator[list[StreamUpdate]]:
         """Yield lists of updates until every stream has finished.
 
-        All pending updates come in one list; an empty list is yielded after every ``keepalive_seconds``.
+        All pending updates come in one list; an empty list comes after ``keepalive_seconds`` without any.
         """
         num_active = len(self.members)
-        timer = asyncio.ensure_future(self._tick_keepalive(keepalive_seconds))
-        try:
-            while num_active:
-                items = [await self.queue.get()]
-                while not self.queue.empty():
-                    items.append(self.queue.get_nowait())
-                updates = [item for item in items if item is not None]
-                yield updates
-                if error := next((item.error for item in updates if item.error is not None), None):
-                    raise to_api_error(error)
-                num_active -= sum(item.is_finished for item in updates)
-        finally:
-            timer.cancel()
-
-    async def _tick_keepalive(self, keepalive_seconds: float) -> None:
-        while True:
-            await asyncio.sleep(keepalive_seconds)
-            self.queue.put_nowait(None)
+        while num_active:
+            updates: list[StreamUpdate] = []
+            with suppress(TimeoutError):
+                async with asyncio.timeout(keepalive_seconds):
+                    updates = [await self.queue.get()]
+            while not self.queue.empty():
+                updates.append(self.queue.get_nowait())
+            yield updates
+            if error := next((update.error for update in updates if update.error is not None), None):
+                raise to_api_error(error)
+            num_active -= sum(update.is_finished for update in updates)
 
     async def wait_finished(self) -> None:
         """Wait until every stream has finished."""
-        async for _ in self.iter_updates(3600):
+        async for _ in self.iter_updates():
             pass
 
 

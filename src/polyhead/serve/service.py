@@ -66,13 +66,15 @@ class Service:
         self.kind = run.kind
         is_generative = self.kind in ("decoder", "encoder-decoder")
         self.engine = run.engine(deterministic=deterministic, **engine) if is_generative else None
+        # new tokens of an output if a request has no maximum
+        self.default_max_tokens = min(run.generation.max_new_tokens, limits.max_tokens)
         self.chat = self._open_chat_session(chat)
         self.language_error = language_error(run.tokenizer) if self.kind == "encoder-decoder" else ""
         unsupported = dict.fromkeys(("completions", "score"), bool(self.language_error))
         unsupported["rerank"] = len(run.config.labels) != 1
         unsupported |= {"fill-mask": not run.config.lm_head, "embeddings": len(run.members) > 1}
         self.tasks = [task for task in TASKS_BY_KIND[self.kind] if not unsupported.get(task)]
-        self.tasks += ["chat/completions", "responses"] if self.chat else []
+        self.tasks += ["chat/completions"] if self.chat else []
         if not self.tasks:
             raise UserError(
                 f"{name} cannot be served: embeddings require a single run, not an ensemble of "
@@ -265,7 +267,7 @@ class Service:
                 else:
                     streams.finish_empty()
             for update in [await streams.queue.get() for _ in streams.members]:
-                if update is not None and update.error is not None:
+                if update.error is not None:
                     raise to_api_error(update.error)
             yield streams
         finally:

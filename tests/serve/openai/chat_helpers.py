@@ -12,11 +12,6 @@ MESSAGES = [
     {"role": "assistant", "content": "a dog barks ."},
     {"role": "user", "content": "zwei hunde"},
 ]
-ITEMS = [
-    {"role": "user", "content": "ein hund bellt . 犬"},
-    {"role": "assistant", "content": "a dog barks ."},
-    {"role": "user", "content": [{"type": "input_text", "text": text} for text in ("zwei ", "hunde")]},
-]
 
 
 def start_answer(run: Run, messages: Any, n: int = 1, **options: Any) -> TextOutput:

@@ -7,7 +7,7 @@ from tests.serve.tool_call_helpers import build_tool_run
 from polyhead.chat.base import Message
 
 pytest.importorskip("llguidance")
-CHAT, PATH = "/v1/chat/completions", "/v1/responses"
+CHAT = "/v1/chat/completions"
 QUESTION = [{"role": "user", "content": "zwei hunde"}]
 OUTPUT = "<think>\na dog barks .\n</think>\n\ntwo dogs"
 THINKING = {"structured_outputs": {"choice": [OUTPUT]}, "max_tokens": 200, "seed": 1}
@@ -34,30 +34,6 @@ def test_chat_message_has_its_reasoning_in_a_field(thinking_client):
     answer = thinking_client.ask(CHAT, body | {"structured_outputs": {"choice": ["dogs"]}})
     (choice,) = answer.json()["choices"]
     assert choice["message"] == {"role": "assistant", "content": "dogs", "refusal": None}
-
-
-def test_response_has_its_reasoning_as_an_item(thinking_client):
-    body = {"structured_outputs": THINKING["structured_outputs"], "seed": 1, "input": QUESTION}
-    body |= {"max_output_tokens": 200, "include": ["message.output_text.logprobs"]}
-    response = thinking_client.ask(PATH, body).json()
-    reasoning, message = response["output"]
-    assert reasoning["type"] == "reasoning" and reasoning["status"] == "completed"
-    assert reasoning["content"] == [{"type": "reasoning_text", "text": "a dog barks ."}]
-    (part,) = message["content"]
-    assert part["text"] == "two dogs"
-    data = b"".join(bytes(token["bytes"]) for token in part["logprobs"] if token["token"] != "</s>")
-    assert data.decode().startswith("two dogs"), "the tokens of the text, not those of the reasoning"
-    assert response["usage"]["output_tokens_details"]["reasoning_tokens"] > 0
-    lines = thinking_client.ask(PATH, body | {"stream": True}).text.split("\n\n")
-    kinds = [line.split('"type":"')[1].split('"')[0] for line in lines if '"type":"response.' in line]
-    order = ("reasoning_text.delta", "reasoning_text.done", "output_text.delta")
-    starts = [kinds.index(f"response.{kind}") for kind in order]
-    assert starts == sorted(starts)
-    answer = thinking_client.ask(PATH, {**body, "input": [*QUESTION, *response["output"], *QUESTION]})
-    assert answer.status_code == 200 and "x-warnings" not in answer.headers
-    response = thinking_client.ask(PATH, body | {"max_output_tokens": 16}).json()  # within the reasoning
-    assert response["status"] == "incomplete"
-    assert [item["status"] for item in response["output"]] == ["incomplete"]
 
 
 def get_prompt(client, monkeypatch, **body):

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 from tests.serve.conftest import get_error
-from tests.serve.openai.chat_helpers import ITEMS, MESSAGES
-from tests.serve.tool_call_helpers import CALL_FUNCTION, CALL_NOW, FLAT_TOOLS, QUESTION, TOOLS
+from tests.serve.openai.chat_helpers import MESSAGES
+from tests.serve.tool_call_helpers import CALL_FUNCTION, CALL_NOW, QUESTION, TOOLS
 
 from polyhead.core.errors import did_you_mean, format_value
 from polyhead.serve.limits import Limits
@@ -24,19 +24,16 @@ CALL = {"id": "call00one", "type": "function", "function": CALL_FUNCTION}
 CONSTANTS: dict[str, Any] = {
     "$MESSAGES": MESSAGES,
     "$MESSAGE": MESSAGES[1],
-    "$ITEMS": ITEMS,
     "$TOOLS": TOOLS,
-    "$FLAT_TOOLS": FLAT_TOOLS,
     "$NOW": CALL_NOW,
     "$QUESTION": QUESTION[0],
     "$CALL": {"role": "assistant", "content": None, "tool_calls": [CALL]},
     "$RESULT": {"role": "tool", "tool_call_id": "call00one", "content": "snow"},
 }
-PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions", "responses": "/v1/responses"}
+PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 REQUIRED_FIELDS: dict[str, dict[str, Any]] = {
     PATHS["completions"]: {"prompt": "a"},
     PATHS["chat"]: {"messages": MESSAGES},
-    PATHS["responses"]: {"input": "a"},
     "/v1/embeddings": {"input": "a"},
     "/v1/translations": {"input": ["a dog barks .", "ein hund"]},
     "/v1/explain": {"text": "a dog barks .", "target": "ein hund bellt ."},
@@ -72,15 +69,12 @@ def find_wrong_answers(client, service):
     for _, path, fields, param, message in [row for row in read_rows("refusals.jsonl") if row[0] == service]:
         paths = (path, PATHS["chat"]) if (service, path) == ("chat", PATHS["completions"]) else (path,)
         for path in paths:
-            for stream in [{}, {"stream": True}] if path == PATHS["responses"] else [{}]:
-                answer = client.ask(path, {**REQUIRED_FIELDS[path], **expand(fields), **stream})
-                error = answer.json().get("error")
-                if error is None or answer.status_code not in (400, 404) or "\n" in error["message"]:
-                    wrong_answers.append((path, fields, answer.text[:300]))
-                elif error["param"] != param or message not in error["message"]:
-                    wrong_answers.append((path, fields, error))
-                elif path == PATHS["responses"] and "messages" in error["message"]:
-                    wrong_answers.append((path, fields, "names a field of another endpoint"))
+            answer = client.ask(path, {**REQUIRED_FIELDS[path], **expand(fields)})
+            error = answer.json().get("error")
+            if error is None or answer.status_code not in (400, 404) or "\n" in error["message"]:
+                wrong_answers.append((path, fields, answer.text[:300]))
+            elif error["param"] != param or message not in error["message"]:
+                wrong_answers.append((path, fields, error))
     return wrong_answers
 
 

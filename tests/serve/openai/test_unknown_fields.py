@@ -1,26 +1,20 @@
-"""Unknown keys of messages and items are reported or refused, but never those that OpenAI's client sends."""
+"""Unknown keys of messages are reported or refused, but never those that OpenAI's client sends."""
 
 import json
 from pathlib import Path
 from typing import Literal
 
 import pytest
-from openai.types import chat, responses
-from openai.types.responses import response_input_item_param as items
+from openai.types import chat
 from pydantic import BaseModel
 from tests.serve.conftest import get_error
-from tests.serve.tool_call_helpers import CALL_TEXT, FLAT_TOOLS, TOOLS
+from tests.serve.tool_call_helpers import CALL_TEXT, TOOLS
 
 from polyhead.core.errors import did_you_mean
 from polyhead.serve.openai import request_validation as unknown_fields
-from polyhead.serve.openai.chat_fields import (
-    ITEM_FIELDS,
-    ITEM_PART_FIELDS,
-    MESSAGE_FIELDS,
-    PART_FIELDS,
-)
+from polyhead.serve.openai.schema_fields import MESSAGE_FIELDS, PART_FIELDS
 
-CHAT, PATH = "/v1/chat/completions", "/v1/responses"
+CHAT = "/v1/chat/completions"
 QUESTION = {"role": "user", "content": "zwei hunde"}
 
 
@@ -32,15 +26,14 @@ def user(**fields):
     return {"role": "user", "content": "zwei hunde", **fields}
 
 
-REQUIRED_FIELDS = {"/v1/completions": {"prompt": "a"}, CHAT: {"messages": [QUESTION]}, PATH: {"input": "a"}}
-LENGTHS = {PATH: "max_output_tokens"}
+REQUIRED_FIELDS = {"/v1/completions": {"prompt": "a"}, CHAT: {"messages": [QUESTION]}}
 # the path, fields of the body, and each unknown key in them with the nearest known one
 ROWS = [json.loads(line) for line in (Path(__file__).parent / "unknown_keys.jsonl").read_text().splitlines()]
 
 
 def test_unknown_keys_are_reported_or_refused(fields_client):
     for path, fields, keys in ROWS:
-        body = {**REQUIRED_FIELDS[path], LENGTHS.get(path, "max_tokens"): 1, "seed": 1, **fields}
+        body = {**REQUIRED_FIELDS[path], "max_tokens": 1, "seed": 1, **fields}
         answer = fields_client.ask(path, body)
         hints = [(key, f"; did you mean '{hint}'?" if hint else "") for key, hint in keys]
         if fields_client.service.strict_fields:
@@ -111,27 +104,6 @@ def test_messages_of_the_openai_client_are_known(fields_client, say):
     assert get_warnings(fields_client.ask(CHAT, {"messages": messages})) == ""
 
 
-def test_items_of_the_openai_client_are_known(fields_client, say):
-    client, strict = fields_client.openai().responses, fields_client.service.strict_fields
-    options = {"model": "tiny", "max_output_tokens": 40, "extra_body": {"seed": 1}}
-    say(fields_client, "dogs")
-    with_logprobs = client.create(input="hunde", include=["message.output_text.logprobs"], **options)
-    say(fields_client, CALL_TEXT)
-    with_call = client.create(input="hunde", tools=FLAT_TOOLS, **options)
-    say(fields_client, '{"age": 3}')
-    parsed_answer = client.parse(input="hunde", text_format=Dog, **options)
-    assert with_logprobs.output[0].content[0].logprobs and with_call.output[0].type == "function_call"
-    for response in (with_logprobs, with_call, parsed_answer):
-        calls = [item for item in response.output if item.type == "function_call"]
-        results = [{"type": "function_call_output", "call_id": c.call_id, "output": "a"} for c in calls]
-        for output in (response.output, [item.model_dump() for item in response.output]):
-            conversation = [QUESTION, *output, *results, QUESTION | {"type": "message"}]
-            say(fields_client, "dogs")
-            warnings = get_warnings(client.with_raw_response.create(input=conversation, **options))
-            assert not [w for w in warnings.split("; ") if w and "'parsed" not in w]
-            assert not (strict and warnings)
-
-
 def field_names(*types):
     return {name for t in types for name in getattr(t, "model_fields", None) or t.__annotations__}
 
@@ -140,19 +112,9 @@ def test_every_field_of_the_openai_client_is_known():
     roles = ("System", "Developer", "User", "Assistant", "Tool")
     message_types = [getattr(chat, f"ChatCompletion{role}MessageParam") for role in roles]
     message_types += [chat.ChatCompletionMessage, chat.ParsedChatCompletionMessage]
-    item_types = [responses.EasyInputMessageParam, items.Message]
-    prefixes = ("Response{}Param", "Response{}", "ParsedResponse{}")
-    output_types = [getattr(responses, prefix.format("OutputMessage")) for prefix in prefixes]
-    call_types = [getattr(responses, prefix.format("FunctionToolCall")) for prefix in prefixes]
-    part_types = [getattr(responses, prefix.format("OutputText")) for prefix in prefixes]
-    part_types += [responses.ResponseInputTextParam, responses.ResponseInputTextContentParam]
     for fields, types in (
         (MESSAGE_FIELDS, message_types),
         (PART_FIELDS, [chat.ChatCompletionContentPartTextParam]),
-        (ITEM_FIELDS["message"], [*item_types, *output_types]),
-        (ITEM_FIELDS["function_call"], call_types),
-        (ITEM_FIELDS["function_call_output"], [items.FunctionCallOutput]),
-        (ITEM_PART_FIELDS, part_types),
     ):
         assert {*fields.known_names, *fields.client_names, *fields.own_names} >= field_names(*types)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -61,8 +61,6 @@ class HttpExchange:
         self.is_streaming = False  # responds with server-sent events
         # the client has disconnected; the response was sent completely
         self.is_disconnected = self.is_complete = False
-        # the last event of a failed stream
-        self.make_error_event: Callable[[ApiError], Any] = lambda refusal: refusal.envelope
         self.warnings: list[str] = []
 
     def check_head(self) -> None:
@@ -127,21 +125,21 @@ class HttpExchange:
         await self._start(200, Headers(STREAM_HEADERS).raw)
 
     async def send_events(self, values: Iterable[Any]) -> None:
-        """Send events in one write; a value with ``type`` becomes an event of that name."""
+        """Send events in one write."""
         await self._write(b"".join(map(_encode_event, values)))
 
     async def send_keepalive(self) -> None:
         """Send a comment that clients ignore, so that proxies do not close an idle connection."""
         await self._write(b": still working\n\n")
 
-    async def end_stream(self, end_marker: bytes = b"data: [DONE]\n\n") -> None:
+    async def end_stream(self) -> None:
         """Send the end marker and finish the response."""
-        await self._finish(end_marker)
+        await self._finish(b"data: [DONE]\n\n")
 
     async def send_error(self, error: ApiError) -> None:
         """Send an error: as a response, or as the last event of a stream that has started."""
         if self.is_streaming and not self.is_complete:
-            await self._finish(_encode_event(self.make_error_event(error)))
+            await self._finish(_encode_event(error.envelope))
         elif not self.status:
             await self.send_json(error.envelope, error.status, error.headers)
 
@@ -180,8 +178,7 @@ class HttpExchange:
 
 
 def _encode_event(value: Any) -> bytes:
-    name = f"event: {value['type']}\n".encode() if "type" in value else b""
-    return name + b"data: " + dump_json(value) + b"\n\n"
+    return b"data: " + dump_json(value) + b"\n\n"
 
 
 def _header_text(text: str) -> str:

@@ -2,165 +2,112 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
-from typing import Any, NamedTuple
+import math
+from typing import Any
 
 from polyhead.chat.base import ToolCall, is_prefill
 from polyhead.chat.reasoning import ReasoningParser
-from polyhead.chat.tool_calls import ToolCallParser, ToolCallSyntax
+from polyhead.chat.tool_calls import ToolCallParser
 from polyhead.chat.tools import ToolChoice, select_tools
 from polyhead.core.errors import UserError
 from polyhead.generation.chat import ChatSession
 from polyhead.generation.text_engine import PreparedRequest
 from polyhead.serve.api_errors import ApiError, invalid_value_error, unsupported_parameter_error
-from polyhead.serve.client_stream import ClientStream, ClientStreams, OutputDelta
+from polyhead.serve.client_stream import ClientStream, OutputDelta
 from polyhead.serve.http.http_exchange import HttpExchange
-from polyhead.serve.openai.completions import (
-    get_finish_reason,
-    make_response_head,
-    stream_chunks,
-    warn_shortened_output,
-)
+from polyhead.serve.openai.completions import send_choices, warn_shortened_output
 from polyhead.serve.openai.logprobs import CHAT_LOGPROB_CHARS, check_logprobs_size, format_chat_logprobs
-from polyhead.serve.openai.request_builder import build_requests, count_reading_chars, default_max_tokens
+from polyhead.serve.openai.request_builder import build_requests, count_reading_chars
 from polyhead.serve.openai.schemas import ChatBody
 from polyhead.serve.service import Service
 
 
-class AnswerDelta(NamedTuple):
-    """A part of an answer: reasoning, the text after it, and the tool calls after that."""
-
-    reasoning: str
-    content: str
-    calls: list[ToolCall]
-
-
 class AssistantMessage:
-    """One answer, streamed or complete."""
+    """One answer to a conversation, streamed or complete."""
 
-    def __init__(
-        self, syntax: ToolCallSyntax | None, tools: ToolChoice, reasoning: ReasoningParser | None = None
-    ) -> None:
-        self._parser: ToolCallParser | None = (
-            syntax.make_parser(tools) if syntax and tools.all_tools else None
-        )
-        self._reasoning_parser = reasoning
+    def __init__(self, session: ChatSession, body: ChatBody, tools: ToolChoice) -> None:
+        self._tool_parser = self._reasoning_parser = None
+        if session.tool_syntax and tools.all_tools:
+            self._tool_parser = ToolCallParser(session.tool_syntax, tools)
+        if session.reasoning:
+            self._reasoning_parser = ReasoningParser(session.reasoning, body.messages, body.thinks)
         self._is_started = False
-        self._num_calls = 0  # sent so far
+        self.num_calls = 0  # sent so far
 
     def next_delta(self, text: str, is_last: bool) -> dict[str, Any]:
         """Return the delta for new text, to be appended by the client."""
-        reasoning, content, calls = self._parse_text(text, is_last)
-        delta: dict[str, Any] = {} if self._is_started else {"role": "assistant"}
-        delta |= _reasoning_fields(reasoning)
+        fields, content, calls = self._parse(text, is_last)
+        delta = fields if self._is_started else {"role": "assistant", **fields}
         if calls:
-            delta["tool_calls"] = [
-                {"index": self._num_calls + i, **to_openai(call)} for i, call in enumerate(calls)
-            ]
-        self._is_started, self._num_calls = True, self._num_calls + len(calls)
-        if content or not (self._parser or reasoning) or (is_last and not self._num_calls):
+            delta["tool_calls"] = [{"index": self.num_calls + i, **call} for i, call in enumerate(calls)]
+        self._is_started, self.num_calls = True, self.num_calls + len(calls)
+        if content or not (self._tool_parser or fields) or (is_last and not self.num_calls):
             delta["content"] = content
         return delta
 
     def full_message(self, text: str) -> dict[str, Any]:
         """Return the complete message; content is null if there are only tool calls."""
-        reasoning, content, calls = self._parse_text(text, True)
-        self._num_calls = len(calls)
-        has_content = content or not (calls or reasoning)
+        fields, content, calls = self._parse(text, True)
+        self.num_calls = len(calls)
+        has_content = content or not (calls or fields)
         message = {"role": "assistant", "content": content if has_content else None, "refusal": None}
-        message |= _reasoning_fields(reasoning)
-        return message | ({"tool_calls": [to_openai(call) for call in calls]} if calls else {})
+        return message | fields | ({"tool_calls": calls} if calls else {})
 
-    def finish_reason(self, stream: ClientStream, row: int) -> str:
-        """Return the finish reason."""
-        reason = get_finish_reason(stream, row)
-        return "tool_calls" if self._num_calls and reason == "stop" else reason
-
-    def parse_delta(self, text: str, is_last: bool) -> Iterator[AnswerDelta]:
-        """Yield what is certain after this text, in order."""
-        reasoning, content = (
-            self._reasoning_parser.feed(text, is_last) if self._reasoning_parser else ("", text)
+    def _parse(self, text: str, is_last: bool) -> tuple[dict[str, Any], str, list[dict[str, Any]]]:
+        """Parse new text into the fields of reasoning, the content after it, and the tool calls."""
+        reasoning, calls = "", list[ToolCall]()
+        if self._reasoning_parser:
+            reasoning, text = self._reasoning_parser.feed(text, is_last)
+        if self._tool_parser:
+            text, calls = self._tool_parser.feed(text, is_last)
+        # the name in vLLM, and the older one that more clients read
+        fields = {"reasoning": reasoning, "reasoning_content": reasoning} if reasoning else {}
+        return (
+            fields,
+            text,
+            [
+                {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
+                for name, arguments, id in calls
+            ],
         )
-        pairs = self._parser.parse_delta(content, is_last) if self._parser else [(content, [])]
-        for part, calls in pairs:
-            yield AnswerDelta(reasoning, part, calls)
-            reasoning = ""
-
-    @property
-    def consumed_bytes(self) -> int:
-        """Number of bytes of the answer that are classified as reasoning, text or tool call."""
-        return self.reasoning_bytes + (self._parser.consumed_bytes if self._parser else 0)
-
-    @property
-    def reasoning_bytes(self) -> int:
-        """Number of bytes of the answer before its content."""
-        return self._reasoning_parser.consumed_bytes if self._reasoning_parser else 0
-
-    def _parse_text(self, text: str, is_last: bool) -> AnswerDelta:
-        """Parse text into its reasoning, one text and all tool calls."""
-        reasoning, texts, calls = zip(*self.parse_delta(text, is_last), strict=True)
-        return AnswerDelta("".join(reasoning), "".join(texts), [call for group in calls for call in group])
-
-
-def _reasoning_fields(reasoning: str) -> dict[str, str]:
-    """Return the fields of reasoning: the name in vLLM, and the older one that more clients read."""
-    return {"reasoning": reasoning, "reasoning_content": reasoning} if reasoning else {}
-
-
-def to_openai(call: ToolCall) -> dict[str, Any]:
-    """Return a tool call in OpenAI's format."""
-    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
 async def create_chat_completion(service: Service, exchange: HttpExchange, body: ChatBody) -> None:
     """Answer the last message of a conversation."""
-    if "max_completion_tokens" in body.model_fields_set:
-        body.max_tokens = body.max_completion_tokens
+    session, tools = _check_body(service, body), ToolChoice()
+    if {"tools", "tool_choice"} & body.model_fields_set:
+        tools = _choose_tools(session, body, service.limits.max_chars)
+    # a required tool call has a grammar too
+    num_chars = math.inf if body.tools else count_reading_chars(service, body, body.num_chars)
+    answers = [AssistantMessage(session, body, tools) for _ in range(body.n)]
 
-    async with open_chat(service, body) as (streams, answers):
+    def make_choice(stream: ClientStream, output: OutputDelta) -> dict[str, Any]:
+        answer, reason, is_last = answers[output.row], output.finish_reason, output.finish_reason is not None
+        message = (
+            {"delta": answer.next_delta(output.text, is_last)}
+            if body.stream
+            else {"message": answer.full_message(output.text)}
+        )
+        return {
+            "index": output.row,
+            **message,
+            "logprobs": format_chat_logprobs(service.run, output.logprobs) if body.logprobs else None,
+            "finish_reason": "tool_calls" if answer.num_calls and reason == "stop" else reason,
+        }
+
+    async with service.open_streams(
+        lambda: [_build_request(service, session, body, tools)], 1, num_chars, is_streaming=body.stream
+    ) as streams:
         warn_shortened_output(exchange, body, streams)
-
-        def make_chunk(stream: ClientStream, delta: OutputDelta) -> dict[str, Any]:
-            answer = answers[delta.row]
-            return {
-                "index": delta.row,
-                "delta": answer.next_delta(delta.text, delta.is_last),
-                "logprobs": format_chat_logprobs(service.run, delta.logprobs) if body.logprobs else None,
-                "finish_reason": answer.finish_reason(stream, delta.row) if delta.is_last else None,
-            }
-
-        if body.stream:
-            head = make_response_head("chatcmpl", "chat.completion.chunk", service)
-            await stream_chunks(service, exchange, body, streams, head, "choices", make_chunk)
-            return
-        await streams.wait_finished()
-        (member,) = streams.members
-        choices = [
-            {
-                "index": result.row,
-                "message": answers[result.row].full_message(result.text),
-                "logprobs": format_chat_logprobs(service.run, result.logprobs) if body.logprobs else None,
-                "finish_reason": answers[result.row].finish_reason(member, result.row),
-            }
-            for result in member.results()
-        ]
-        usage = service.count_usage(streams.members)
-        head = make_response_head("chatcmpl", "chat.completion", service)
-        await exchange.send_json({**head, "choices": choices, "usage": usage})
+        kind = "chat.completion.chunk" if body.stream else "chat.completion"
+        await send_choices(service, exchange, body, streams, "chatcmpl", kind, make_choice)
 
 
-class OpenChat(NamedTuple):
-    """A conversation submitted to the engine, and its answers by output row."""
+def _check_body(service: Service, body: ChatBody) -> ChatSession:
+    """Return the chat session, or reject what the model does not support and settings that contradict others.
 
-    streams: ClientStreams
-    messages: defaultdict[int, AssistantMessage]
-
-
-@asynccontextmanager
-async def open_chat(service: Service, body: ChatBody) -> AsyncIterator[OpenChat]:
-    """Submit a conversation to the engine; leaving the context aborts it."""
+    A last message of the assistant is continued, no other is.
+    """
     if (session := service.chat) is None:
         reason = (
             "its chat format is unknown; start the service with --chat NAME to set it"
@@ -169,45 +116,25 @@ async def open_chat(service: Service, body: ChatBody) -> AsyncIterator[OpenChat]
         )
         message = f"{service.name} does not support conversations: {reason}"
         raise ApiError(400, "model_not_chat", message, "model")
+    if "max_completion_tokens" in body.model_fields_set:
+        body.max_tokens = body.max_completion_tokens
     if body.top_logprobs and not body.logprobs:
         raise invalid_value_error("top_logprobs", "top_logprobs requires logprobs=true")
     if body.logprobs and "beam_size" in body.model_fields_set:
         raise unsupported_parameter_error("logprobs", "logprobs are supported only for sampled text")
-    _check_continuation(body)
-    if body.chat_template_kwargs.enable_thinking is False and session.reasoning is None:
-        raise unsupported_parameter_error(
-            "chat_template_kwargs", "chat_template_kwargs.enable_thinking: this chat format has no reasoning"
-        )
-    tools = _choose_tools(session, body, service.limits.max_chars)
-    num_chars = count_reading_chars(service, body, body.messages.num_chars)
-    async with service.open_streams(
-        lambda: [_build_request(service, session, body, tools)], 1, num_chars, is_streaming=body.stream
-    ) as streams:
-        thinks = body.chat_template_kwargs.enable_thinking is not False
-
-        def make_answer() -> AssistantMessage:
-            reasoning = session.reasoning and ReasoningParser(session.reasoning, body.messages, thinks)
-            return AssistantMessage(session.tool_syntax, tools, reasoning)
-
-        yield OpenChat(streams, defaultdict(make_answer))
-
-
-def _check_continuation(body: ChatBody) -> None:
-    """Reject settings that contradict the last message: one of the assistant is continued, no other is."""
     continues = is_prefill(body.messages)
-    settings = {
-        "continue_final_message": body.continue_final_message,
-        "add_generation_prompt": None
-        if body.add_generation_prompt is None
-        else not body.add_generation_prompt,
-    }
-    for name, value in settings.items():
-        if value not in (None, continues):
+    for name, opposite in (("continue_final_message", not continues), ("add_generation_prompt", continues)):
+        if getattr(body, name) is opposite:
             reason = (
                 "is continued" if continues else "is not one of the assistant, so an answer to it is started"
             )
-            given = "true" if getattr(body, name) else "false"
+            given = "true" if opposite else "false"
             raise invalid_value_error(name, f"{name}: {given}, but the last message {reason}")
+    if not body.thinks and session.reasoning is None:
+        raise unsupported_parameter_error(
+            "chat_template_kwargs", "chat_template_kwargs.enable_thinking: this chat format has no reasoning"
+        )
+    return session
 
 
 def _choose_tools(chat: ChatSession, body: ChatBody, max_chars: int) -> ToolChoice:
@@ -217,7 +144,15 @@ def _choose_tools(chat: ChatSession, body: ChatBody, max_chars: int) -> ToolChoi
     except UserError as error:
         raise invalid_value_error("tool_choice", f"tool_choice: {error}") from None
     if tools.all_tools:
-        _check_tools_size(chat, tools, max_chars)
+        try:
+            length = chat.count_overhead_chars(tools)
+        except UserError as error:  # this chat format cannot write them
+            raise unsupported_parameter_error("tools", f"tools: {error}") from None
+        if length > max_chars:
+            message = (
+                f"tools: in the model's format they have {length} characters; the maximum is {max_chars}"
+            )
+            raise ApiError(400, "text_too_long", message, "tools")
     if tools.required_tools and body.stop:
         raise invalid_value_error(
             "stop", "stop: an answer that must call a function ends with the call: remove it"
@@ -234,25 +169,13 @@ def _choose_tools(chat: ChatSession, body: ChatBody, max_chars: int) -> ToolChoi
     return tools
 
 
-def _check_tools_size(chat: ChatSession, tools: ToolChoice, max_chars: int) -> None:
-    """Reject tools that this chat format cannot write, or writes with more characters than is allowed."""
-    try:
-        length = chat.count_overhead_chars(tools)
-    except UserError as error:
-        raise unsupported_parameter_error("tools", f"tools: {error}") from None
-    if length > max_chars:
-        message = f"tools: in the model's format they have {length} characters; the maximum is {max_chars}"
-        raise ApiError(400, "text_too_long", message, "tools")
-
-
 def _build_request(service: Service, chat: ChatSession, body: ChatBody, tools: ToolChoice) -> PreparedRequest:
     """Encode the conversation, without its oldest turns if truncation is requested and they do not fit."""
     try:
         if body.truncate:
             ids = _encode_truncated(service, chat, body, tools)
         else:
-            thinks = body.chat_template_kwargs.enable_thinking is not False
-            ids = chat.encode_prompt(body.messages, tools, thinks)
+            ids = chat.encode_prompt(body.messages, tools, body.thinks)
         options = chat.build_options(body.messages, tools) | {"top_logprobs": body.top_logprobs}
         (request,) = build_requests(service, body, [ids], **options)
     except UserError as error:
@@ -277,12 +200,11 @@ def _encode_truncated(service: Service, chat: ChatSession, body: ChatBody, tools
     context, and at least one token.
     """
     max_len, num_new = chat.engine.max_len, body.max_tokens
-    thinks = body.chat_template_kwargs.enable_thinking is not False
     if "max_tokens" in body.model_fields_set and num_new <= max_len:
         fallback, hint = 0, f", or request less than max_tokens={num_new}"
     else:
-        num_new, fallback, hint = min(default_max_tokens(service, chat.engine), max_len // 2), max_len, ""
+        num_new, fallback, hint = min(service.default_max_tokens, max_len // 2), max_len, ""
     try:
-        return chat.truncate_history(body.messages, max_len + 1 - num_new, tools, fallback, thinks).ids
+        return chat.truncate_history(body.messages, max_len + 1 - num_new, tools, fallback, body.thinks).ids
     except UserError as error:
         raise ApiError(400, "context_length_exceeded", f"{error}{hint}", "messages") from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -51,20 +51,25 @@ async def create_completions(service: Service, exchange: HttpExchange, body: Com
         raise unsupported_parameter_error(
             "parse_special", "parse_special is supported only for language models"
         )
-    head = make_response_head("cmpl", "text_completion", service)
 
-    def make_chunk(stream: ClientStream, delta: OutputDelta) -> dict[str, Any]:
+    def make_choice(stream: ClientStream, delta: OutputDelta) -> dict[str, Any]:
         fields = outputs[stream.index, delta.row].format_delta(delta)
-        reason = get_finish_reason(stream, delta.row) if delta.is_last else None
-        return {"index": stream.index * body.n + delta.row, **fields, "finish_reason": reason}
+        index = stream.index * body.n + delta.row
+        return {"index": index, **fields, "finish_reason": delta.finish_reason}
 
     def prepare_requests() -> list[PreparedRequest]:
         tops = {"top_logprobs": body.logprobs} if wants_logprobs else {}
-        max_prompt_tokens = body.truncate_prompt_tokens
         for ids in body.prompt:
             if not isinstance(ids, str):
                 check_token_ids(service, ids, "prompt")
-        requests = build_requests(service, body, body.prompt, max_prompt_tokens=max_prompt_tokens, **tops)
+        requests = build_requests(
+            service,
+            body,
+            body.prompt,
+            parse_special=body.parse_special,
+            max_prompt_tokens=body.truncate_prompt_tokens,
+            **tops,
+        )
         return check_reply_size(service, body, requests)
 
     num_chars = count_reading_chars(service, body, total_length(body.prompt))
@@ -78,12 +83,7 @@ async def create_completions(service: Service, exchange: HttpExchange, body: Com
         warn_shortened_output(exchange, body, streams)
         warn_special_text(service, exchange, body)
         outputs = await make_echo_outputs(service, body, streams, body.logprobs if wants_logprobs else None)
-        if body.stream:
-            await stream_chunks(service, exchange, body, streams, head, "choices", make_chunk)
-            return
-        await streams.wait_finished()
-        choices = [make_chunk(member, result) for member in streams.members for result in member.results()]
-        await exchange.send_json({**head, "choices": choices, "usage": service.count_usage(streams.members)})
+        await send_choices(service, exchange, body, streams, "cmpl", "text_completion", make_choice)
 
 
 def warn_shortened_output(exchange: HttpExchange, body: SamplingParams, streams: ClientStreams) -> None:
@@ -134,8 +134,8 @@ async def create_translations(service: Service, exchange: HttpExchange, body: Tr
     head = make_response_head("trans", "translation", service)
 
     def make_chunk(stream: ClientStream, delta: OutputDelta) -> dict[str, Any]:
-        entry = {"index": stream.index, "alternative": delta.row, "text": delta.text}
-        return entry | {"finish_reason": get_finish_reason(stream, delta.row) if delta.is_last else None}
+        place = {"index": stream.index, "alternative": delta.row}
+        return {**place, "text": delta.text, "finish_reason": delta.finish_reason}
 
     options: dict[str, Any] = languages | ({"terminology": body.terminology} if body.terminology else {})
     prepare_requests = partial(build_requests, service, body, body.input, **options)
@@ -180,6 +180,25 @@ async def compute_attention(service: Service, source: str, target: str) -> dict[
     return dict(maps)
 
 
+async def send_choices(
+    service: Service,
+    exchange: HttpExchange,
+    body: SamplingParams,
+    streams: ClientStreams,
+    prefix: str,
+    kind: str,
+    make_choice: ChunkFunction,
+) -> None:
+    """Send the choices of all outputs: as one response, or as a stream."""
+    head = make_response_head(prefix, kind, service)
+    if body.stream:
+        await stream_chunks(service, exchange, body, streams, head, "choices", make_choice)
+        return
+    await streams.wait_finished()
+    choices = [make_choice(member, result) for member in streams.members for result in member.results()]
+    await exchange.send_json({**head, "choices": choices, "usage": service.count_usage(streams.members)})
+
+
 async def stream_chunks(
     service: Service,
     exchange: HttpExchange,
@@ -189,35 +208,22 @@ async def stream_chunks(
     key: str,
     make_chunk: ChunkFunction,
 ) -> None:
-    """Stream the chunks as they come, then the usage if requested, then the end marker."""
+    """Stream the chunks as they come, then the usage if requested, then the end marker.
+
+    The chunks of all pending updates are sent together; without output for a while a keepalive is sent.
+    """
     await exchange.start_stream()
     extra: dict[str, Any] = {"usage": None} if body.stream_options.include_usage else {}
-    await forward_events(
-        exchange, streams, lambda talk, piece: [{**head, key: [make_chunk(talk, piece)], **extra}]
-    )
+    async for updates in streams.iter_updates(KEEPALIVE_SECONDS):
+        chunks = [make_chunk(update.stream, delta) for update in updates for delta in update.deltas]
+        if chunks:
+            await exchange.send_events([{**head, key: [chunk], **extra} for chunk in chunks])
+        elif not updates:
+            await exchange.send_keepalive()
     usage = service.count_usage(streams.members)
     if extra:
         await exchange.send_events([{**head, key: [], "usage": usage}])
     await exchange.end_stream()
-
-
-async def forward_events(
-    exchange: HttpExchange,
-    streams: ClientStreams,
-    make_events: Callable[[ClientStream, OutputDelta], Iterable[dict[str, Any]]],
-) -> None:
-    """Send the events of all pending updates together, or a keepalive if there are none for a while."""
-    async for updates in streams.iter_updates(KEEPALIVE_SECONDS):
-        events = [
-            event
-            for update in updates
-            for delta in update.deltas
-            for event in make_events(update.stream, delta)
-        ]
-        if events:
-            await exchange.send_events(events)
-        elif not updates:
-            await exchange.send_keepalive()
 
 
 def format_outputs(stream: ClientStream, with_scores: bool) -> list[dict[str, Any]]:
@@ -228,16 +234,10 @@ def format_outputs(stream: ClientStream, with_scores: bool) -> list[dict[str, An
         {
             "text": text,
             **({"score": finite_or_none(hypothesis.score)} if with_scores else {}),
-            "finish_reason": get_finish_reason(stream, row),
+            "finish_reason": stream.finish_reason(row),
         }
         for row, (text, hypothesis) in enumerate(zip(stream.output.collect_texts(), hypotheses, strict=False))
     ]
-
-
-def get_finish_reason(stream: ClientStream, row: int) -> str:
-    """Return the finish reason of an output."""
-    reason = stream.output.finish_reasons[row] or "stop" if stream.output else "length"
-    return {"cancelled": "abort"}.get(reason, reason)
 
 
 def make_response_head(prefix: str, kind: str, service: Service) -> dict[str, Any]:

@@ -35,13 +35,14 @@ def build_requests(
     body: SamplingParams,
     texts: Sequence[str | list[int]],
     *,
+    parse_special: bool = False,
     max_prompt_tokens: int | None = None,
     **options: Any,
 ) -> list[PreparedRequest]:
     """Encode the texts of a request; an ApiError names the field that cannot be satisfied.
 
-    Only the last ``max_prompt_tokens`` tokens of each are kept. ``options`` are engine options that are not
-    fields of the body.
+    With ``parse_special`` names of special tokens are these tokens. Of each text only the last
+    ``max_prompt_tokens`` tokens are kept. ``options`` are engine options that are not fields of the body.
     """
     engine, fields_set = service.engine, body.model_fields_set
     assert engine is not None
@@ -53,7 +54,12 @@ def build_requests(
     }
     if engine_options.get("top_k") == -1:
         engine_options["top_k"] = 0
-    for name in _ineffective_fields(engine, engine_options):
+    has_beams = "beam_size" in engine_options
+    if engine.prompt_template is None and not has_beams:  # a translation is sampled if anything asks for it
+        names = SAMPLING_KEYS & engine_options.keys()
+        has_beams = all(NEUTRAL_SETTINGS.get(name) == engine_options[name] for name in names)
+    ineffective = NEUTRAL_SETTINGS.keys() - {"length_penalty"} if has_beams else {"length_penalty"}
+    for name in ineffective & engine_options.keys():
         if engine_options[name] == NEUTRAL_SETTINGS[name]:
             del engine_options[name]
     if (
@@ -71,7 +77,6 @@ def build_requests(
             raise _to_field_error(str(error), body) from None
     requests = []
     for text in texts:
-        parse_special = getattr(body, "parse_special", False)
         ids = engine.encode_prompt(text, parse_special) if isinstance(text, str) else text
         ids = ids if max_prompt_tokens is None else ids[max(0, len(ids) - max_prompt_tokens) :]
         seed = body.seed if "seed" in fields_set else 0 if service.deterministic else secrets.randbelow(2**31)
@@ -91,20 +96,10 @@ def build_requests(
     return requests
 
 
-def _ineffective_fields(engine: TextEngine, options: dict[str, Any]) -> list[str]:
-    """The fields in ``options`` that have no effect on the kind of output."""
-    has_beams = "beam_size" in options
-    if engine.prompt_template is None and not has_beams:  # a translation is sampled if anything asks for it
-        has_beams = all(NEUTRAL_SETTINGS.get(name) == options[name] for name in SAMPLING_KEYS & set(options))
-    names = NEUTRAL_SETTINGS.keys() - {"length_penalty"} if has_beams else {"length_penalty"}
-    return sorted(names & options.keys())
-
-
 def count_reading_chars(service: Service, body: SamplingParams, num_chars: int) -> float:
     """Length for ``run_in_executor``: infinite with a grammar, which may take seconds to compile."""
     grammar: Any = body.response_format or body.structured_outputs or body.grammar
     grammar = grammar or (service.engine and service.engine.config.grammar)
-    grammar = grammar or getattr(body, "tools", None)  # a required tool call has a grammar too
     return math.inf if grammar else num_chars
 
 
@@ -166,7 +161,7 @@ def _fit_prompt(
         "turn_ends" in options,
     )
     # at least one token is generated, also for max_tokens=0
-    default = default_max_tokens(service, engine)
+    default = service.default_max_tokens
     requested = min(max(1, body.max_tokens), service.limits.max_tokens)
     if body.truncate:
         num_new = requested if is_explicit else min(default, max(max_len // 2, max_len - len(ids) + 1))
@@ -185,11 +180,6 @@ def _fit_prompt(
                     "prompt",
         )  # fmt: skip
     return ids, {"max_new_tokens": min(requested if is_explicit else default, max_len - len(ids) + 1)}
-
-
-def default_max_tokens(service: Service, engine: TextEngine) -> int:
-    """Return the maximum number of new tokens if a request has none."""
-    return min(engine.config.max_new_tokens, service.limits.max_tokens)
 
 
 def _fit_source(

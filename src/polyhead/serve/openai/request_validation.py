@@ -3,100 +3,83 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from heapq import nsmallest
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from polyhead.chat.tools import drop_nulls
 from polyhead.core.errors import did_you_mean, format_value
 from polyhead.core.messages import format_loc, from_validation_error, section_type
 from polyhead.serve.api_errors import ApiError, invalid_value_error, unsupported_parameter_error
 from polyhead.serve.limits import Limits
-from polyhead.serve.openai.chat_fields import MESSAGE_OVERHEAD, SizedMessages
-from polyhead.serve.openai.schema_fields import Contains, ObjectFields
-from polyhead.serve.openai.schemas import JsonObject, RequestBody
+from polyhead.serve.openai.schema_fields import MESSAGE_OVERHEAD, Contains, ObjectFields
+from polyhead.serve.openai.schemas import ChatBody, JsonObject, RequestBody
 
 HINT_CUTOFF = 0.7  # similarity of a name to a known one that is suggested
 SIZED_FIELDS = {
-    "prompt", "input", "instructions", "target", "text", "tokens", "messages", "terminology", "query",
-    "documents",
+    "prompt", "input", "target", "text", "tokens", "messages", "terminology", "query", "documents",
 }  # fmt: skip
 
 
-class RequestObject(NamedTuple):
-    """An object inside of a request."""
-
-    field: str  # field of the body
-    location: str
-    values: Any
-    known_names: Set[str]
-    fields: ObjectFields  # other names
+InnerObject = tuple[str, str, Mapping[str, Any], ObjectFields]
+"""An object inside of a request: its field of the body, its location, its values, and its fields."""
 
 
 @cache
-def _list_object_fields(body_type: type[BaseModel]) -> list[tuple[str, Any, Contains | None]]:
-    """The fields of a body or of settings that contain objects: name, type of settings, mark of lists."""
-    found = []
-    for name, field in body_type.model_fields.items():
-        kind = section_type(field.annotation)
-        mark = next((mark for mark in field.metadata if isinstance(mark, Contains)), None)
-        if kind is not None or mark is not None:
-            found.append((field.alias or name, kind, mark))
-    return found
+def _list_fields(kind: type[JsonObject]) -> ObjectFields:
+    """The fields of a body or of settings, with the objects inside of them."""
+    inner: dict[str, tuple[str, ObjectFields]] = {}
+    for name, field in kind.model_fields.items():
+        section: Any = section_type(field.annotation)
+        if section is not None:
+            inner[field.alias or name] = "", _list_fields(section)
+        for mark in field.metadata:
+            if isinstance(mark, Contains):
+                inner[name] = mark
+    known_names = {field.alias or name for name, field in kind.model_fields.items()}
+    return kind.other_fields._replace(known_names=known_names, inner=inner)
 
 
 def _iter_objects(
-    field: str, location: str, values: Mapping[str, Any], kind: type[JsonObject]
-) -> Iterator[RequestObject]:
-    """Yield the objects of a body or of settings: settings, tools, and messages or items with their parts."""
-    if location:
-        known_names = {inner.alias or name for name, inner in kind.model_fields.items()}
-        yield RequestObject(field, location, values, known_names, kind.other_fields)
-    for name, inner_kind, mark in _list_object_fields(kind):
-        value, inner_field = values.get(name), field or name
-        if inner_kind is not None and isinstance(value, Mapping):
-            yield from _iter_objects(inner_field, f"{location}.{name}".lstrip("."), value, inner_kind)
-        for number, one in enumerate(value if isinstance(value, list) else [value]):
-            if mark is not None and isinstance(one, Mapping):
-                label = f"{mark.noun} {number}" if mark.noun else name
-                yield from _iter_inner(inner_field, label, one, mark.choose_fields(one))
-
-
-def _iter_inner(
     field: str, location: str, values: Mapping[str, Any], fields: ObjectFields
-) -> Iterator[RequestObject]:
-    """Yield an object of a field and the objects inside of it."""
-    yield RequestObject(field, location, values, fields.known_names, fields)
+) -> Iterator[InnerObject]:
+    """Yield an object of a field and the objects inside of it; without a location only these."""
+    if location:
+        yield field, location, values, fields
+    place = f" of {location}" if location else ""
     for name, (noun, inner) in fields.inner.items():
-        value, place = values.get(name), f"of {location}"
+        value = values.get(name)
         if isinstance(value, Mapping):
-            yield from _iter_inner(field, f"{noun} {place}" if noun else f"{location}.{name}", value, inner)
+            label = f"{noun}{place}" if noun else f"{location}.{name}".lstrip(".")
+            yield from _iter_objects(field or name, label, value, inner)
         for number, one in enumerate(value if isinstance(value, list) else ()):
-            yield from _iter_inner(field, f"{noun} {number} {place}", one, inner)
+            if isinstance(one, Mapping):
+                yield from _iter_objects(field or name, f"{noun} {number}{place}", one, inner)
 
 
-def _check_objects(objects: Sequence[RequestObject], strict: bool, warnings: list[str]) -> None:
+def _check_objects(objects: Sequence[InnerObject], strict: bool, warnings: list[str]) -> None:
     """Reject unsupported fields inside of objects, and add warnings about unknown ones.
 
     With ``strict``, unknown ones are rejected, except those that OpenAI's clients send by default.
     """
-    for field, location, fields, _, other in objects:
-        for name in sorted(fields.keys() & other.neutral_values.keys()):
-            neutral = other.neutral_values[name]
-            if fields[name] is not None and not any(is_same_json(fields[name], value) for value in neutral):
+    for field, location, values, known in objects:
+        for name in sorted(values.keys() & known.neutral_values.keys()):
+            neutral = known.neutral_values[name]
+            if values[name] is not None and not any(is_same_json(values[name], value) for value in neutral):
                 message = f"{name} of {location} is not supported by this service; remove it"
                 raise unsupported_parameter_error(field, message)
-    for field, location, fields, known_names, other in objects:
+    for field, location, values, known in objects:
         if len(warnings) >= MAX_REPORTED_FIELDS:
             return
-        unknown = drop_nulls(fields).keys() - known_names - other.own_names - other.neutral_values.keys()
-        ignorable = {name for name in unknown & other.client_names if strict or fields[name] in ("", [], {})}
+        unknown = drop_nulls(values).keys() - known.known_names - known.own_names
+        unknown -= known.neutral_values.keys()
+        ignorable = {name for name in unknown & known.client_names if strict or values[name] in ("", [], {})}
         for name in nsmallest(MAX_REPORTED_FIELDS - len(warnings), unknown - ignorable):
-            has_hint = name not in other.client_names
-            hint = did_you_mean(name, known_names, HINT_CUTOFF) if has_hint else ""
+            has_hint = name not in known.client_names
+            hint = did_you_mean(name, known.known_names, HINT_CUTOFF) if has_hint else ""
             if strict:
                 message = f"unknown field {format_value(name)} of {location}{hint}"
                 raise ApiError(400, "unknown_parameter", message, field)
@@ -141,7 +124,7 @@ ALTERNATIVES = {
     **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar"),
         "use structured_outputs"),
     **dict.fromkeys(("previous_response_id", "conversation"), "answers are not stored: send the whole "
-        "conversation in input"),
+        "conversation in messages"),
     "background": "answers are synchronous",
     "truncate_prompt_tokens": "use truncate",
     "prompt_logprobs": "use echo with logprobs",
@@ -193,7 +176,7 @@ def validate_body(
                     name, f"{name}: {getattr(body, name)} is out of range: the maximum is {maximum}"
                 )
     _check_input_size(body, limits)
-    _check_objects(list(_iter_objects("", "", values, body_type)), strict, ignored)
+    _check_objects(list(_iter_objects("", "", values, _list_fields(body_type))), strict, ignored)
     return body, ignored
 
 
@@ -217,38 +200,26 @@ def _check_unknown_fields(body_type: type[RequestBody], values: dict[str, Any], 
 
 def _check_input_size(body: Any, limits: Limits) -> None:
     """Reject more texts, or longer ones, than the limits allow. A conversation is one text."""
-    tool_chars = sum(
-        len(json.dumps(tool.definition, ensure_ascii=False)) + MESSAGE_OVERHEAD
-        for tool in getattr(body, "tools", ())
-    )
     for name in sorted(SIZED_FIELDS & body.model_fields_set):
-        value: Any = getattr(body, name)
-        # tokens of an embeddings request, text of a response
-        if isinstance(value, bool | BaseModel):
+        value, label, field = getattr(body, name), name, name
+        if isinstance(value, bool):  # tokens of an embeddings request
             continue
-        if isinstance(value, SizedMessages):
-            with_tools = tool_chars > 0 and value.num_chars <= limits.max_chars
-            label = "the conversation with its tools" if with_tools else name
-            _check_length(value.num_chars + tool_chars, limits, label, "tools" if with_tools else name)
-            continue
-        if name == "instructions":  # they become the first message
-            messages: SizedMessages = body.input.with_system(value)
-            _check_length(messages.num_chars + tool_chars, limits, "the input with its instructions", name)
-            continue
-        if name == "terminology":
-            value = "".join(text for word, phrases in value.items() for text in (word, *phrases))
-        texts = [value or ""] if name == "tokens" or isinstance(value, str | None) else value
-        max_texts = getattr(limits, body.batch_limit)
-        if len(texts) > max_texts:
-            message = f"{name} has {len(texts)} texts; the maximum is {max_texts}"
-            raise ApiError(400, "too_many_texts", message, name)
-        for one in texts:
-            for text in one if isinstance(one, tuple) else [one]:
-                unit = "characters" if isinstance(text, str) else "tokens"
-                _check_length(len(text), limits, name, name, unit)
-
-
-def _check_length(length: int, limits: Limits, label: str, field: str, unit: str = "characters") -> None:
-    if length > limits.max_chars:
-        message = f"{label} has a text of {length} {unit}; the maximum is {limits.max_chars}"
-        raise ApiError(400, "text_too_long", message, field)
+        if isinstance(body, ChatBody):
+            definitions = [json.dumps(tool.definition, ensure_ascii=False) for tool in body.tools]
+            if definitions and body.num_chars <= limits.max_chars:
+                label, field = "the conversation with its tools", "tools"
+            sizes = [(body.num_chars + sum(len(one) + MESSAGE_OVERHEAD for one in definitions), "characters")]
+        else:
+            if name == "terminology":
+                value = "".join(text for word, phrases in value.items() for text in (word, *phrases))
+            texts = [value or ""] if name == "tokens" or isinstance(value, str | None) else value
+            max_texts = getattr(limits, body.batch_limit)
+            if len(texts) > max_texts:
+                message = f"{name} has {len(texts)} texts; the maximum is {max_texts}"
+                raise ApiError(400, "too_many_texts", message, name)
+            parts = [part for text in texts for part in (text if isinstance(text, tuple) else [text])]
+            sizes = [(len(part), "characters" if isinstance(part, str) else "tokens") for part in parts]
+        for length, unit in sizes:
+            if length > limits.max_chars:
+                message = f"{label} has a text of {length} {unit}; the maximum is {limits.max_chars}"
+                raise ApiError(400, "text_too_long", message, field)

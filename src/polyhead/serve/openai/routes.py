@@ -35,7 +35,6 @@ from polyhead.serve.openai.pooling_endpoints import (
     tokenize,
 )
 from polyhead.serve.openai.request_validation import validate_body
-from polyhead.serve.openai.responses import create_response
 from polyhead.serve.openai.schema_fields import DEFAULT_FROM_RUN
 from polyhead.serve.service import Service
 from polyhead.serve.strict_json import dump_json
@@ -200,7 +199,6 @@ ROUTES = [
     ApiRoute("POST", "/v1/completions", create_completions, "continue a text"),
     ApiRoute("POST", "/v1/translations", create_translations, "translate"),
     ApiRoute("POST", "/v1/chat/completions", create_chat_completion, "answer a conversation"),
-    ApiRoute("POST", "/v1/responses", create_response, "create a response, as items"),
     ApiRoute("POST", "/v1/embeddings", create_embeddings, "compute an embedding per text"),
     ApiRoute("POST", "/v1/classify", create_classifications, "classify each text"),
     ApiRoute("POST", "/v1/rerank", create_reranking, "order documents by their relevance to a query"),

@@ -9,6 +9,7 @@ from pydantic import (
     AfterValidator,
     Field,
     GetCoreSchemaHandler,
+    PlainValidator,
     ValidationError,
     WithJsonSchema,
     WrapValidator,
@@ -16,6 +17,8 @@ from pydantic import (
 from pydantic.json_schema import SkipJsonSchema
 from pydantic_core import CoreSchema
 
+from polyhead.chat.base import MESSAGE_ROLE_ALIASES, MESSAGE_ROLES, ROLES_WITHOUT_CONTENT, Message
+from polyhead.chat.tools import TOOL_CHOICES, Tool, parse_tool_calls, validate_tool_choice, validate_tools
 from polyhead.config.generation_config import MAX_TOKEN_ID
 from polyhead.core.errors import UserError, format_value
 
@@ -116,7 +119,7 @@ class Contains(NamedTuple):
     """Marks a field that contains an object or a list of them; their unknown fields are reported."""
 
     noun: str  # of the items in messages; "": the name of the field
-    choose_fields: Callable[[Mapping[str, Any]], ObjectFields]  # of one of the objects
+    fields: ObjectFields
 
 
 def object_fields(
@@ -204,6 +207,125 @@ StopTokenIds = Annotated[
         *_ID_WORDS,
         convert=_check_stop_ids,
     ),
+]
+
+MESSAGE_OVERHEAD = 16  # additional characters per message, about the cost of its special tokens
+_FUNCTION_NAME = {"name": {"type": "string", "pattern": "^[A-Za-z0-9_.-]{1,64}$"}}
+_FUNCTION_TYPE = {"type": {"const": "function"}}
+PART_FIELDS = object_fields(
+    "type text", {"type": {"const": "text"}, "text": TEXT_SCHEMA}, "prompt_cache_breakpoint"
+)
+CALLED_FUNCTION_FIELDS = object_fields(
+    "name", _FUNCTION_NAME | {"arguments": TEXT_SCHEMA}, "parsed_arguments"
+)
+CALL_FIELDS = object_fields(
+    "function",
+    {"id": TEXT_SCHEMA, **_FUNCTION_TYPE, "function": CALLED_FUNCTION_FIELDS.schema},
+    "index",
+    function=("the function", CALLED_FUNCTION_FIELDS),
+)
+MESSAGE_FIELDS = object_fields(
+    "role",
+    {
+        "role": {"enum": [*MESSAGE_ROLES, *MESSAGE_ROLE_ALIASES]},
+        "content": {"anyOf": [TEXT_SCHEMA, array_schema(PART_FIELDS.schema)]},
+        "tool_calls": {"type": "array", "items": CALL_FIELDS.schema},
+        "tool_call_id": TEXT_SCHEMA,
+        "reasoning": TEXT_SCHEMA,
+        "reasoning_content": TEXT_SCHEMA,
+    },
+    "name refusal annotations audio function_call parsed",
+    content=("part", PART_FIELDS),
+    tool_calls=("call", CALL_FIELDS),
+)
+FUNCTION_FIELDS = object_fields(
+    "name",
+    _FUNCTION_NAME | {"description": TEXT_SCHEMA, "parameters": {"type": "object"}},
+    own_names="strict",
+)
+TOOL_FIELDS = object_fields(
+    "function",
+    {**_FUNCTION_TYPE, "function": FUNCTION_FIELDS.schema},
+    function=("the function", FUNCTION_FIELDS),
+)
+CHOSEN_FUNCTION_FIELDS = object_fields("name", dict(_FUNCTION_NAME))
+TOOL_CHOICE_FIELDS = object_fields(
+    "function",
+    {**_FUNCTION_TYPE, "function": CHOSEN_FUNCTION_FIELDS.schema},
+    function=("", CHOSEN_FUNCTION_FIELDS),
+)
+
+
+def parse_messages(value: Any) -> list[Message]:
+    """Parse the messages of a conversation; the role developer becomes system."""
+    if not isinstance(value, list) or not value:
+        raise UserError(f"{format_value(value)} is not a list of messages")
+    messages = []
+    for number, fields in enumerate(value):
+        label = f"message {number}"
+        if not isinstance(fields, dict):
+            raise UserError(f"{label} is {format_value(fields)}, expected an object with role and content")
+        for name in ("function_call", "audio"):
+            if fields.get(name):
+                raise UserError(f"{label} has {name}, which is not supported; supported: text and tool_calls")
+        role, content, tool_call_id = fields.get("role"), fields.get("content"), fields.get("tool_call_id")
+        if not isinstance(role, str):
+            raise UserError(f"{label} has the role {format_value(role)}, expected {', '.join(MESSAGE_ROLES)}")
+        calls = parse_tool_calls(fields.get("tool_calls"), number)
+        reasoning = fields.get("reasoning_content")
+        reasoning = (fields.get("reasoning") if reasoning is None else reasoning) or ""
+        if not isinstance(reasoning, str):
+            raise UserError(f"{label} has the reasoning {format_value(reasoning)}, expected a string")
+        if content is None and role in ROLES_WITHOUT_CONTENT:
+            content = ""
+        if isinstance(content, list):
+            for part in content:
+                kind = part.get("type") if isinstance(part, dict) else part
+                if kind != "text" or not isinstance(part, dict) or not isinstance(part.get("text"), str):
+                    raise UserError(
+                        f"{label} has a part {format_value(kind)}; this model supports text only: "
+                        "{type: text, text: ...}"
+                    )
+            content = "".join(part["text"] for part in content)
+        if not isinstance(content, str):
+            raise UserError(
+                f"{label} has the content {format_value(content)}, expected a string or a list of texts"
+            )
+        if not isinstance(tool_call_id, str | None):
+            raise UserError(f"{label} has the tool_call_id {format_value(tool_call_id)}, expected a string")
+        role = MESSAGE_ROLE_ALIASES.get(role, role)
+        messages.append(Message(role, content, calls, tool_call_id or "", reasoning))
+    return messages
+
+
+def parse_tools(value: Any) -> tuple[Tool, ...]:
+    """Parse function tools, without their unknown fields, which would be a part of the prompt."""
+    names = {*FUNCTION_FIELDS.known_names, *FUNCTION_FIELDS.own_names}
+    tools = []
+    for tool in validate_tools(value):
+        function = {key: part for key, part in tool.definition["function"].items() if key in names}
+        kind = {key: part for key, part in tool.definition.items() if key == "type"}
+        tools.append(tool._replace(definition=kind | {"function": function}))
+    return tuple(tools)
+
+
+MessageList = Annotated[
+    list[Message],
+    PlainValidator(parse_messages),
+    WithJsonSchema(array_schema(MESSAGE_FIELDS.schema)),
+    Contains("message", MESSAGE_FIELDS),
+]
+ToolList = Annotated[
+    tuple[Tool, ...],
+    PlainValidator(parse_tools),
+    WithJsonSchema({"type": "array", "items": TOOL_FIELDS.schema}),
+    Contains("tool", TOOL_FIELDS),
+]
+ToolChoiceField = Annotated[
+    str | list[str],
+    PlainValidator(validate_tool_choice),
+    WithJsonSchema({"anyOf": [{"enum": list(TOOL_CHOICES)}, TOOL_CHOICE_FIELDS.schema]}),
+    Contains("", TOOL_CHOICE_FIELDS),
 ]
 
 

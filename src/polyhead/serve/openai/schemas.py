@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import BaseMetadata
@@ -9,20 +10,13 @@ from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 
 from polyhead.chat.tools import drop_nulls
 from polyhead.config.generation_config import MAX_TOKEN_ID, SETTING_USES, GenerationConfig, strip_scope
-from polyhead.serve.openai.chat_fields import (
-    MESSAGE_OVERHEAD,
-    Items,
-    MessageList,
-    ResponseToolChoice,
-    ResponseTools,
-    ToolChoiceField,
-    ToolList,
-)
 from polyhead.serve.openai.schema_fields import (
     DEFAULT_FROM_RUN,
+    MESSAGE_OVERHEAD,
     Documents,
     Ids,
     LayerList,
+    MessageList,
     ObjectFields,
     Pairs,
     Prompts,
@@ -30,18 +24,11 @@ from polyhead.serve.openai.schema_fields import (
     StopTokenIds,
     TermTable,
     TextList,
+    ToolChoiceField,
+    ToolList,
     allow_nulls,
     int_field,
 )
-
-INCLUDE_LOGPROBS = "message.output_text.logprobs"
-IncludeValue = Literal[
-    "message.output_text.logprobs", "reasoning.encrypted_content", "message.input_image.image_url",
-    "file_search_call.results", "web_search_call.results", "web_search_call.action.sources",
-    "code_interpreter_call.outputs", "computer_call_output.output.image_url",
-]  # fmt: skip
-"""Values of ``include`` that OpenAI's clients may send; only the first one has an effect here."""
-
 
 MAX_TOKENS = "maximum number of output tokens; reduced to what the model and the service can generate"
 
@@ -246,55 +233,17 @@ class ChatBody(SamplingParams):
     )
     parallel_tool_calls: bool | None = Field(None, description="false: at most one function call")
 
+    @property
+    def thinks(self) -> bool:
+        """Whether the model may reason before its answer."""
+        return self.chat_template_kwargs.enable_thinking is not False
 
-class TextFormat(JsonObject):
-    """Text format of a response."""
-
-    other_fields = JsonSchemaFormat.other_fields
-
-    type: Literal["text", "json_object", "json_schema"] = Field(
-        description="any text, a JSON object, or JSON that matches a schema"
-    )
-    schema_: dict[str, Any] | None = Field(None, alias="schema", description="JSON Schema of the output")
-
-
-class ResponseText(JsonObject):
-    """Text options of a response."""
-
-    other_fields = ObjectFields({}, client_names=frozenset(["verbosity"]))
-
-    format: TextFormat = Field(TextFormat(type="text"), description="format of the output")
-
-
-class ResponseBody(SamplingParams):
-    """POST /v1/responses."""
-
-    input: Items = Field(
-        description="a text, or the messages of a conversation, of which the last is answered; each item "
-        f"counts {MESSAGE_OVERHEAD} characters in addition to its own"
-    )
-    instructions: str | None = Field(None, description="system message before the input")
-    max_output_tokens: int = int_field(1, 1, description=MAX_TOKENS)
-    text: ResponseText = Field(ResponseText(), description="constraints on the output")
-    include: list[IncludeValue] = Field(
-        [], description=f"{INCLUDE_LOGPROBS} returns the log-probability of each output token"
-    )
-    top_logprobs: int = int_field(
-        0,
-        0,
-        maximum=20,
-        description="with these log-probabilities: number of alternatives returned for each token",
-        is_fixed=True,
-    )
-    tools: ResponseTools = Field((), description="functions that the answer may call")
-    tool_choice: ResponseToolChoice = Field(
-        "auto", description="whether a function is called; auto: the model decides"
-    )
-    parallel_tool_calls: bool | None = Field(None, description="false: at most one function call")
-    truncation: Literal["auto", "disabled"] | None = Field(
-        None, description="auto: drop the oldest questions of a conversation that is too long"
-    )
-    metadata: dict[str, Any] | None = Field(None, description="returned unchanged in the response")
+    @cached_property
+    def num_chars(self) -> int:
+        """Characters of all messages and calls, and ``MESSAGE_OVERHEAD`` for each."""
+        texts = [message.content + message.reasoning for message in self.messages]
+        texts += [call.name + call.arguments for message in self.messages for call in message.tool_calls]
+        return sum(len(text) + MESSAGE_OVERHEAD for text in texts)
 
 
 class TranslationBody(SamplingParams):
