@@ -27,8 +27,7 @@ CHARACTERS = sorted({*string.printable, "é", "你", "\udc80"})
 LONGEST = 32_000  # characters
 # made of escaped words, or of what another place or a test yields
 COMPUTED_PATTERNS = (
-    "chat/jinja.py",
-    "chat/template_tools.py",  # of what a template wrote for a short conversation of ours
+    "chat/jinja.py",  # also of what a template wrote for a short conversation of ours
     "config/yaml_io.py",
     "core/i18n.py",  # of our own messages
     "data/readers/csv.py",

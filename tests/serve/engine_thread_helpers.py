@@ -5,8 +5,7 @@ from contextlib import contextmanager
 
 from tests.serve.conftest import build_run, wait_until
 
-from polyhead.serve.client_stream import ClientStream
-from polyhead.serve.engine_thread import EngineThread
+from polyhead.serve.engine_thread import ClientStream, EngineThread
 
 
 class ManualLoop:

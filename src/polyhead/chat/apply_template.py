@@ -76,7 +76,8 @@ def encode_chat(
 
     Without ``thinks`` the answer starts after empty reasoning, in a format with reasoning.
     """
-    messages = insert_reasoning(messages, reasoning_syntax(format))
+    if any(message.reasoning for message in messages):
+        messages = insert_reasoning(messages, reasoning_syntax(format))
     has_begun = is_prefill(messages) and messages[-1].content.strip()
     if thinks or has_begun or not isinstance(format, ReasoningFormat):
         pieces = render_chat(format, messages, add_generation_prompt, tools)

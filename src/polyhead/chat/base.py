@@ -125,7 +125,8 @@ def check_messages(
             raise no_tools_error(f"message {number} {problem}")
     if all(message.role == "system" for message in messages):
         raise UserError("a conversation must have a message with the role 'user'")
-    _check_tool_calls(messages)
+    if allow_tool_calls:
+        _check_tool_calls(messages)
     if add_generation_prompt and messages[-1].role == "assistant":
         raise UserError("the last message has the role 'assistant'; it must have the role 'user'")
     alternating_turns = [

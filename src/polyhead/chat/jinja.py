@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -12,7 +13,7 @@ from polyhead.chat.base import EOS, ChatPiece, Message, ToolCall, check_messages
 from polyhead.chat.reasoning import ReasoningSyntax
 from polyhead.chat.sandbox.client import Rendering, TemplateError, render_template
 from polyhead.chat.sandbox.placeholders import TOKEN_ROLES
-from polyhead.chat.template_tools import CALL_STYLES, CallStyle, find_call_style, find_tool_syntax, to_fields
+from polyhead.chat.template_format import CallStyle, to_fields
 from polyhead.chat.tool_calls import ToolCallSyntax
 from polyhead.chat.tools import ToolChoice, build_tool_choice
 from polyhead.core.errors import UserError
@@ -39,6 +40,19 @@ _PROBE_TOOLS = build_tool_choice(
 _ROLE_CHARACTERS = {role: chr(0xE0A0 + i) for i, role in enumerate(TOKEN_ROLES)}
 # what follows an answer: a text of the form of a special token, or the token of a role
 _END = re.compile(rf"\s*(?:<[^<>\n]*>|\[[^\[\]\n]*\]|[{''.join(_ROLE_CHARACTERS.values())}])")
+
+# marks before and after a call, or a list of calls
+_CALL_MARKS = {
+    "<tool_call>": "</tool_call>",
+    "<|tool_call|>": "<|/tool_call|>",
+    "<|tool_call_start|>": "<|tool_call_end|>",
+    "<function_call>": "</function_call>",
+    "[TOOL_CALLS]": "",
+}
+_OPENING = re.compile(rf"({'|'.join(map(re.escape, _CALL_MARKS))})\s*+(?P<list>\[?)\s*+\Z")
+_raw_decode = json.JSONDecoder().raw_decode
+# the most common first
+CALL_STYLES = [CallStyle(text, null) for null in (False, True) for text in (False, True)]
 
 
 @CHAT.register("jinja")
@@ -271,3 +285,60 @@ def _plain(rendering: Rendering) -> str:
 def _common_len(a: str, b: str) -> int:
     """The length of the longest common prefix of two texts."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+def find_call_style(texts: Mapping[CallStyle, str], call: ToolCall) -> CallStyle | None:
+    """The style in which a template writes this call, by what it wrote in each: preferably as JSON."""
+    ((key, value),) = json.loads(call.arguments).items()
+    patterns = (
+        rf'(?s){call.name}.*"{key}"\s*:\s*"{value}"',
+        rf"(?s){call.name}.*{key}.*{value}",
+    )
+    return next((style for p in patterns for style, text in texts.items() if re.search(p, text)), None)
+
+
+def find_tool_syntax(text: str, names: Sequence[str], prompt: str) -> ToolCallSyntax | None:
+    """The syntax of tool calls in a conversation that ends with a call of each name.
+
+    None if the calls are not JSON with known marks. ``prompt`` is the conversation up to the answer.
+    """
+    calls = [found for name in names if (found := _find_call(text, name))]
+    if len(calls) < len(names):
+        return None
+    (value, start, first_end), (_, last_start, stop) = calls[0], calls[-1]
+    before, between, after = text[:start], text[first_end:last_start], text[stop:]
+    syntax = ToolCallSyntax(
+        arguments_key="parameters" if "parameters" in value else "arguments",
+        parallel_tool_calls=len(calls) > 1,
+    )
+    mark = _OPENING.search(before)
+    if mark is None:
+        return syntax._replace(parallel_tool_calls=False) if before == prompt else None
+    opening, close_mark = mark[0], _CALL_MARKS.get(mark[1], "")
+    if mark["list"]:
+        closing = re.match(rf"\s*\](?:\s*{re.escape(close_mark)})?", after)
+        separator = between if len(calls) > 1 else ", "
+        return (
+            syntax._replace(list_start=opening, separator=separator, list_end=closing[0]) if closing else None
+        )
+    if not close_mark or close_mark not in after:
+        return None
+    closing_text = after[: after.index(close_mark) + len(close_mark)]
+    separator = between.removeprefix(closing_text).removesuffix(opening) if len(calls) > 1 else "\n"
+    return syntax._replace(call_start=opening, call_end=closing_text, separator=separator)
+
+
+def _find_call(text: str, name: str) -> tuple[dict[str, Any], int, int] | None:
+    """The last JSON object in a text that is a call of a function, and where it is."""
+    for start in reversed([match.start() for match in re.finditer(r"\{", text)]):
+        try:
+            value, end = _raw_decode(text, start)
+        except ValueError:
+            continue
+        if (
+            isinstance(value, dict)
+            and value.get("name") == name
+            and {"arguments", "parameters"} & value.keys()
+        ):
+            return value, start, end
+    return None

@@ -12,11 +12,10 @@ from collections.abc import Mapping, Sequence
 from functools import cache, lru_cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from polyhead.chat.base import EOS, ChatPiece, Message, PieceKind, check_messages, merge_system
 from polyhead.chat.sandbox.placeholders import Placeholders, choose_placeholders
-from polyhead.chat.template_tools import CallStyle, to_fields
 from polyhead.chat.tools import ToolChoice
 
 if TYPE_CHECKING:
@@ -24,8 +23,37 @@ if TYPE_CHECKING:
 
 _GENERATION_TAG = re.compile(r"{%- (end)?generation %}")  # around answers, with their end tokens
 _EDGE_CHARS = "<["  # every special token of these templates starts with one
-_CALL_STYLE = CallStyle(arguments_as_text=True)
 _ESCAPES = {"\\": "\\\\", "'": "\\'", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
+
+
+class CallStyle(NamedTuple):
+    """The fields of an assistant message with tool calls that a template expects."""
+
+    arguments_as_text: bool = False  # JSON in a string, else an object
+    null_content: bool = False  # a message without text has the content None, else ""
+
+
+def to_fields(message: Message, style: CallStyle, call_names: Mapping[str, str]) -> dict[str, Any]:
+    """A message as templates expect it; ``call_names`` are the functions of earlier calls by id."""
+    fields: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.tool_calls:
+        fields["content"] = message.content or (None if style.null_content else "")
+        fields["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {
+                    "name": call.name,
+                    "arguments": call.arguments if style.arguments_as_text else json.loads(call.arguments),
+                },
+            }
+            for call in message.tool_calls
+        ]
+    if message.role == "tool":
+        name = call_names.get(message.tool_call_id)
+        fields |= {"tool_call_id": message.tool_call_id} if message.tool_call_id else {}
+        fields |= {"name": name} if name else {}
+    return fields
 
 
 class TemplateFormat:
@@ -62,7 +90,7 @@ class TemplateFormat:
         messages = merge_system(messages) if self.merges_system else messages
         values = {
             **self.variables,
-            "messages": [to_fields(message, _CALL_STYLE, {}) for message in messages],
+            "messages": [to_fields(message, CallStyle(arguments_as_text=True), {}) for message in messages],
             "tools": [tool.definition for tool in tools.all_tools],
             "add_generation_prompt": add_generation_prompt,
         }

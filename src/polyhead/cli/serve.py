@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -121,10 +122,10 @@ def run(
         return
     if directory is None:
         raise UserError("RUN: missing; pass a run to serve, or --runs DIR to monitor trainings")
-    from polyhead.serve.auth import check_host, get_environment, read_keys
+    from polyhead.serve.auth import check_host, check_origins, read_keys
 
     limits = Limits(**{key: settings.pop(key) for key in LIMIT_KEYS})
-    keys = read_keys(api_key_file, get_environment())
+    keys = read_keys(api_key_file, os.environ)
     check_host(host, keys)
     options: dict[str, Any] = {
         "max_num_seqs": max_num_seqs,
@@ -137,8 +138,6 @@ def run(
     options |= settings | ({"shortlist": True} if shortlist else {})
     for module in ("uvicorn", "starlette", "prometheus_client"):
         import_module(module)  # fails before torch and the model are loaded
-    from polyhead.serve.auth import check_origins
-
     check_origins(options["allowed_origins"])
     import torch
 

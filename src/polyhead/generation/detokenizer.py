@@ -106,18 +106,15 @@ class Detokenizer:
         final_len = (
             min(stop_spans)[1]
             if stop_spans
-            else len(self.held_text) - (0 if is_last else self._stop_prefix_len())
+            else len(self.held_text) - (self._stop_prefix_len() if self.stop_strings and not is_last else 0)
         )
         emitted_text, self.held_text = self.held_text[:final_len], self.held_text[final_len:]
-        return self._hold_trailing(emitted_text)
-
-    def _hold_trailing(self, new_text: str) -> str:
-        """Emit the text up to its last non-trailing character; the rest is emitted with the text after it."""
-        text = new_text.rstrip(self.trailing_chars)
+        # text up to its last non-trailing character; the rest is emitted with the text after it
+        text = emitted_text.rstrip(self.trailing_chars)
         out, self.pending_trailing = (
             ("".join([*self.pending_trailing, text]), []) if text else ("", self.pending_trailing)
         )
-        self.pending_trailing.append(new_text[len(text) :])
+        self.pending_trailing.append(emitted_text[len(text) :])
         return out
 
     def _shorten_tail(self, text: str) -> str:
@@ -157,8 +154,6 @@ class Detokenizer:
 
     def _stop_prefix_len(self) -> int:
         """Number of characters at the end that may be the beginning of a stop string."""
-        if not self.stop_strings:
-            return 0
         text = self.held_text
         sizes = (
             k

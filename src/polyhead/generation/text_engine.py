@@ -177,7 +177,12 @@ class TextEngine:
             raise UserError("ignore_eos is supported only for sampled text")
         if ignore_eos and config.grammar is not None:
             raise UserError("ignore_eos cannot be combined with a grammar, after whose end a text ends")
-        check_stop_token_ids(stop_token_ids, self.tokenizer.target_tokenizer.vocab_size)
+        vocab_size = self.tokenizer.target_tokenizer.vocab_size
+        for token in stop_token_ids:
+            if type(token) is not int or not 0 <= token < vocab_size:
+                raise UserError(
+                    f"stop_token_ids has {format_value(token)}; the vocabulary has 0 to {vocab_size - 1}"
+                )
         if is_sampled and config.min_new_tokens > config.max_new_tokens and not translates:
             raise UserError(
                 f"min_new_tokens is {config.min_new_tokens}, more than the maximum of {config.max_new_tokens}"
@@ -295,12 +300,3 @@ class TextEngine:
         )
         strategy = beam_strategy(config, eos_ids[0], bad_token_ids, grammar, eos_ids[1:])
         return self._beam_strategies.setdefault((config.model_dump_json(), eos_ids, grammar), strategy)
-
-
-def check_stop_token_ids(stop_token_ids: Sequence[int], vocab_size: int) -> None:
-    """Raise a UserError for ids outside of the vocabulary."""
-    for token in stop_token_ids:
-        if type(token) is not int or not 0 <= token < vocab_size:
-            raise UserError(
-                f"stop_token_ids has {format_value(token)}; the vocabulary has 0 to {vocab_size - 1}"
-            )

@@ -100,11 +100,16 @@ class TextOutput:
             self.tokens[row][start:], self.log_probs[row][start:], self.top_logprobs[row][start:]
         )
 
+    @property
+    def texts(self) -> list[str]:
+        """The text of each sequence so far."""
+        return ["".join(pieces) for pieces in self._texts]
+
     def collect_texts(self) -> list[str]:
         """Wait for the end and return one text per sequence."""
         for _ in self:
             pass
-        return ["".join(pieces) for pieces in self._texts]
+        return self.texts
 
     def cancel(self) -> None:
         """Cancel the request; its memory is free at once."""

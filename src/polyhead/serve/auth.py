@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ipaddress
-import os
 import re
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from pathlib import Path
@@ -108,11 +107,6 @@ def is_loopback(host: str) -> bool:
 def parse_host(header: str) -> str:
     """Return the host name of a Host header, without its port."""
     return header[1:].partition("]")[0] if header.startswith("[") else header.partition(":")[0]
-
-
-def get_environment() -> MutableMapping[str, str]:
-    """Return the environment that may contain the key."""
-    return os.environ
 
 
 def _hash_key(key: bytes) -> bytes:

@@ -1,25 +1,28 @@
-"""The one thread that touches the model: it steps the engine, and runs pooling jobs between two steps."""
+"""The one thread that touches the model, and streams of generated text from it to the clients.
+
+It steps the engine, and runs pooling jobs between two steps.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 import time
-from asyncio import AbstractEventLoop
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 
 from polyhead.core.errors import NotFiniteError, UserError
-from polyhead.generation.text_engine import TextEngine
+from polyhead.generation.text_engine import PreparedRequest, TextEngine
 from polyhead.generation.text_generation import TextDelta
-from polyhead.generation.text_output import TextOutput
-from polyhead.serve.api_errors import format_traceback
-from polyhead.serve.client_stream import ClientStream, StreamUpdate
+from polyhead.generation.text_output import TextOutput, TokenLogprobs
+from polyhead.serve.api_errors import ApiError, format_traceback, internal_error, user_error
 
 IDLE_POLL_SECONDS = 0.25  # seconds between two heartbeats of an idle thread
 # seconds between two updates of a stream, times the number of running texts: with many, each stream gets
@@ -27,6 +30,117 @@ IDLE_POLL_SECONDS = 0.25  # seconds between two heartbeats of an idle thread
 FLUSH_INTERVAL = 1e-3
 DELIVERY_SIZE = 16  # updates sent in one iteration of the event loop: between two, others have their turn
 log = logging.getLogger("polyhead.serve")
+
+
+class OutputDelta(NamedTuple):
+    """New text of one output, with the log-probabilities of its tokens."""
+
+    row: int
+    text: str
+    finish_reason: str | None  # None: more will follow
+    logprobs: TokenLogprobs
+
+
+class StreamUpdate(NamedTuple):
+    """New output of one request since the last update; an error comes after the text before it."""
+
+    stream: ClientStream
+    deltas: list[OutputDelta]
+    is_finished: bool
+    error: BaseException | None = None
+
+
+class ClientStream:
+    """One request between event loop and engine thread.
+
+    The event loop submits it, the engine thread updates it.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        request: PreparedRequest,
+        queue: asyncio.Queue[StreamUpdate],
+        is_streaming: bool,
+    ) -> None:
+        self.index, self.request, self.is_streaming = index, request, is_streaming
+        self.queue: asyncio.Queue[StreamUpdate] | None = queue  # None: the client has disconnected
+        self.output: TextOutput | None = None
+        self.start_time = time.monotonic()
+        self.first_token_time = self.last_token_time = 0.0  # time of the first and of the newest token
+        self.num_sent_tokens = [0] * request.n  # per output, tokens already sent
+
+    def make_delta(self, text_delta: TextDelta) -> OutputDelta:
+        """Convert a text delta to an output delta, with the tokens since the last one."""
+        assert self.output is not None
+        since, self.num_sent_tokens[text_delta.row] = (
+            self.num_sent_tokens[text_delta.row],
+            len(self.output.tokens[text_delta.row]),
+        )
+        row, text, is_last = text_delta
+        reason = self.finish_reason(row) if is_last else None
+        return OutputDelta(row, text, reason, self.output.token_logprobs(row, since))
+
+    def results(self) -> list[OutputDelta]:
+        """Return the complete text of every output.
+
+        Empty texts if no token was requested. Beam search may return fewer outputs than requested.
+        """
+        if self.output is None:
+            no_tokens = TokenLogprobs([], [], [])
+            return [OutputDelta(row, "", "length", no_tokens) for row in range(self.request.n)]
+        return [
+            OutputDelta(row, text, self.finish_reason(row), self.output.token_logprobs(row))
+            for row, text in enumerate(self.output.texts)
+            if self.output.finish_reasons[row] is not None
+        ]
+
+    def finish_reason(self, row: int) -> str:
+        """Return the finish reason of an output."""
+        assert self.output is not None
+        reason = self.output.finish_reasons[row] or "stop"
+        return {"cancelled": "abort"}.get(reason, reason)
+
+
+class ClientStreams:
+    """The streams of one request, with a common queue of updates."""
+
+    def __init__(self) -> None:
+        self.members: list[ClientStream] = []
+        self.queue: asyncio.Queue[StreamUpdate] = asyncio.Queue()
+
+    async def iter_updates(self, keepalive_seconds: float | None = None) -> AsyncIterator[list[StreamUpdate]]:
+        """Yield lists of updates until every stream has finished.
+
+        All pending updates come in one list; an empty list comes after ``keepalive_seconds`` without any.
+        """
+        num_active = len(self.members)
+        while num_active:
+            updates: list[StreamUpdate] = []
+            with suppress(TimeoutError):
+                async with asyncio.timeout(keepalive_seconds):
+                    updates = [await self.queue.get()]
+            while not self.queue.empty():
+                updates.append(self.queue.get_nowait())
+            yield updates
+            if error := next((update.error for update in updates if update.error is not None), None):
+                raise to_api_error(error)
+            num_active -= sum(update.is_finished for update in updates)
+
+    async def wait_finished(self) -> None:
+        """Wait until every stream has finished."""
+        async for _ in self.iter_updates():
+            pass
+
+
+def to_api_error(error: BaseException) -> ApiError:
+    """Convert an engine error to the error that the client receives."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, UserError):
+        return user_error(error)
+    log.error("a request ended by %s", format_traceback(error))
+    return internal_error()
 
 
 class PoolingJob(NamedTuple):
@@ -45,7 +159,11 @@ class EngineThread(threading.Thread):
     """
 
     def __init__(
-        self, engine: TextEngine | None, loop: AbstractEventLoop, engine_timeout: float, batch_size: int
+        self,
+        engine: TextEngine | None,
+        loop: asyncio.AbstractEventLoop,
+        engine_timeout: float,
+        batch_size: int,
     ) -> None:
         super().__init__(name="polyhead-model", daemon=True)
         self.engine, self.loop, self.engine_timeout, self.batch_size = (
@@ -132,7 +250,11 @@ class EngineThread(threading.Thread):
     def run(self) -> None:
         try:
             while not self._is_closed:
-                self._wait_for_work()
+                with self._wakeup:
+                    self.last_heartbeat = time.monotonic()
+                    while not (self._inbox or self._jobs or self._is_closed or self.streams):
+                        self._wakeup.wait(IDLE_POLL_SECONDS)
+                        self.last_heartbeat = time.monotonic()
                 start_time = time.monotonic()
                 self._run_iteration()
                 self.slowest_step = max(self.slowest_step, time.monotonic() - start_time)
@@ -140,15 +262,6 @@ class EngineThread(threading.Thread):
             log.error("the model's thread stopped because of an internal error: %s", format_traceback(error))
         finally:
             self._shut_down(RuntimeError("the service is stopping"))
-
-    def _wait_for_work(self) -> None:
-        """Wait for a command, a job, an active stream or a stop request; update the heartbeat."""
-        with self._wakeup:
-            while True:
-                self.last_heartbeat = time.monotonic()
-                if self._inbox or self._jobs or self._is_closed or self.streams:
-                    return
-                self._wakeup.wait(IDLE_POLL_SECONDS)
 
     def _run_iteration(self) -> None:
         """Run all commands, one group of jobs and one engine step, then send updates.
@@ -172,12 +285,14 @@ class EngineThread(threading.Thread):
         elif self.streams:  # all have finished; their last updates are not sent yet
             self._updates_delivered.wait(IDLE_POLL_SECONDS)
         if self._updates_delivered.is_set():
-            pause = FLUSH_INTERVAL * self.num_running
-            if updates := [
-                update
-                for stream in list(self.streams)
-                if stream.should_flush(pause) and (update := self._collect_update(stream))
-            ]:
+            # the first and the last update of a stream are due at once
+            flush_before = time.monotonic() - FLUSH_INTERVAL * self.num_running
+            due = [
+                stream
+                for stream, output in self.streams.items()
+                if stream.last_token_time <= flush_before or output.request.finish_status is not None
+            ]
+            if updates := [update for stream in due if (update := self._collect_update(stream))]:
                 self._updates_delivered.clear()
                 self._publish_updates(updates, self._updates_delivered)
 
@@ -195,7 +310,8 @@ class EngineThread(threading.Thread):
                 updates.append(StreamUpdate(stream, [], False))
             except BaseException as error:
                 updates.append(StreamUpdate(stream, [], True, error))
-            self._count_started(1)
+            with self._wakeup:  # other threads add to it
+                self._num_pending -= 1
         self._publish_updates(updates)
 
     def _abort_stream(self, client_stream: ClientStream) -> None:
@@ -253,7 +369,8 @@ class EngineThread(threading.Thread):
             )
             (group if is_compatible else remaining).append(job)
         self._jobs = remaining
-        self._count_started(sum(len(job.items) for job in group))
+        with self._wakeup:
+            self._num_pending -= sum(len(job.items) for job in group)
         self._run_group([job for job in group if job.future.set_running_or_notify_cancel()])
 
     def _run_group(self, group: list[PoolingJob]) -> None:
@@ -324,7 +441,3 @@ class EngineThread(threading.Thread):
                 self._wakeup.notify()
                 return
         command()  # after shutdown the inbox is not read any more
-
-    def _count_started(self, num_texts: int) -> None:
-        with self._wakeup:  # other threads add to it
-            self._num_pending -= num_texts

@@ -54,12 +54,11 @@ class Explainer:
         self, text: str, target: str | None, first: int | None, n_shown: int | None
     ) -> dict[str, Any]:
         """The whole document, with levers that have no cases."""
-
-        def work(run: Run) -> dict[str, Any]:
-            _check_length(run, text, target)
-            return explain(run, text, target, first=first, n_shown=n_shown, has_lever_cases=False)
-
-        return await self._compute(work)
+        return await self._compute(
+            text,
+            target,
+            lambda run: explain(run, text, target, first=first, n_shown=n_shown, has_lever_cases=False),
+        )
 
     async def explain_lever(
         self,
@@ -74,24 +73,29 @@ class Explainer:
         """One setting of one lever."""
 
         def work(run: Run) -> dict[str, Any]:
-            _check_length(run, text, target)
             inputs = read_inputs(run, text, target)
             window = choose_shown(run.config, inputs, first, n_shown)[-1]
             return explain_case(run, inputs, window, name, setting)
 
-        return await self._compute(work)
+        return await self._compute(text, target, work)
 
     def close(self) -> None:
         """Stop the thread; an explanation that is being computed is finished first."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    async def _compute(self, work: Callable[[Run], T]) -> T:
+    async def _compute(self, text: str, target: str | None, work: Callable[[Run], T]) -> T:
         """Run ``work`` in the thread; 429 if too many explanations wait."""
         if self._num_pending >= MAX_PENDING:
             message = f"{self._num_pending} explanations are already queued: try again later"
             raise ApiError(429, "overloaded", message, headers={"retry-after": "1"})
+
+        def check_and_work() -> T:
+            run = self._load_run()
+            _check_length(run, text, target)
+            return work(run)
+
         self._num_pending += 1
-        future = self._pool.submit(lambda: work(self._load_run()))
+        future = self._pool.submit(check_and_work)
         future.add_done_callback(lambda _: self._count_finished())
         try:
             return await asyncio.wrap_future(future)

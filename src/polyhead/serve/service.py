@@ -18,8 +18,7 @@ from polyhead.models.build import CAPABILITIES
 from polyhead.run.run import Run
 from polyhead.serve.api_errors import ApiError, user_error
 from polyhead.serve.auth import ApiKeys, check_origins
-from polyhead.serve.client_stream import ClientStream, ClientStreams, to_api_error
-from polyhead.serve.engine_thread import EngineThread
+from polyhead.serve.engine_thread import ClientStream, ClientStreams, EngineThread, StreamUpdate, to_api_error
 from polyhead.serve.explainer import Explainer
 from polyhead.serve.limits import Limits
 from polyhead.serve.metrics import Metrics
@@ -264,15 +263,16 @@ class Service:
                 ]
                 if has_output:
                     self.engine_thread.submit(streams.members)
-                else:
-                    streams.finish_empty()
-            for update in [await streams.queue.get() for _ in streams.members]:
+            for update in [await streams.queue.get() for _ in streams.members if has_output]:
                 if update.error is not None:
                     raise to_api_error(update.error)
+            for stream in streams.members if not has_output else ():
+                streams.queue.put_nowait(StreamUpdate(stream, stream.results(), True))
             yield streams
         finally:
             for stream in streams.members:
-                self.engine_thread.abort(stream)
+                if stream.output is None or stream.output.request.finish_status is None:
+                    self.engine_thread.abort(stream)
                 stream.queue = None  # unread updates refer to their stream: breaks the reference cycle
 
     def render_metrics(self) -> bytes:

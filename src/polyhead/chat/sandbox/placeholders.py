@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any
 
 from polyhead.core.errors import UserError
@@ -56,7 +57,10 @@ def choose_placeholders(*values: Any, edge_chars: str = EDGE_CHARS) -> Placehold
     free = (block for block in range(_FIRST_BLOCK, _LAST_BLOCK) if block not in used)
     if (block := next(free, None)) is None:
         raise UserError("the conversation has too many private-use characters for its chat template")
-    return Placeholders(block, edge_chars)
+    return _get_placeholders(block, edge_chars)
+
+
+_get_placeholders = lru_cache(16)(Placeholders)
 
 
 def _iter_texts(value: Any) -> Iterator[str]:

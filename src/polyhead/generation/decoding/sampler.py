@@ -94,12 +94,8 @@ class SampledSequences:
         row_offset: int = 0,
         top_logprobs: int = 0,
     ) -> None:
-        self.strategy, self.prompt, self._max_new_tokens, self.row_offset = (
-            strategy,
-            list(prompt),
-            max_new_tokens,
-            row_offset,
-        )
+        self.strategy, self.prompt, self.row_offset = strategy, list(prompt), row_offset
+        self.width, self.max_new_tokens = n, max_new_tokens
         self.top_logprobs = top_logprobs  # number of most likely tokens reported with each token
         self.random_streams = RandomStreams(seed, n, row_offset)
         self.row_numbers = list(range(n))  # sequence number of each row
@@ -110,14 +106,6 @@ class SampledSequences:
         self.error = ""
 
     forced_tokens: Sequence[int] = ()
-
-    @property
-    def width(self) -> int:
-        return len(self.outputs)
-
-    @property
-    def max_new_tokens(self) -> int:
-        return self._max_new_tokens
 
     def extend(
         self,
@@ -134,7 +122,7 @@ class SampledSequences:
                 return
             row, number = self.rows[i], self.row_numbers[i]
             row.append(token)
-            is_last = token in eos_ids or len(row) == self._max_new_tokens
+            is_last = token in eos_ids or len(row) == self.max_new_tokens
             self.outputs[number] = (row[:-1] if token in eos_ids else row, self.outputs[number][1] + log_prob)
             self.new_tokens.append(
                 TokenOutput(

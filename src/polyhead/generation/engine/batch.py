@@ -101,6 +101,7 @@ class DecodingBatch:
         self.shortlist = shortlist  # output tokens by source; None allows all
         self.shortlist_head: ShortlistHead | None = None  # for the current members
         self.encode: Any = encode_of(model)
+        self.decode_greedy: Any = decode_greedy_of(model)
         self.prefix_cache = (
             cache if share_prefixes and self.encode is None and isinstance(cache, PrefixCache) else None
         )
@@ -109,8 +110,6 @@ class DecodingBatch:
 
     def encode_sources(self, requests: Sequence[Request]) -> EncodedSources:
         """Encode the sources of requests that will join; the batch does not change."""
-        if self.encode is None:
-            return EncodedSources([], [])
         sources = [request.source or [] for request in requests]
         memory: list[EncoderMemory] = self.encode(*pad_rows(sources, 0, self.device))
         if self.shortlist is None:
@@ -223,7 +222,7 @@ class DecodingBatch:
             self._sample(group, self._logits_after_prefill(group))
         elif drafts := self._draft_tokens(group):
             return self._step_with_drafts(group, drafts)
-        elif not self._decode_greedy(group):
+        elif self.decode_greedy is None or not self._decode_greedy(group):
             self._sample(group, self._decode(group))
         ended_members = [member for member in group if self._has_ended(member)]
         self._reorder_rows(
@@ -265,9 +264,8 @@ class DecodingBatch:
 
     def _decode_greedy(self, group: Sequence[SequenceGroup]) -> bool:
         """Decode several greedy tokens for each row of a group in one call; False if that is impossible."""
-        decode_greedy = decode_greedy_of(self.model)
         strategy = group[0].request.state.strategy
-        if decode_greedy is None or not self.cache.rewinds or self.shortlist_head is not None:
+        if not self.cache.rewinds or self.shortlist_head is not None:
             return False
         if not hasattr(self.cache.layers[0], "slot_mapping"):  # slots that the kernels can address
             return False
@@ -288,7 +286,9 @@ class DecodingBatch:
         selected = set(group)
         rows = [row for row, (member, _) in enumerate(self._row_owners()) if member in selected]
         self.cache.prepare_step(rows, pos)
-        result = decode_greedy(tokens, pos, self.cache, self._memory_of(group), plan.banned_ids, plan.eos_ids)
+        result = self.decode_greedy(
+            tokens, pos, self.cache, self._memory_of(group), plan.banned_ids, plan.eos_ids
+        )
         if result is None:
             return False
         ids, log_probs = result

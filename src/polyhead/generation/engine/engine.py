@@ -275,6 +275,8 @@ class Engine:
 
     def _encode_sources(self, batch: DecodingBatch, requests: Sequence[Request]) -> EncodedSources | None:
         """Encode the sources of requests; if that fails, only these requests fail."""
+        if batch.encode is None:
+            return EncodedSources([], [])
         try:
             return batch.encode_sources(requests)
         except Exception as error:

@@ -59,16 +59,6 @@ class ApiRoute(NamedTuple):
         """Type of the request body: that of the handler's argument; None without one."""
         return get_type_hints(self.handler).get("body")
 
-    @property
-    def methods(self) -> tuple[str, ...]:
-        """The allowed methods."""
-        return ("GET", "HEAD") if self.method == "GET" else (self.method,)
-
-    @property
-    def is_queued(self) -> bool:
-        """Whether the endpoint uses the queue of the engine; tokenize and detokenize run at once."""
-        return self.body is not None and self.path.startswith("/v1/")
-
 
 class App:
     """The routes of a service, and its requests in progress.
@@ -98,8 +88,6 @@ class Endpoint:
         self._service, self._active_tasks, self._route = app.service, app.active_tasks, route
         self._validate = app.validate
         self._body_type = route.body if route else None
-        self._methods = route.methods if route else ()
-        self._is_queued = route is not None and route.is_queued
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange, start_time = HttpExchange(scope, receive, send, self._service.limits), time.monotonic()
@@ -115,7 +103,14 @@ class Endpoint:
         except Exception as error:
             log.error("%s failed: %s", exchange.id, format_traceback(error))
             await exchange.send_error(internal_error())
-        self._log_request(exchange, code or exchange.status, time.monotonic() - start_time)
+        # no client text is logged, except an id of plain characters
+        code, seconds = code or exchange.status, time.monotonic() - start_time
+        path = self._route.path if self._route else "other"
+        self._service.metrics.requests.labels(path, str(code)).inc()
+        if self._body_type is not None:
+            self._service.metrics.request_time.observe(seconds)
+        method = exchange.request.method if exchange.request.method in KNOWN_METHODS else "OTHER"
+        log.info("%s %s %s %d %.0f ms", exchange.id, method, path, code, seconds * 1000)
         if exchange.body.is_unread:
             await exchange.discard_body()
 
@@ -124,8 +119,8 @@ class Endpoint:
         service, route, request = self._service, self._route, exchange.request
         if route is None:
             raise not_found_error()
-        if request.method not in self._methods:
-            allowed = route.method
+        allowed = route.method
+        if request.method != allowed and (request.method, allowed) != ("HEAD", "GET"):
             raise ApiError(405, "method_not_allowed", f"allowed: {allowed}", headers={"allow": allowed})
         if not route.is_public:
             service.api_keys.check(request.headers)
@@ -133,8 +128,8 @@ class Endpoint:
         if body_type is None:
             await route.handler(service, exchange)
             return
-        if self._is_queued:  # reject before the body is read
-            service.check_queue()
+        if route.path.startswith("/v1/"):  # tokenize and detokenize run at once
+            service.check_queue()  # before the body is read
         content = await exchange.read_body()
 
         def parse_body() -> tuple[Any, list[str]]:
@@ -178,12 +173,3 @@ class Endpoint:
             self._active_tasks.discard(work)
             # breaks the cycle task -> error -> frame, which would keep the body until a garbage collection
             del work, disconnect
-
-    def _log_request(self, exchange: HttpExchange, status: int, seconds: float) -> None:
-        """Count and log a response. No client text is logged, except an id of plain characters."""
-        path = self._route.path if self._route else "other"
-        self._service.metrics.requests.labels(path, str(status)).inc()
-        if self._body_type is not None:
-            self._service.metrics.request_time.observe(seconds)
-        method = exchange.request.method if exchange.request.method in KNOWN_METHODS else "OTHER"
-        log.info("%s %s %s %d %.0f ms", exchange.id, method, path, status, seconds * 1000)

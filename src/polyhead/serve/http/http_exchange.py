@@ -125,12 +125,12 @@ class HttpExchange:
         await self._start(200, Headers(STREAM_HEADERS).raw)
 
     async def send_events(self, values: Iterable[Any]) -> None:
-        """Send events in one write."""
-        await self._write(b"".join(map(_encode_event, values)))
+        """Send events in one write.
 
-    async def send_keepalive(self) -> None:
-        """Send a comment that clients ignore, so that proxies do not close an idle connection."""
-        await self._write(b": still working\n\n")
+        Without any, a comment that clients ignore, so that proxies do not close an idle connection.
+        """
+        content = b"".join(map(_encode_event, values)) or b": still working\n\n"
+        await self._send({"type": "http.response.body", "body": content, "more_body": True})
 
     async def end_stream(self) -> None:
         """Send the end marker and finish the response."""
@@ -164,9 +164,6 @@ class HttpExchange:
             fields["x-warnings"] = "; ".join(map(_header_text, self.warnings[:MAX_WARNINGS]))
         message = {"type": "http.response.start", "status": status, "headers": Headers(fields).raw + headers}
         await self._send(message)
-
-    async def _write(self, content: bytes) -> None:
-        await self._send({"type": "http.response.body", "body": content, "more_body": True})
 
     async def _finish(self, content: bytes) -> None:
         """Send the end of the response; ``discard_body`` finishes it if the request body was not read."""

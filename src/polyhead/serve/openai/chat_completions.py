@@ -13,7 +13,7 @@ from polyhead.core.errors import UserError
 from polyhead.generation.chat import ChatSession
 from polyhead.generation.text_engine import PreparedRequest
 from polyhead.serve.api_errors import ApiError, invalid_value_error, unsupported_parameter_error
-from polyhead.serve.client_stream import ClientStream, OutputDelta
+from polyhead.serve.engine_thread import ClientStream, OutputDelta
 from polyhead.serve.http.http_exchange import HttpExchange
 from polyhead.serve.openai.completions import send_choices, warn_shortened_output
 from polyhead.serve.openai.logprobs import CHAT_LOGPROB_CHARS, check_logprobs_size, format_chat_logprobs

@@ -12,9 +12,9 @@ from polyhead.core.errors import format_value
 from polyhead.generation.text_engine import PreparedRequest
 from polyhead.introspect.compute_attention import cross_map
 from polyhead.serve.api_errors import invalid_value_error, unsupported_parameter_error
-from polyhead.serve.client_stream import ClientStream, ClientStreams, OutputDelta
+from polyhead.serve.engine_thread import ClientStream, ClientStreams, OutputDelta
 from polyhead.serve.http.http_exchange import HttpExchange
-from polyhead.serve.openai.echo import check_reply_size, make_echo_outputs
+from polyhead.serve.openai.logprobs import check_reply_size, make_echo_outputs
 from polyhead.serve.openai.request_builder import build_requests, check_token_ids, count_reading_chars
 from polyhead.serve.openai.schemas import CompletionBody, SamplingParams, TranslationBody
 from polyhead.serve.service import Service, total_length
@@ -36,21 +36,13 @@ async def create_completions(service: Service, exchange: HttpExchange, body: Com
         raise unsupported_parameter_error(
             "logprobs", "logprobs are supported only for sampled text of a language model"
         )
-    if body.echo and service.kind != "decoder":
-        raise unsupported_parameter_error("echo", "echo is supported only for language models")
-    if body.truncate_prompt_tokens is not None and service.kind != "decoder":
-        raise unsupported_parameter_error(
-            "truncate_prompt_tokens",
-            "truncate_prompt_tokens is supported only for language models; use truncate",
-        )
+    for name, hint in (("echo", ""), ("truncate_prompt_tokens", "; use truncate"), ("parse_special", "")):
+        if service.kind != "decoder" and getattr(body, name) not in (False, None):
+            raise unsupported_parameter_error(name, f"{name} is supported only for language models{hint}")
     if body.truncate_prompt_tokens == -1:
         body.truncate, body.truncate_prompt_tokens = True, None
     if not (body.max_tokens or body.echo):
         raise invalid_value_error("max_tokens", "max_tokens: 0 requires echo=true; expected 1 or more")
-    if body.parse_special and service.kind != "decoder":
-        raise unsupported_parameter_error(
-            "parse_special", "parse_special is supported only for language models"
-        )
 
     def make_choice(stream: ClientStream, delta: OutputDelta) -> dict[str, Any]:
         fields = outputs[stream.index, delta.row].format_delta(delta)
@@ -216,10 +208,8 @@ async def stream_chunks(
     extra: dict[str, Any] = {"usage": None} if body.stream_options.include_usage else {}
     async for updates in streams.iter_updates(KEEPALIVE_SECONDS):
         chunks = [make_chunk(update.stream, delta) for update in updates for delta in update.deltas]
-        if chunks:
+        if chunks or not updates:
             await exchange.send_events([{**head, key: [chunk], **extra} for chunk in chunks])
-        elif not updates:
-            await exchange.send_keepalive()
     usage = service.count_usage(streams.members)
     if extra:
         await exchange.send_events([{**head, key: [], "usage": usage}])

@@ -62,7 +62,11 @@ async def create_embeddings(service: Service, exchange: HttpExchange, body: Embe
     default_normalize = run.generation.normalize and not body.tokens
     is_normalized = default_normalize if body.normalize is None else body.normalize
     changes |= {"embed_prompt": body.prompt} if "prompt" in body.model_fields_set else {}
-    layers = _resolve_layers(service, body)
+    try:
+        has_layers = "layers" in body.model_fields_set
+        layers = resolve_layers(cast(Layers, body.layers), run.config.n_layers) if has_layers else None
+    except UserError as error:
+        raise invalid_value_error("layers", str(error)) from None
     if body.tokens and "pooling" in changes:
         raise invalid_value_error(
             "pooling", "pooling makes one vector of a text; tokens returns one of each token"
@@ -74,7 +78,15 @@ async def create_embeddings(service: Service, exchange: HttpExchange, body: Embe
         max_len = token_limit(config, run.config.max_len)
         rows = prepare_inputs(run.tokenizer, body.input, config, max_len, template)
         items = _check_lengths(body.input, rows, max_len, body.truncate)
-        _check_vector_count(service, items, body.tokens, layers)
+        count = (sum(length for _, length in items) if body.tokens else len(items)) * len(layers or [-1])
+        if count > service.limits.max_embeddings:
+            raise ApiError(
+                400,
+                "answer_too_long",
+                f"the response would have {count:,} vectors; the maximum is "
+                f"{service.limits.max_embeddings:,}: send fewer texts at once, or fewer layers",
+                "input",
+            )
         return items
 
     def embed_batch(items: list[Any]) -> Any:
@@ -97,31 +109,6 @@ async def create_embeddings(service: Service, exchange: HttpExchange, body: Embe
 
     n_numbers = sum(_get_vectors(one).numel() for one in embeddings)
     await exchange.send_json(await service.run_in_executor(encode_answer, n_numbers))
-
-
-def _resolve_layers(service: Service, body: EmbeddingBody) -> list[int] | None:
-    """Return the numbers of the requested layers; None if the request has none."""
-    if "layers" not in body.model_fields_set:
-        return None
-    try:
-        return resolve_layers(cast(Layers, body.layers), service.run.config.n_layers)
-    except UserError as error:
-        raise invalid_value_error("layers", str(error)) from None
-
-
-def _check_vector_count(
-    service: Service, items: Sequence[tuple[Any, int]], tokens: bool, layers: Sequence[int] | None
-) -> None:
-    """Reject a request whose response would have more vectors than one of the largest number of texts."""
-    count = (sum(length for _, length in items) if tokens else len(items)) * len(layers or [-1])
-    if count > service.limits.max_embeddings:
-        raise ApiError(
-            400,
-            "answer_too_long",
-            f"the response would have {count:,} vectors; the maximum is {service.limits.max_embeddings:,}: "
-            "send fewer texts at once, or fewer layers",
-            "input",
-        )
 
 
 def _format_embedding(
@@ -166,17 +153,10 @@ async def create_classifications(service: Service, exchange: HttpExchange, body:
         raise invalid_value_error("input", str(error)) from None
     items, predictions = await _classify(service, body.input, body.truncate)
     data = [
-        {
-            "index": i,
-            "label": prediction.label,
-            "score": prediction.probabilities[prediction.label],
-            "scores": prediction.probabilities,
-        }
-        for i, prediction in enumerate(predictions)
+        {"label": one.label, "score": one.probabilities[one.label], "scores": one.probabilities}
+        for one in predictions
     ]
-    await exchange.send_json(
-        {"object": "list", "data": data, "model": service.name, "usage": _count_usage(service, items)}
-    )
+    await _send_list(service, exchange, data, usage=_count_usage(service, items))
 
 
 async def create_reranking(service: Service, exchange: HttpExchange, body: RerankBody) -> None:
@@ -230,15 +210,14 @@ async def create_mask_predictions(service: Service, exchange: HttpExchange, body
     )
     data = [
         {
-            "index": i,
             "masks": [
                 [{"token_str": f.token, "score": f.probability, "sequence": f.text} for f in mask]
                 for mask in masks
             ],
         }
-        for i, masks in enumerate(predictions)
+        for masks in predictions
     ]
-    await exchange.send_json({"object": "list", "data": data, "model": service.name})
+    await _send_list(service, exchange, data)
 
 
 async def create_scores(service: Service, exchange: HttpExchange, body: ScoreBody) -> None:
@@ -267,33 +246,35 @@ async def create_scores(service: Service, exchange: HttpExchange, body: ScoreBod
     )
     data = [
         {
-            "index": i,
             "log_prob": score.log_prob,
             "tokens": score.tokens,
             "perplexity": _perplexity(score.log_prob, score.tokens),
         }
-        for i, score in enumerate(scores)
+        for score in scores
     ]
-    await exchange.send_json({"object": "list", "data": data, "model": service.name})
+    await _send_list(service, exchange, data)
+
+
+async def _send_list(
+    service: Service, exchange: HttpExchange, data: list[dict[str, Any]], **fields: Any
+) -> None:
+    """Send results, each with the index of its text."""
+    items = [{"index": i, **one} for i, one in enumerate(data)]
+    await exchange.send_json({"object": "list", "data": items, "model": service.name, **fields})
 
 
 async def create_explanation(service: Service, exchange: HttpExchange, body: ExplainBody) -> None:
     """Return the explanation of a text, or with ``lever`` what one setting of it changes."""
     if obstacle := service.explainer.obstacle:
         raise ApiError(400, "wrong_task", obstacle, "model")
-    has_lever = "lever" in body.model_fields_set
-    if not has_lever and "setting" in body.model_fields_set:
+    fields = body.model_dump(exclude_unset=True)
+    if "lever" not in fields and "setting" in fields:
         raise invalid_value_error("setting", "setting: requires a lever")
-    fields = body.model_fields_set
-    target = body.target if "target" in fields else None
-    first = body.first if "first" in fields else None
-    n_shown = body.n_shown if "n_shown" in fields else None
-    if not has_lever:
-        document = await service.explainer.explain_text(body.text, target, first, n_shown)
+    inputs = body.text, fields.get("target"), fields.get("first"), fields.get("n_shown")
+    if "lever" not in fields:
+        document = await service.explainer.explain_text(*inputs)
     else:
-        document = await service.explainer.explain_lever(
-            body.text, target, first, n_shown, name=body.lever, setting=body.setting
-        )
+        document = await service.explainer.explain_lever(*inputs, name=body.lever, setting=body.setting)
         document = {"object": "explain.lever", "model": service.name, **document}
     await exchange.send_json(await service.run_in_executor(lambda: dump_json(document), LARGE_DOCUMENT))
 

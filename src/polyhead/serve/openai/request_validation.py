@@ -92,33 +92,32 @@ def is_same_json(a: Any, b: Any) -> bool:
 
 
 NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
-    "suffix": ("",),
-    "best_of": (1,),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "functions": ([],),
-    "function_call": ("none", "auto"),
-    "modalities": (["text"],),
-    "reasoning": ({},),
-    "background": (False,),
-    **dict.fromkeys(("rank_fields",), ([], ["text"])),
-    **dict.fromkeys(("max_tokens_per_doc", "max_chunks_per_doc"), ()),
-    **dict.fromkeys(("logits_processors", "bad_words", "allowed_token_ids"), ([],)),
-    **dict.fromkeys(("chat_template_kwargs", "mm_processor_kwargs"), ({},)),
-    **dict.fromkeys(("skip_special_tokens", "spaces_between_special_tokens", "include_reasoning",
-        "separate_reasoning"), (True,)),
-    **dict.fromkeys(("use_beam_search", "early_stopping", "include_stop_str_in_output", "ignore_eos",
-        "return_token_ids", "return_tokens_as_token_ids"), (False,)),
-    **dict.fromkeys(("typical_p", "repeat_penalty"), (1,)),
-    **dict.fromkeys(("mirostat", "min_tokens"), (0,)),
-    **dict.fromkeys(("stop", "stop_token_ids"), ([],)),
-    **dict.fromkeys(
-        ("targets", "reasoning_effort", "prompt", "previous_response_id", "conversation", "max_tool_calls",
-         "web_search_options", "audio", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
-         "truncate_prompt_tokens", "prompt_logprobs", "chat_template", "documents", "grammar", "json_schema"),
-        (),
-    ),
-}  # fmt: skip
+    name: values
+    for names, values in (
+        ("suffix", ("",)),
+        ("best_of typical_p repeat_penalty", (1,)),
+        ("mirostat min_tokens", (0,)),
+        ("tools functions logits_processors bad_words allowed_token_ids stop stop_token_ids", ([],)),
+        ("tool_choice function_call", ("none", "auto")),
+        ("modalities", (["text"],)),
+        ("rank_fields", ([], ["text"])),
+        ("reasoning chat_template_kwargs mm_processor_kwargs", ({},)),
+        ("skip_special_tokens spaces_between_special_tokens include_reasoning separate_reasoning", (True,)),
+        (
+            "background use_beam_search early_stopping include_stop_str_in_output ignore_eos "
+            "return_token_ids return_tokens_as_token_ids",
+            (False,),
+        ),
+        (
+            "max_tokens_per_doc max_chunks_per_doc targets reasoning_effort prompt previous_response_id "
+            "conversation max_tool_calls web_search_options audio guided_json guided_regex guided_choice "
+            "guided_grammar truncate_prompt_tokens prompt_logprobs chat_template documents grammar "
+            "json_schema",
+            (),
+        ),
+    )
+    for name in names.split()
+}
 """Unsupported fields of other services that would change the result, with the values that have no effect."""
 ALTERNATIVES = {
     **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar"),
@@ -133,15 +132,17 @@ ALTERNATIVES = {
     "json_schema": "use response_format",
 }  # fmt: skip
 """Alternatives to some of them, for the error message."""
-IGNORED_FIELDS = {
-    "user",
-    "metadata",
-    "store",
-    "service_tier",
-    "safety_identifier",
-    "prompt_cache_key",
-    "parallel_tool_calls",
-}
+IGNORED_FIELDS = frozenset(
+    [
+        "user",
+        "metadata",
+        "store",
+        "service_tier",
+        "safety_identifier",
+        "prompt_cache_key",
+        "parallel_tool_calls",
+    ]
+)
 """Fields of other services that do not change the result."""
 MAX_REPORTED_FIELDS = 4  # maximum number of unknown fields in a report
 
