@@ -22,7 +22,7 @@ from polyhead.cache.paged import PagedCache
 from polyhead.generation.decoding.beam_search import beam_search
 from polyhead.generation.decoding.sampling import Sampling
 from polyhead.generation.engine import engine as engine_module
-from polyhead.generation.engine.batching import pad_rows
+from polyhead.generation.engine.interface import pad_rows
 from polyhead.generation.generate import generate
 from polyhead.nn.kv import visible
 

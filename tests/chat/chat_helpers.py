@@ -10,9 +10,9 @@ import transformers
 from tests.chat.published_chats import LOOKALIKES, PUBLISHED_TEMPLATES
 
 import tokenizers
-from polyhead.chat.base import Message, ToolCall
+from polyhead.chat.base import Message, ToolCall, build_tool_choice, parse_tool_calls
 from polyhead.chat.detect_template import detect_format
-from polyhead.chat.tools import build_tool_choice, parse_tool_calls
+from polyhead.chat.tool_calls import ToolCallParser
 from polyhead.core.choice import Choice
 from polyhead.core.registry import CHAT
 from polyhead.tokenizers.tokenizer import Tokenizer
@@ -141,7 +141,7 @@ def parse_output(
     name: str, text: str, cuts: random.Random | None = None, **options: Any
 ) -> tuple[str, list[tuple[str, str]]]:
     """The content and calls that a format's parser finds in a text, which may come in random pieces."""
-    parser = CHAT.build(Choice(name)).tool_syntax.make_parser(build_tool_choice(TOOLS, **options))
+    parser = ToolCallParser(CHAT.build(Choice(name)).tool_syntax, build_tool_choice(TOOLS, **options))
     content, calls, start = "", [], 0
     while cuts is not None and start < len(text):
         end = start + cuts.randrange(1, 6)

@@ -6,8 +6,7 @@ import pytest
 from tests.chat.chat_helpers import CALL_NOW, NOW_TEXT, QUESTION, TOOLS, parse_output, train_tool_tokenizer
 
 from polyhead.chat.apply_template import encode_end_tokens
-from polyhead.chat.base import Message, ToolCall
-from polyhead.chat.tools import build_tool_choice
+from polyhead.chat.base import Message, ToolCall, build_tool_choice
 from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError
 from polyhead.core.registry import CHAT

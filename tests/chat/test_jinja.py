@@ -11,9 +11,9 @@ from transformers.utils.chat_template_utils import _compile_jinja_template
 
 import tokenizers
 from polyhead.chat.apply_template import encode_chat, encode_end_tokens, render_chat
-from polyhead.chat.base import Message, ToolCall
+from polyhead.chat.base import Message, ToolCall, ToolChoice, build_tool_choice
 from polyhead.chat.jinja import JinjaChat
-from polyhead.chat.tools import ToolChoice, build_tool_choice
+from polyhead.chat.tool_calls import ToolCallParser
 from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError
 from polyhead.core.registry import CHAT
@@ -148,14 +148,14 @@ def test_calls_are_parsed_by_their_marks(name, mark):
     text = render(format, [HELLO, call_message("add_up")], tools)
     text = text[text.rindex('{"name": "add_up"') - len(mark) :]
     assert text.startswith(mark)
-    content, calls = syntax.make_parser(tools).feed(text[: text.index(format.end_tokens[0].text)], True)
+    content, calls = ToolCallParser(syntax, tools).feed(text[: text.index(format.end_tokens[0].text)], True)
     assert not content
     assert [(call.name, json.loads(call.arguments)) for call in calls] == [("add_up", ARGUMENTS)]
     n = 2 if syntax.parallel_tool_calls else 1
     body = json.dumps({"name": "read_clock", syntax.arguments_key: {}})
     call = syntax.call_start + body + syntax.call_end
     text = syntax.list_start + syntax.separator.join([call] * n) + syntax.list_end
-    _, calls = syntax.make_parser(tools).feed(text, True)
+    _, calls = ToolCallParser(syntax, tools).feed(text, True)
     assert [call.name for call in calls] == ["read_clock"] * n
 
 

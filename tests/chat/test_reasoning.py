@@ -6,11 +6,10 @@ from tests.chat.published_chats import LOOKALIKES, PUBLISHED_TEMPLATES
 from transformers.utils.chat_template_utils import _compile_jinja_template
 
 from polyhead.chat.apply_template import render_chat
-from polyhead.chat.base import Message
+from polyhead.chat.base import Message, ToolChoice
 from polyhead.chat.formats import ChatML
 from polyhead.chat.jinja import JinjaChat
 from polyhead.chat.reasoning import ReasoningParser, ReasoningSyntax, insert_reasoning
-from polyhead.chat.tools import ToolChoice
 from polyhead.core.registry import CHAT
 
 QUESTION = [Message("user", "a")]

@@ -19,14 +19,16 @@ from tests.chat.chat_helpers import (
 from tests.chat.published_chats import format_choice
 
 from polyhead.chat.apply_template import build_output_tokenizer, encode_chat
-from polyhead.chat.base import Message, ToolCall
-from polyhead.chat.tools import (
+from polyhead.chat.base import (
+    Message,
+    ToolCall,
     ToolChoice,
     build_tool_choice,
     encode_arguments,
     parse_tool_calls,
     validate_tools,
 )
+from polyhead.chat.tool_calls import ToolCallParser
 from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError
 from polyhead.core.registry import CHAT
@@ -101,7 +103,7 @@ def test_call_grammar_yields_calls_of_the_schema(name, required, special):
                 continue
             (text,) = output_tokenizer.decode([ids])
             syntax = format.tool_syntax._replace(parallel_tool_calls=True)
-            content, calls = syntax.make_parser(build_tool_choice(TOOLS)).feed(text, True)
+            content, calls = ToolCallParser(syntax, build_tool_choice(TOOLS)).feed(text, True)
             assert not content and len(calls) >= 1
             assert len(calls) == 1 or (parallel and name != "llama3")
             for call in calls:

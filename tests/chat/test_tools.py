@@ -15,8 +15,8 @@ from tests.chat.chat_helpers import (
 from tests.chat.published_chats import PUBLISHED_TEMPLATES, TOKENS_OF
 
 from polyhead.chat.apply_template import encode_chat
+from polyhead.chat.base import build_tool_choice
 from polyhead.chat.detect_template import build_template
-from polyhead.chat.tools import build_tool_choice
 from polyhead.core.choice import Choice
 from polyhead.core.registry import CHAT
 

@@ -7,7 +7,7 @@ import pytest
 from tests.serve.conftest import get_error, serve_run
 from tests.serve.tool_call_helpers import CALL_NOW, CALL_TEXT, QUESTION, TOOLS, build_tool_run, to_format
 
-from polyhead.chat.tools import build_tool_choice
+from polyhead.chat.base import build_tool_choice
 from polyhead.core.errors import UserError
 from polyhead.generation.chat import parse_conversation
 

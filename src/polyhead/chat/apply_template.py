@@ -7,11 +7,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import tokenizers
-from polyhead.chat.base import EOS, ChatFormat, ChatPiece, Message, is_prefill, no_tools_error
+from polyhead.chat.base import EOS, ChatFormat, ChatPiece, Message, ToolChoice, is_prefill, no_tools_error
 from polyhead.chat.reasoning import ReasoningFormat, insert_reasoning, reasoning_syntax
 from polyhead.chat.sandbox.placeholders import EDGE_CHARS
 from polyhead.chat.tool_calls import ToolCallFormat, get_tool_syntax
-from polyhead.chat.tools import ToolChoice
 from polyhead.core.errors import UserError
 
 if TYPE_CHECKING:

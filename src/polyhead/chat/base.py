@@ -1,11 +1,14 @@
-"""Chat messages, the pieces of text that a chat format renders, and checks of the order of roles."""
+"""Messages and tools of a conversation, their validation, and the pieces of text that a format renders."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal, NamedTuple, Protocol
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple, Protocol
 
 from polyhead.core.errors import UserError, did_you_mean, format_value
+from polyhead.core.json_io import reject_constant
 from polyhead.core.registry import CHAT
 
 MESSAGE_ROLES = ("system", "user", "assistant", "tool")
@@ -168,3 +171,178 @@ def _check_tool_calls(messages: Sequence[Message]) -> None:
                 f"message {number} answers the call {format_value(message.tool_call_id)}; earlier "
                 f"calls: {ids}"
             )
+
+
+_NAME_PATTERN = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_NAME_RULE = "1 to 64 letters, digits, dots, dashes or underscores"
+_TOOL_SHAPE = '{"type": "function", "function": {"name": ..., "parameters": {...}}}'
+TOOL_CHOICES = ("auto", "none", "required")
+# nesting of a tool definition: some formats indent it, one line per item
+_MAX_DEPTH = 64
+
+
+class Tool(NamedTuple):
+    """A function that the assistant may call."""
+
+    name: str
+    schema: dict[str, Any]  # JSON Schema of its arguments, an object
+    definition: dict[str, Any]  # the complete definition for the prompt
+
+
+class ToolChoice(NamedTuple):
+    """The tools that an answer may call, and those that it must."""
+
+    all_tools: tuple[Tool, ...] = ()
+    # at least one of these must be called; if empty the model decides
+    required_tools: tuple[Tool, ...] = ()
+    parallel_tool_calls: bool = True  # whether an answer may have more than one call
+
+    @property
+    def tool_names(self) -> list[str]:
+        return [tool.name for tool in self.all_tools]
+
+
+def drop_nulls(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of an object of OpenAI's API that are not null: a null field counts as absent."""
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def build_tool_choice(value: Any, choice: Any = None, parallel_tool_calls: bool = True) -> ToolChoice:
+    """Parse the tools and tool_choice of a request in OpenAI's format."""
+    return select_tools(validate_tools(value), validate_tool_choice(choice), parallel_tool_calls)
+
+
+def select_tools(
+    tools: Sequence[Tool], choice: str | list[str], parallel_tool_calls: bool = True
+) -> ToolChoice:
+    """Apply a validated tool_choice to tools: "none" drops them, "required" or a name makes them required."""
+    if choice == "none":
+        return ToolChoice()
+    required = tuple(tool for tool in tools if choice == "required" or [tool.name] == choice)
+    if choice != "auto" and not required:
+        subject = format_value(choice if choice == "required" else choice[0])
+        names = [tool.name for tool in tools]
+        if not names:
+            raise UserError(f"{subject} requires a call, but there are no tools")
+        raise UserError(f"unknown tool {subject}; known: {', '.join(names)}{did_you_mean(choice[0], names)}")
+    return ToolChoice(tuple(tools), required, parallel_tool_calls)
+
+
+def validate_tools(value: Any) -> tuple[Tool, ...]:
+    """Parse a list of tool definitions; UserError if one is invalid or two have the same name."""
+    if value is None:
+        return ()
+    if isinstance(value, str | Mapping) or not isinstance(value, Sequence):
+        raise UserError(f"{format_value(value)} is not a list of tools: [{_TOOL_SHAPE}]")
+    tools = tuple(_parse_tool(definition, number) for number, definition in enumerate(value))
+    first_numbers: dict[str, int] = {}
+    for number, tool in enumerate(tools):
+        if first_numbers.setdefault(tool.name, number) != number:
+            raise UserError(
+                f"tool {number} has the same name as tool {first_numbers[tool.name]}: {tool.name!r}"
+            )
+    return tools
+
+
+def validate_tool_choice(choice: Any) -> str | list[str]:
+    """Parse tool_choice: one of TOOL_CHOICES, or a list with the name of a function."""
+    if choice is None:
+        return "auto"
+    if isinstance(choice, str) and choice in TOOL_CHOICES:
+        return choice
+    function = choice.get("function") if isinstance(choice, Mapping) else None
+    name = function.get("name") if isinstance(function, Mapping) else None
+    if not isinstance(name, str):
+        hint = did_you_mean(choice, TOOL_CHOICES) if isinstance(choice, str) else ""
+        function_shape = '{"type": "function", "function": {"name": ...}}'
+        raise UserError(
+            f"{format_value(choice)} is not a tool_choice, expected {', '.join(TOOL_CHOICES)} or "
+            f"{function_shape}{hint}"
+        )
+    return [name]
+
+
+def parse_tool_calls(value: Any, number: int) -> tuple[ToolCall, ...]:
+    """Parse the tool_calls of message ``number`` in OpenAI's format."""
+    if not value:
+        return ()
+    if not isinstance(value, list | tuple):
+        raise UserError(
+            f"message {number} has the tool_calls {format_value(value)}, expected a list of calls"
+        )
+    return tuple(parse_tool_call(call, f"call {i} of message {number}") for i, call in enumerate(value))
+
+
+def encode_arguments(value: Any) -> str:
+    """Arguments as JSON, from an object or its JSON; ValueError if they are not a JSON object."""
+    if isinstance(value, str):
+        value = json.loads(value, parse_constant=reject_constant) if value.strip() else {}
+    if not isinstance(value, Mapping):
+        raise ValueError("not an object")
+    text = json.dumps(dict(value), ensure_ascii=False, allow_nan=False)
+    text.encode()  # raises UnicodeEncodeError, a ValueError, for a lone surrogate
+    return text
+
+
+def parse_tool_call(value: Any, subject: str) -> ToolCall:
+    """Parse a call in OpenAI's format; ``subject`` names it in error messages."""
+    if isinstance(value, ToolCall):
+        value = {"id": value.id, "function": {"name": value.name, "arguments": value.arguments}}
+    function = value.get("function") if isinstance(value, Mapping) else None
+    if not isinstance(function, Mapping):
+        raise UserError(
+            f"{subject} is {format_value(value)}, expected an id and a function with name and arguments"
+        )
+    name, id = _function_name(function, subject), drop_nulls(value).get("id", "")
+    if not isinstance(id, str):
+        raise UserError(f"{subject} has the id {format_value(id)}, expected a string")
+    try:
+        return ToolCall(name, encode_arguments(function.get("arguments")), id)
+    except (ValueError, TypeError, RecursionError):
+        raise UserError(
+            f"{subject} has the arguments {format_value(function.get('arguments'))}, expected a "
+            "JSON object as a string"
+        ) from None
+
+
+def _parse_tool(value: Any, number: int) -> Tool:
+    definition = drop_nulls(value) if isinstance(value, Mapping) else {}
+    function = definition.get("function")
+    if not isinstance(function, Mapping) or definition.get("type", "function") != "function":
+        raise UserError(f"tool {number} is {format_value(value)}, expected {_TOOL_SHAPE}")
+    definition["function"] = drop_nulls(function)
+    subject, schema = f"tool {number}", function.get("parameters")
+    name = _function_name(function, subject)
+    if schema is None:
+        schema = {"properties": {}, "additionalProperties": False}
+    if not isinstance(schema, Mapping):
+        raise UserError(
+            f"{subject} ({name}) has the parameters {format_value(schema)}, expected the JSON "
+            "Schema of an object"
+        )
+    if schema.get("type", "object") != "object":
+        raise UserError(
+            f"{subject} ({name}) has parameters of the type {format_value(schema['type'])}, expected 'object'"
+        )
+    if _exceeds_depth(value, _MAX_DEPTH):
+        raise UserError(f"{subject} ({name}) is nested more than {_MAX_DEPTH} levels deep")
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{subject} ({name}) cannot be written as JSON: {error}") from None
+    return Tool(name, {"type": "object", **schema}, definition)
+
+
+def _function_name(function: Mapping[str, Any], subject: str) -> str:
+    name = function.get("name")
+    if not isinstance(name, str) or not _NAME_PATTERN.fullmatch(name):
+        raise UserError(f"{subject} has the name {format_value(name)}, expected {_NAME_RULE}")
+    return name
+
+
+def _exceeds_depth(value: Any, max_depth: int) -> bool:
+    """Whether objects and lists are nested more than ``max_depth`` levels deep."""
+    if not isinstance(value, Mapping | list | tuple):
+        return False
+    inner = value.values() if isinstance(value, Mapping) else value
+    return not max_depth or any(_exceeds_depth(item, max_depth - 1) for item in inner)

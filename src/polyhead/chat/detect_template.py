@@ -11,11 +11,10 @@ from itertools import product
 from pathlib import Path
 
 from polyhead.chat.apply_template import render_chat
-from polyhead.chat.base import ChatFormat, ChatPiece, Message, ToolCall
+from polyhead.chat.base import ChatFormat, ChatPiece, Message, ToolCall, ToolChoice, build_tool_choice
 from polyhead.chat.formats import STYLES
 from polyhead.chat.jinja import JinjaChat
 from polyhead.chat.sandbox.client import MAX_TEMPLATE_CHARS, TemplateError
-from polyhead.chat.tools import ToolChoice, build_tool_choice
 from polyhead.core.atomic_io import read_regular_file
 from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError

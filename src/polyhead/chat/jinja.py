@@ -9,13 +9,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from polyhead.chat.base import EOS, ChatPiece, Message, ToolCall, check_messages, merge_system, no_tools_error
+from polyhead.chat.base import (
+    EOS,
+    ChatPiece,
+    Message,
+    ToolCall,
+    ToolChoice,
+    build_tool_choice,
+    check_messages,
+    merge_system,
+    no_tools_error,
+)
+from polyhead.chat.formats import CallStyle, to_fields
 from polyhead.chat.reasoning import ReasoningSyntax
 from polyhead.chat.sandbox.client import Rendering, TemplateError, render_template
 from polyhead.chat.sandbox.placeholders import TOKEN_ROLES
-from polyhead.chat.template_format import CallStyle, to_fields
 from polyhead.chat.tool_calls import ToolCallSyntax
-from polyhead.chat.tools import ToolChoice, build_tool_choice
 from polyhead.core.errors import UserError
 from polyhead.core.registry import CHAT
 

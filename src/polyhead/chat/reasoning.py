@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from polyhead.chat.base import ChatFormat, ChatPiece, Message, is_prefill
-from polyhead.chat.tools import ToolChoice
+from polyhead.chat.base import ChatFormat, ChatPiece, Message, ToolChoice, is_prefill
 
 
 class ReasoningSyntax(NamedTuple):

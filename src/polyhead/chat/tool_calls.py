@@ -8,8 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 from uuid import uuid4
 
-from polyhead.chat.base import ChatFormat, ChatPiece, Message, ToolCall
-from polyhead.chat.tools import Tool, ToolChoice, encode_arguments
+from polyhead.chat.base import ChatFormat, ChatPiece, Message, Tool, ToolCall, ToolChoice, encode_arguments
 from polyhead.core.choice import Choice
 from polyhead.grammar.grammars import WHITESPACE_PATTERN
 
@@ -72,10 +71,6 @@ class ToolCallSyntax(NamedTuple):
             {**tool.schema, "x-guidance": {"whitespace_pattern": WHITESPACE_PATTERN}}, ensure_ascii=False
         )
         return f'f{number}: {_quote(head)} a{number} "}}"\na{number}: %json {schema}'
-
-    def make_parser(self, tools: ToolChoice) -> ToolCallParser:
-        """A streaming parser of the calls in an answer."""
-        return ToolCallParser(self, tools)
 
 
 @runtime_checkable

@@ -15,10 +15,18 @@ from polyhead.chat.apply_template import (
     encode_end_tokens,
     render_chat,
 )
-from polyhead.chat.base import MESSAGE_ROLE_ALIASES, ROLES_WITHOUT_CONTENT, ChatFormat, Message, is_prefill
+from polyhead.chat.base import (
+    MESSAGE_ROLE_ALIASES,
+    ROLES_WITHOUT_CONTENT,
+    ChatFormat,
+    Message,
+    ToolChoice,
+    build_tool_choice,
+    is_prefill,
+    parse_tool_calls,
+)
 from polyhead.chat.reasoning import reasoning_syntax
-from polyhead.chat.tool_calls import get_tool_syntax
-from polyhead.chat.tools import ToolChoice, build_tool_choice, parse_tool_calls
+from polyhead.chat.tool_calls import ToolCallParser, get_tool_syntax
 from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError, did_you_mean, format_value
 from polyhead.core.registry import CHAT
@@ -175,7 +183,7 @@ class ChatSession:
         text = "".join(self._answer(parse_conversation(messages), choice, options))
         if self.tool_syntax is None:
             return Message("assistant", text)
-        content, calls = self.tool_syntax.make_parser(choice).feed(text, True)
+        content, calls = ToolCallParser(self.tool_syntax, choice).feed(text, True)
         return Message("assistant", content, tuple(calls))
 
     def _answer(

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any
 
 from polyhead.core.blank_text import is_blank
 from polyhead.core.errors import UserError
@@ -23,7 +22,6 @@ from polyhead.run.load import load
 from polyhead.run.run import Run
 from polyhead.serve.api_errors import ApiError, invalid_value_error, user_error
 
-T = TypeVar("T")
 MAX_PENDING = 8  # explanations that are computed or wait
 MAX_EXPLAINED_TOKENS = 512  # of a text; attention of all heads is kept in memory
 
@@ -51,51 +49,33 @@ class Explainer:
         return ""
 
     async def explain_text(
-        self, text: str, target: str | None, first: int | None, n_shown: int | None
-    ) -> dict[str, Any]:
-        """The whole document, with levers that have no cases."""
-        return await self._compute(
-            text,
-            target,
-            lambda run: explain(run, text, target, first=first, n_shown=n_shown, has_lever_cases=False),
-        )
-
-    async def explain_lever(
         self,
         text: str,
         target: str | None,
         first: int | None,
         n_shown: int | None,
-        *,
-        name: str,
-        setting: dict[str, Any],
+        lever: str | None = None,
+        setting: dict[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """One setting of one lever."""
+        """The whole document, with levers that have no cases; or one setting of one lever.
 
-        def work(run: Run) -> dict[str, Any]:
+        429 if too many explanations wait.
+        """
+
+        def work() -> dict[str, Any]:
+            run = self._load_run()
+            _check_length(run, text, target)
+            if lever is None:
+                return explain(run, text, target, first=first, n_shown=n_shown, has_lever_cases=False)
             inputs = read_inputs(run, text, target)
             window = choose_shown(run.config, inputs, first, n_shown)[-1]
-            return explain_case(run, inputs, window, name, setting)
+            return explain_case(run, inputs, window, lever, setting or {})
 
-        return await self._compute(text, target, work)
-
-    def close(self) -> None:
-        """Stop the thread; an explanation that is being computed is finished first."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
-
-    async def _compute(self, text: str, target: str | None, work: Callable[[Run], T]) -> T:
-        """Run ``work`` in the thread; 429 if too many explanations wait."""
         if self._num_pending >= MAX_PENDING:
             message = f"{self._num_pending} explanations are already queued: try again later"
             raise ApiError(429, "overloaded", message, headers={"retry-after": "1"})
-
-        def check_and_work() -> T:
-            run = self._load_run()
-            _check_length(run, text, target)
-            return work(run)
-
         self._num_pending += 1
-        future = self._pool.submit(check_and_work)
+        future = self._pool.submit(work)
         future.add_done_callback(lambda _: self._count_finished())
         try:
             return await asyncio.wrap_future(future)
@@ -103,6 +83,10 @@ class Explainer:
             raise user_error(error) from None
         finally:
             del future  # breaks the reference cycle future -> error -> frame
+
+    def close(self) -> None:
+        """Stop the thread; an explanation that is being computed is finished first."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _count_finished(self) -> None:
         self._num_pending -= 1

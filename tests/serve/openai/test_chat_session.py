@@ -9,7 +9,7 @@ from tests.serve.openai.chat_helpers import answer_text
 from tests.serve.tool_call_helpers import build_tool_run
 
 from polyhead.chat import apply_template
-from polyhead.chat.tools import build_tool_choice
+from polyhead.chat.base import build_tool_choice
 from polyhead.core.choice import Choice
 from polyhead.generation.chat import parse_conversation
 from polyhead.serve.limits import Limits

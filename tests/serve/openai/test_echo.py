@@ -9,7 +9,7 @@ from tokenizers.normalizers import Lowercase
 
 from polyhead.run.run import Run
 from polyhead.serve.limits import Limits
-from polyhead.serve.openai import echo
+from polyhead.serve.openai import logprobs
 from polyhead.tokenizers.tokenizer import Tokenizer
 from tokenizers import Tokenizer as InnerTokenizer
 
@@ -154,13 +154,13 @@ def test_prefix_tokens_and_normalization_of_the_tokenizer(runs):
 
 
 def test_prompts_are_scored_in_one_batch(client, monkeypatch):
-    calls, score_tokens = [], echo.score_tokens
+    calls, score_tokens = [], logprobs.score_tokens
 
     def count(model, pad_id, rows, top):
         calls.append((threading.current_thread().name, len(rows), top))
         return score_tokens(model, pad_id, rows, top)
 
-    monkeypatch.setattr(echo, "score_tokens", count)
+    monkeypatch.setattr(logprobs, "score_tokens", count)
     complete(client, {**ECHO, "prompt": TEXTS, "n": 3})
     assert calls == [("polyhead-model", len(TEXTS), 2)]
     complete(client, {**ECHO, "prompt": TEXTS, "echo": False})

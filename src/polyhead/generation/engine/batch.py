@@ -12,8 +12,14 @@ import torch
 from torch import Tensor
 
 from polyhead.core.array_types import Ints
-from polyhead.generation.engine.batching import move_inputs, pad_next_inputs, pad_rows
-from polyhead.generation.engine.interface import Decoder, decode_greedy_of, encode_of
+from polyhead.generation.engine.interface import (
+    Decoder,
+    decode_greedy_of,
+    encode_of,
+    move_inputs,
+    pad_next_inputs,
+    pad_rows,
+)
 from polyhead.generation.engine.request import Request
 from polyhead.generation.shortlist.shortlist import Shortlist, ShortlistHead
 from polyhead.nn.cache import Cache, PrefixCache

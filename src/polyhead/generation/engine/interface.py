@@ -1,4 +1,4 @@
-"""The interface of a decoder, and the outputs of decoding."""
+"""The interface of a decoder, its padded inputs, and the outputs of decoding."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from polyhead.core.array_types import Floats
 from polyhead.core.errors import NotFiniteError
 from polyhead.nn.cache import Cache, CacheShape
+from polyhead.nn.device import move_tensor
 from polyhead.nn.kv import EncoderMemory
-from polyhead.nn.positions import AnyPositions
+from polyhead.nn.positions import AnyPositions, Positions
 
 
 class Decoder(Protocol):
@@ -96,3 +98,34 @@ def require_finite(x: Tensor) -> Tensor:
     if not bool(x.isfinite().all()):
         raise NotFiniteError
     return x
+
+
+def pad_next_inputs(rows: Sequence[Sequence[int]], cached_lens: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Token ids and positions (B, S) of the next tokens of rows with so many cached tokens; -1 at padding."""
+    width = max(map(len, rows))
+    tokens = [[*row, *[0] * (width - len(row))] for row in rows]
+    pos = [
+        [*range(n, n + len(row)), *[-1] * (width - len(row))]
+        for n, row in zip(cached_lens, rows, strict=True)
+    ]
+    return torch.tensor(tokens), torch.tensor(pos)
+
+
+def move_inputs(tokens: Tensor, pos: Tensor, device: torch.device) -> tuple[Tensor, AnyPositions]:
+    """Token ids and positions of the CPU on the device of a model, which then also has the originals."""
+    if device.type == "cpu":
+        return tokens, pos
+    return move_tensor(tokens, device), Positions(move_tensor(pos, device), pos)
+
+
+def pad_rows(
+    rows: Sequence[Sequence[int]], pad_id: int, device: torch.device
+) -> tuple[Tensor, Tensor | None]:
+    """Token ids and positions (B, S) of rows of different lengths; positions are None without padding."""
+    longest = max(map(len, rows))
+    tokens = torch.tensor([[*row, *[pad_id] * (longest - len(row))] for row in rows], device=device)
+    lengths = torch.tensor([len(row) for row in rows], device=device)[:, None]
+    if min(map(len, rows)) == longest:
+        return tokens, None
+    pos = torch.arange(longest, device=device).expand(len(rows), -1)
+    return tokens, torch.where(pos < lengths, pos, -1)

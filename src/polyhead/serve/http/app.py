@@ -14,9 +14,8 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from polyhead.serve.api_errors import ApiError, format_traceback, internal_error, not_found_error
-from polyhead.serve.http.http_exchange import HttpExchange
+from polyhead.serve.http.http_exchange import HttpExchange, parse_json
 from polyhead.serve.service import Service
-from polyhead.serve.strict_json import parse_json
 
 EXPOSED_HEADERS = ("x-request-id", "x-warnings", "retry-after")
 

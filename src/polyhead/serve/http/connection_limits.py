@@ -22,8 +22,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from polyhead.serve.api_errors import ApiError, head_too_large_error, too_many_connections_error
+from polyhead.serve.http.http_exchange import dump_json
 from polyhead.serve.limits import Limits
-from polyhead.serve.strict_json import dump_json
 
 # socket buffer for a client that does not read; the default may be megabytes
 SEND_BUFFER_BYTES = 2**16

@@ -1,8 +1,13 @@
-"""One HTTP request and its response: read within limits, answered once, as JSON or as server-sent events."""
+"""One HTTP request and its response: read within limits, answered once, as JSON or as server-sent events.
+
+JSON is strict, both ways: no NaN, no duplicate keys, no lone surrogates.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import math
 import re
 import uuid
 from collections.abc import Iterable, Mapping
@@ -14,9 +19,10 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
+from polyhead.core.errors import UserError
+from polyhead.core.json_io import decode_json
 from polyhead.serve.api_errors import ApiError, head_too_large_error, too_many_connections_error
 from polyhead.serve.limits import Limits
-from polyhead.serve.strict_json import dump_json
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
 HEALTH_PATH = "/health"
@@ -181,3 +187,39 @@ def _encode_event(value: Any) -> bytes:
 def _header_text(text: str) -> str:
     """Replace characters that a header cannot contain."""
     return "".join(c if " " <= c <= "~" else "?" for c in text)[:200]
+
+
+_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+
+
+def parse_json(body: bytes) -> dict[str, Any]:
+    """Parse the JSON object of a request body; the error states in one line what is wrong."""
+    try:
+        value = decode_json(body.decode(), "the body", is_strict=True)
+    except UnicodeDecodeError:
+        raise ApiError(400, "invalid_json", "the body is not UTF-8") from None
+    except UserError as error:
+        raise ApiError(400, "invalid_json", str(error)[:300]) from None
+    if not isinstance(value, dict):
+        raise ApiError(400, "invalid_json", 'the body must be a JSON object, such as {"input": "..."}')
+    return value
+
+
+def dump_json(value: Any) -> bytes:
+    """Encode as compact JSON; NaN or infinity is a defect and raises ValueError."""
+    return _encode(value).encode()
+
+
+def dump_json_list(fields: dict[str, Any], key: str, items: Iterable[Any]) -> bytes:
+    """Encode an object of fields and, under ``key``, a list.
+
+    The items are encoded one by one: the encoder holds the interpreter for the whole of a value, which for
+    the embeddings of thousands of texts is a second in which no other thread runs.
+    """
+    encoded = b",".join(map(dump_json, items))
+    return b"%s,%s:[%s]}" % (dump_json(fields)[:-1], dump_json(key), encoded)
+
+
+def finite_or_none(value: float) -> float | None:
+    """Return a log-probability, or None if it is not finite (JSON has no infinity)."""
+    return value if math.isfinite(value) else None

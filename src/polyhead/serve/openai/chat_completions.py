@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from polyhead.chat.base import ToolCall, is_prefill
+from polyhead.chat.base import ToolCall, ToolChoice, is_prefill, select_tools
 from polyhead.chat.reasoning import ReasoningParser
 from polyhead.chat.tool_calls import ToolCallParser
-from polyhead.chat.tools import ToolChoice, select_tools
 from polyhead.core.errors import UserError
 from polyhead.generation.chat import ChatSession
 from polyhead.generation.text_engine import PreparedRequest
@@ -37,7 +36,7 @@ class AssistantMessage:
     def next_delta(self, text: str, is_last: bool) -> dict[str, Any]:
         """Return the delta for new text, to be appended by the client."""
         fields, content, calls = self._parse(text, is_last)
-        delta = fields if self._is_started else {"role": "assistant", **fields}
+        delta = ({} if self._is_started else {"role": "assistant"}) | fields
         if calls:
             delta["tool_calls"] = [{"index": self.num_calls + i, **call} for i, call in enumerate(calls)]
         self._is_started, self.num_calls = True, self.num_calls + len(calls)
@@ -62,14 +61,11 @@ class AssistantMessage:
             text, calls = self._tool_parser.feed(text, is_last)
         # the name in vLLM, and the older one that more clients read
         fields = {"reasoning": reasoning, "reasoning_content": reasoning} if reasoning else {}
-        return (
-            fields,
-            text,
-            [
-                {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
-                for name, arguments, id in calls
-            ],
-        )
+        call_fields = [
+            {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
+            for name, arguments, id in calls
+        ]
+        return fields, text, call_fields
 
 
 async def create_chat_completion(service: Service, exchange: HttpExchange, body: ChatBody) -> None:

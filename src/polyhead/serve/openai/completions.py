@@ -13,12 +13,11 @@ from polyhead.generation.text_engine import PreparedRequest
 from polyhead.introspect.compute_attention import cross_map
 from polyhead.serve.api_errors import invalid_value_error, unsupported_parameter_error
 from polyhead.serve.engine_thread import ClientStream, ClientStreams, OutputDelta
-from polyhead.serve.http.http_exchange import HttpExchange
+from polyhead.serve.http.http_exchange import HttpExchange, finite_or_none
 from polyhead.serve.openai.logprobs import check_reply_size, make_echo_outputs
 from polyhead.serve.openai.request_builder import build_requests, check_token_ids, count_reading_chars
 from polyhead.serve.openai.schemas import CompletionBody, SamplingParams, TranslationBody
 from polyhead.serve.service import Service, total_length
-from polyhead.serve.strict_json import finite_or_none
 
 KEEPALIVE_SECONDS = 15.0  # seconds without output until a keepalive is sent
 

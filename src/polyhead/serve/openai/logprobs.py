@@ -17,9 +17,9 @@ from polyhead.generation.text_output import TokenLogprobs
 from polyhead.run.run import Run
 from polyhead.serve.api_errors import ApiError
 from polyhead.serve.engine_thread import ClientStreams, OutputDelta
+from polyhead.serve.http.http_exchange import finite_or_none
 from polyhead.serve.openai.schemas import CompletionBody
 from polyhead.serve.service import Service, total_length
-from polyhead.serve.strict_json import finite_or_none
 from polyhead.tokenizers.display import REPLACEMENT_CHAR
 from polyhead.tokenizers.special_tokens import BYTE_TOKEN
 from polyhead.tokenizers.token_bytes import TokenBytes

@@ -25,7 +25,7 @@ from polyhead.evaluate.embed import (
 )
 from polyhead.generation.settings import with_overrides
 from polyhead.serve.api_errors import ApiError, invalid_value_error
-from polyhead.serve.http.http_exchange import HttpExchange
+from polyhead.serve.http.http_exchange import HttpExchange, dump_json, dump_json_list
 from polyhead.serve.openai.request_builder import check_token_ids
 from polyhead.serve.openai.schemas import (
     ClassifyBody,
@@ -38,7 +38,6 @@ from polyhead.serve.openai.schemas import (
     TokenizeBody,
 )
 from polyhead.serve.service import Service
-from polyhead.serve.strict_json import dump_json, dump_json_list
 from polyhead.tokenizers.mask_tokens import count_masks
 
 LARGE_DOCUMENT = 10**6  # characters, as which a document counts that is encoded outside of the event loop
@@ -270,11 +269,10 @@ async def create_explanation(service: Service, exchange: HttpExchange, body: Exp
     fields = body.model_dump(exclude_unset=True)
     if "lever" not in fields and "setting" in fields:
         raise invalid_value_error("setting", "setting: requires a lever")
-    inputs = body.text, fields.get("target"), fields.get("first"), fields.get("n_shown")
-    if "lever" not in fields:
-        document = await service.explainer.explain_text(*inputs)
-    else:
-        document = await service.explainer.explain_lever(*inputs, name=body.lever, setting=body.setting)
+    target, first, n_shown, lever = map(fields.get, ("target", "first", "n_shown", "lever"))
+    explain_text = service.explainer.explain_text
+    document = await explain_text(body.text, target, first, n_shown, lever, body.setting)
+    if "lever" in fields:
         document = {"object": "explain.lever", "model": service.name, **document}
     await exchange.send_json(await service.run_in_executor(lambda: dump_json(document), LARGE_DOCUMENT))
 

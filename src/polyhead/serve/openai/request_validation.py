@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from polyhead.chat.tools import drop_nulls
+from polyhead.chat.base import drop_nulls
 from polyhead.core.errors import did_you_mean, format_value
 from polyhead.core.messages import format_loc, from_validation_error, section_type
 from polyhead.serve.api_errors import ApiError, invalid_value_error, unsupported_parameter_error

@@ -19,7 +19,7 @@ from polyhead.kernels.pack_model import packed_dtype
 from polyhead.run.run_directory import MODEL_TYPE
 from polyhead.serve.api_errors import ApiError, not_found_error
 from polyhead.serve.http.app import ApiRoute, App
-from polyhead.serve.http.http_exchange import HttpExchange
+from polyhead.serve.http.http_exchange import HttpExchange, dump_json
 from polyhead.serve.http.page import choose_page_language, content_security_policy, render_page
 from polyhead.serve.model_card import reads_pairs
 from polyhead.serve.openai.chat_completions import create_chat_completion
@@ -37,7 +37,6 @@ from polyhead.serve.openai.pooling_endpoints import (
 from polyhead.serve.openai.request_validation import validate_body
 from polyhead.serve.openai.schema_fields import DEFAULT_FROM_RUN
 from polyhead.serve.service import Service
-from polyhead.serve.strict_json import dump_json
 from polyhead.tokenizers.languages import default_languages, list_languages
 
 PROMETHEUS_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"

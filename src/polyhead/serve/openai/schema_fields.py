@@ -17,8 +17,17 @@ from pydantic import (
 from pydantic.json_schema import SkipJsonSchema
 from pydantic_core import CoreSchema
 
-from polyhead.chat.base import MESSAGE_ROLE_ALIASES, MESSAGE_ROLES, ROLES_WITHOUT_CONTENT, Message
-from polyhead.chat.tools import TOOL_CHOICES, Tool, parse_tool_calls, validate_tool_choice, validate_tools
+from polyhead.chat.base import (
+    MESSAGE_ROLE_ALIASES,
+    MESSAGE_ROLES,
+    ROLES_WITHOUT_CONTENT,
+    TOOL_CHOICES,
+    Message,
+    Tool,
+    parse_tool_calls,
+    validate_tool_choice,
+    validate_tools,
+)
 from polyhead.config.generation_config import MAX_TOKEN_ID
 from polyhead.core.errors import UserError, format_value
 

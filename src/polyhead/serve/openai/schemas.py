@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from annotated_types import BaseMetadata
 from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 
-from polyhead.chat.tools import drop_nulls
+from polyhead.chat.base import drop_nulls
 from polyhead.config.generation_config import MAX_TOKEN_ID, SETTING_USES, GenerationConfig, strip_scope
 from polyhead.serve.openai.schema_fields import (
     DEFAULT_FROM_RUN,

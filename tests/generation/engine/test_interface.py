@@ -1,6 +1,6 @@
 import torch
 
-from polyhead.generation.engine.batching import pad_rows
+from polyhead.generation.engine.interface import pad_rows
 
 
 def test_pad_rows_marks_padding_in_positions():
