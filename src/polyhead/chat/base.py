@@ -15,6 +15,12 @@ MESSAGE_ROLES = ("system", "user", "assistant", "tool")
 MESSAGE_ROLE_ALIASES = {"developer": "system"}
 ROLES_WITHOUT_CONTENT = ("assistant", "tool")  # their content may be missing: it is empty
 PieceKind = Literal["text", "token", "mark", "role", "template"]
+_NAME_PATTERN = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_NAME_RULE = "1 to 64 letters, digits, dots, dashes or underscores"
+_TOOL_SHAPE = '{"type": "function", "function": {"name": ..., "parameters": {...}}}'
+TOOL_CHOICES = ("auto", "none", "required")
+# nesting of a tool definition: some formats indent it, one line per item
+_MAX_DEPTH = 64
 
 
 class ToolCall(NamedTuple):
@@ -33,6 +39,27 @@ class Message(NamedTuple):
     tool_calls: tuple[ToolCall, ...] = ()  # of the assistant
     tool_call_id: str = ""  # in a tool message: the id of the call that it answers
     reasoning: str = ""  # of the assistant, before its content
+
+
+class Tool(NamedTuple):
+    """A function that the assistant may call."""
+
+    name: str
+    schema: dict[str, Any]  # JSON Schema of its arguments, an object
+    definition: dict[str, Any]  # the complete definition for the prompt
+
+
+class ToolChoice(NamedTuple):
+    """The tools that an answer may call, and those that it must."""
+
+    all_tools: tuple[Tool, ...] = ()
+    # at least one of these must be called; if empty the model decides
+    required_tools: tuple[Tool, ...] = ()
+    parallel_tool_calls: bool = True  # whether an answer may have more than one call
+
+    @property
+    def tool_names(self) -> list[str]:
+        return [tool.name for tool in self.all_tools]
 
 
 class ChatPiece(NamedTuple):
@@ -171,35 +198,6 @@ def _check_tool_calls(messages: Sequence[Message]) -> None:
                 f"message {number} answers the call {format_value(message.tool_call_id)}; earlier "
                 f"calls: {ids}"
             )
-
-
-_NAME_PATTERN = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-_NAME_RULE = "1 to 64 letters, digits, dots, dashes or underscores"
-_TOOL_SHAPE = '{"type": "function", "function": {"name": ..., "parameters": {...}}}'
-TOOL_CHOICES = ("auto", "none", "required")
-# nesting of a tool definition: some formats indent it, one line per item
-_MAX_DEPTH = 64
-
-
-class Tool(NamedTuple):
-    """A function that the assistant may call."""
-
-    name: str
-    schema: dict[str, Any]  # JSON Schema of its arguments, an object
-    definition: dict[str, Any]  # the complete definition for the prompt
-
-
-class ToolChoice(NamedTuple):
-    """The tools that an answer may call, and those that it must."""
-
-    all_tools: tuple[Tool, ...] = ()
-    # at least one of these must be called; if empty the model decides
-    required_tools: tuple[Tool, ...] = ()
-    parallel_tool_calls: bool = True  # whether an answer may have more than one call
-
-    @property
-    def tool_names(self) -> list[str]:
-        return [tool.name for tool in self.all_tools]
 
 
 def drop_nulls(fields: Mapping[str, Any]) -> dict[str, Any]:
