@@ -9,7 +9,7 @@ from tests.serve.conftest import serve_run
 import polyhead as ph
 
 OPTIONAL = {"bos_token": "<s>", "pad_token": "<pad>", "unk_token": "<unk>"}
-SUBSETS = chain.from_iterable(combinations(OPTIONAL, n) for n in range(4))
+SUBSETS = list(chain.from_iterable(combinations(OPTIONAL, n) for n in range(4)))
 
 
 @pytest.mark.parametrize("names", SUBSETS, ids="-".join)
