@@ -74,8 +74,8 @@ def run(
     if is_verbose:
         print_results(console, trained, recipe)
     if translate is not None:
-        (output,) = trained.translate([translate])
-        print(escape_terminal(to_one_line(output)))
+        (translation,) = trained.translate([translate])
+        print(escape_terminal(to_one_line(translation)))
 
 
 class TrainingOnlyReporter:

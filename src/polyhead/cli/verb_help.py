@@ -26,7 +26,7 @@ class VerbCommand(TyperCommand):
             record = param.get_help_record(ctx)
             if record is not None:
                 default = "Arguments" if param.param_type_name == "argument" else "Options"
-                heading = getattr(param, "rich_help_panel", None) or default
+                heading = vars(param).get("rich_help_panel") or default
                 sections.setdefault(heading, []).append(_to_words(heading, *record))
         for heading, records in sections.items():
             if records:
