@@ -10,6 +10,7 @@ from polyhead.config.generation_config import GenerationConfig
 from polyhead.core.errors import UserError, check_int, prefix_errors
 from polyhead.generation.constraints.lexical_constraints import LexicalConstraints
 from polyhead.generation.constraints.terminology import Term
+from polyhead.generation.constraints.unfinished_word import UnfinishedWord
 from polyhead.generation.decoding.beam_search import BeamRequest, BeamSearchStrategy, BeamState
 from polyhead.generation.decoding.sampler import SampledSequences, SamplingStrategy
 from polyhead.generation.decoding.sampling import Sampling
@@ -42,6 +43,7 @@ def decode_sources(
     max_len: int,
     truncate: bool = False,
     prefix: Sequence[Sequence[int]] | None = None,
+    last_words: Sequence[UnfinishedWord | None] | None = None,
     extra_eos_ids: Sequence[int] = (),
     bad_token_ids: Sequence[int] = (),
     shortlist: Shortlist | None = None,
@@ -56,9 +58,11 @@ def decode_sources(
     + ``max_length_extra`` tokens and at most ``max_len``, the model's maximum length, end of sentence
     included; any of ``extra_eos_ids`` also ends it. An empty line gives one empty output. A line longer than
     ``max_len`` is a UserError before anything is decoded; with ``truncate`` its first tokens are used.
-    ``prefix`` is the forced prefix of each output, unless the line is empty. One beam is greedy search. With
-    a ``shortlist`` only the tokens that it selects for a line are output. The output of each line contains
-    all of its ``terms``. With ``sampling_request`` the outputs are sampled instead of searched for.
+    ``prefix`` is the forced prefix of each output, unless the line is empty, and ``last_words``
+    a word after it.
+    One beam is greedy search. With a ``shortlist`` only the tokens that it selects for a line are output. The
+    output of each line contains all of its ``terms``. With ``sampling_request`` the outputs are sampled
+    instead of searched for.
     """
     eos_ids, lines = (
         (seq2seq_template.eos_id, *extra_eos_ids),
@@ -67,11 +71,12 @@ def decode_sources(
     prefix = [[]] * len(lines) if prefix is None else prefix
     if len(prefix) != len(lines):
         raise UserError(f"{len(lines)} lines, but {len(prefix)} prefixes: expected one per line")
-    for i, row_prefix in enumerate(prefix):
-        if len(row_prefix) >= max_len:
+    words = [None] * len(lines) if last_words is None else last_words
+    for i, (row_prefix, word) in enumerate(zip(prefix, words, strict=True)):
+        num_tokens = len(row_prefix) + (word.num_tokens if word else 0)
+        if num_tokens >= max_len:
             raise UserError(
-                f"the prefix of line {i + 1} has {len(row_prefix)} tokens; the model's maximum "
-                f"length is {max_len}"
+                f"the prefix of line {i + 1} has {num_tokens} tokens; the model's maximum length is {max_len}"
             )
         if eos_in_prefix := [token for token in row_prefix if token in eos_ids]:
             raise UserError(
@@ -89,10 +94,14 @@ def decode_sources(
             max_len,
             max(
                 max_output_len(len(line), config),
-                len(opening_ids) + len(row_prefix) + (constraint.num_tokens if constraint else 0) + 1,
+                len(opening_ids)
+                + len(row_prefix)
+                + (word.max_tokens if word else 0)
+                + (constraint.num_tokens if constraint else 0)
+                + 1,
             ),
         )
-        for line, row_prefix, constraint in zip(lines, prefix, constraints, strict=True)
+        for line, row_prefix, word, constraint in zip(lines, prefix, words, constraints, strict=True)
     ]
     longest = max(limits, default=1)
     width = strategy.beam_size if sampling_request is None else sampling_request.n
@@ -113,7 +122,7 @@ def decode_sources(
         decoder_ids, forced_ids = [seq2seq_template.decoder_start_id], [*opening_ids, *prefix[row]]
         if sampling_request is None or sampling_strategy is None:
             with prefix_errors(f"a source of {len(lines[row])} tokens"):
-                beam_request = BeamRequest(limits[row], forced_ids, len(opening_ids), decoder_ids)
+                beam_request = BeamRequest(limits[row], forced_ids, len(opening_ids), decoder_ids, words[row])
                 state: DecodingState = beam_state_for(strategy, beam_request, constraints[row])
         else:
             decoder_ids += forced_ids
@@ -125,6 +134,7 @@ def decode_sources(
                 sampling_request.n,
                 sampling_request.seed,
                 first_row,
+                last_word=words[row],
             )
         cost = state.width * (len(lines[row]) + 1)
         source = seq2seq_template.encoder_input(lines[row])

@@ -10,6 +10,7 @@ from polyhead.core.blank_text import clear_blank
 from polyhead.core.errors import UserError, check_int
 from polyhead.generation.batch_decode import SamplingRequest, decode_sources
 from polyhead.generation.constraints.terminology import TermEntries, Terminology, terminology_for
+from polyhead.generation.constraints.unfinished_word import split_prefixes
 from polyhead.generation.engine.interface import Decoder, Hypothesis
 from polyhead.generation.settings import eos_ids_for, sampling_config, sampling_from_config, with_overrides
 from polyhead.generation.shortlist.shortlist import Shortlist
@@ -37,10 +38,10 @@ def decode_translations(
     """Yield the best translations of the texts: (number, best first); ``overrides`` change ``generation``.
 
     With a setting of sampling among the overrides they are sampled, ``n_best`` per text, by a ``seed``; the
-    samples of a text depend on its number, counted from ``row_offset``. ``prefix`` is the forced prefix of
-    each translation; ``terminology`` gives the required translations of words. Default languages are those of
-    the tokenizer's files. A blank text has an empty translation. An invalid option is a UserError before
-    anything is decoded.
+    samples of a text depend on its number, counted from ``row_offset``. Each translation begins with its text
+    in ``prefix``, which may end inside of a word; ``terminology`` gives the required translations of words.
+    Default languages are those of the tokenizer's files. A blank text has an empty translation. An invalid
+    option is a UserError before anything is decoded.
     """
     sampling_request = None
     if SAMPLING_KEYS & set(overrides):
@@ -57,6 +58,8 @@ def decode_translations(
         config = with_overrides(generation, overrides, "translations")
     validate_texts([] if prefix is None else prefix, "prefix=")
     template = with_languages(tokenizer, source_lang, target_lang)
+    max_tokens = max_len - len(template.opening_ids)
+    splits = None if prefix is None else split_prefixes(tokenizer.target_tokenizer, prefix, max_tokens)
     return decode_sources(
         model,
         tokenizer.encode(list(map(clear_blank, texts))),
@@ -64,7 +67,8 @@ def decode_translations(
         seq2seq_template=template,
         max_len=max_len,
         truncate=truncate,
-        prefix=None if prefix is None else tokenizer.target_tokenizer.encode(prefix),
+        prefix=None if splits is None else [split.ids for split in splits],
+        last_words=None if splits is None else [split.word for split in splits],
         extra_eos_ids=eos_ids_for(config, tokenizer.target_tokenizer, template.eos_id)[1:],
         bad_token_ids=[tokenizer.token_to_id(token) for token in config.bad_words],
         shortlist=shortlist,

@@ -29,9 +29,9 @@ def test_banned_forced_and_repeated_ids():
     token_by_row = {0: 7, 600: 3, len(logits) - 1: 0}  # in row 600, a token that is banned
     kept_values = {row: expected[row, token].item() for row, token in token_by_row.items()}
     expected[:, 3] = -torch.inf
-    forced_ids = torch.full((len(logits),), -1)
+    forced_ids = [[] for _ in logits]
     for row, token in token_by_row.items():
-        forced_ids[row] = token
+        forced_ids[row] = [token]
         expected[row] = -torch.inf
         expected[row, token] = kept_values[row]
     ids = assert_topk(logits, expected, 5, banned_ids=[3], forced_ids=forced_ids)
@@ -41,14 +41,14 @@ def test_banned_forced_and_repeated_ids():
     logits = torch.randn(rows, 1000)
     expected = logits.double().log_softmax(-1)
     repeated_ids = [[int(i)] * (row % 2) + [int(j)] for row, (i, j) in enumerate(expected.topk(2).indices)]
-    forced_ids = torch.full((rows,), -1)
+    forced_ids = [[] for _ in range(rows)]
     for row in (3, rows - 2):
-        forced_ids[row] = repeated_ids[row][0]
+        forced_ids[row] = [repeated_ids[row][0], 999]
     for row, tokens in enumerate(repeated_ids):
-        if forced_ids[row] >= 0:
-            expected[row, torch.arange(1000) != forced_ids[row]] = -torch.inf
+        if forced_ids[row]:
+            expected[row, ~torch.isin(torch.arange(1000), torch.tensor(forced_ids[row]))] = -torch.inf
         else:
             expected[row, tokens] = -torch.inf
     ids = assert_topk(logits, expected, 4, forced_ids=forced_ids, repeated_ids=repeated_ids)
-    free = forced_ids < 0
+    free = [row for row in range(rows) if not forced_ids[row]]
     assert ids[free].equal(expected.topk(4).indices[free])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 from itertools import accumulate
 from math import isnan
@@ -20,6 +20,7 @@ from polyhead.generation.constraints.lexical_constraints import (
     Extension,
     LexicalConstraints,
 )
+from polyhead.generation.constraints.unfinished_word import UnfinishedWord
 from polyhead.generation.decoding.no_repeat_ngram import banned_ngrams
 from polyhead.generation.decoding.sampling import topk_log_probs
 from polyhead.generation.engine.engine import Engine
@@ -46,6 +47,18 @@ class BeamRequest(NamedTuple):
     prefix: Sequence[int] = ()  # forced first tokens of the output
     unscored_len: int = 0  # tokens of the prefix with log-probability 0: inputs of the model, not predictions
     context_ids: Sequence[int] = ()  # tokens before the output, which count for no_repeat_ngram_size
+    last_word: UnfinishedWord | None = None  # the word after the prefix
+
+    @property
+    def max_prefix_len(self) -> int:
+        """The maximum number of tokens of the prefix and its last word."""
+        return len(self.prefix) + (0 if self.last_word is None else self.last_word.max_tokens)
+
+    def forced_ids(self, row: Sequence[int], banned_ids: Collection[int] = ()) -> Sequence[int]:
+        """The only tokens that may follow a row; none if the row has the whole prefix and its last word."""
+        if len(row) < len(self.prefix) or self.last_word is None:
+            return self.prefix[len(row) : len(row) + 1]
+        return self.last_word.next_tokens(row[len(self.prefix) :], banned_ids)
 
     def check(self, i: int, eos_id: int) -> None:
         """Raise a UserError that names sentence i if the request is invalid."""
@@ -142,10 +155,7 @@ class BeamSearchStrategy:
             return None
         lengths = [len(beam.rows[0]) for beam in beams]
         bans_eos = {length < self.min_new_tokens for length in lengths}
-        has_prefix = any(
-            length < len(beam.request.prefix) for beam, length in zip(beams, lengths, strict=True)
-        )
-        if has_prefix or len(bans_eos) > 1:
+        if any(beam.request.forced_ids(beam.rows[0]) for beam in beams) or len(bans_eos) > 1:
             return None
         limits = [beam.max_new_tokens - length for beam, length in zip(beams, lengths, strict=True)]
         if not bans_eos.pop():
@@ -175,30 +185,21 @@ class BeamSearchStrategy:
             for row in b.rows
             if self.no_repeat_ngram_size
         ]
-        forced_tokens = _next_forced_tokens(beams)
-        has_constraints = any(beam.constraints is not None for beam in beams)
+        needs_bans = any(beam.constraints is not None or beam.request.last_word for beam in beams)
         barred_ids = (
-            [{*banned_ids, *tokens} for tokens in repeated_ids or [[]] * len(logits)]
-            if has_constraints
-            else []
+            [{*banned_ids, *tokens} for tokens in repeated_ids or [[]] * len(logits)] if needs_bans else []
         )
+        forced_ids = _list_forced_ids(beams, barred_ids)
         if shortlist_head is not None:
             banned_ids, repeated_ids = (
                 shortlist_head.column_ids(banned_ids),
                 [shortlist_head.column_ids(tokens) for tokens in repeated_ids],
             )
-            forced_tokens = [
-                shortlist_head.column_ids([token])[0] if token >= 0 else token for token in forced_tokens
-            ]
+        columns = forced_ids if shortlist_head is None else list(map(shortlist_head.column_ids, forced_ids))
         rows = [row for beam in beams for row in beam.rows]
         masked_logits = None if self.grammar is None else self.grammar.mask_logits(logits, rows)
-        forced_ids = (
-            None
-            if max(forced_tokens) < 0
-            else torch.tensor(forced_tokens, device=logits.device).repeat_interleave(width)
-        )
         candidates = topk_log_probs(
-            logits, self.num_candidates, banned_ids, forced_ids, repeated_ids, masked_logits
+            logits, self.num_candidates, banned_ids, columns, repeated_ids, masked_logits
         )
         values, ids = (x.cpu().numpy().reshape(len(beams), width, -1) for x in candidates)
         ids = ids if shortlist_head is None else shortlist_head.tokens[ids]
@@ -222,10 +223,15 @@ class BeamSearchStrategy:
                 extensions |= {
                     (row, token): live + value for row, (live, value, token) in enumerate(best_per_row)
                 }
-                if len(beam.rows[0]) >= len(beam.request.prefix):
-                    extensions |= beam.constraints.propose_extensions(
-                        beam.log_probs, logits[beam_rows], barred_ids[beam_rows], shortlist_head
-                    )
+                proposals = beam.constraints.propose_extensions(
+                    beam.log_probs, logits[beam_rows], barred_ids[beam_rows], shortlist_head
+                )
+                allowed_ids = forced_ids[beam_rows] or [()] * width
+                extensions |= {
+                    (row, token): score
+                    for (row, token), score in proposals.items()
+                    if not allowed_ids[row] or token in allowed_ids[row]
+                }
                 beam.extend(
                     *beam.constraints.select_extensions(
                         beam.rows, extensions, beam.width, self.eos_ids, beam.is_last_step
@@ -265,7 +271,12 @@ class BeamState:
 
     @property
     def forced_tokens(self) -> Sequence[int]:
-        return [*self.request.prefix, *(() if self.constraints is None else sorted(self.constraints.tokens))]
+        word = self.request.last_word
+        return [
+            *self.request.prefix,
+            *(() if word is None else sorted(word.inner_tokens)),
+            *(() if self.constraints is None else sorted(self.constraints.tokens)),
+        ]
 
     def extend(self, scores: list[float], parent_rows: list[int], tokens: list[int]) -> None:
         """Apply the best extensions, best first: the row that each extends, and its token."""
@@ -379,10 +390,16 @@ def beam_search(
     return [results[i] for i in range(len(rows))]
 
 
-def _next_forced_tokens(beams: Sequence[BeamState]) -> list[int]:
-    """The forced next token of each request, -1 for none."""
+def _list_forced_ids(
+    beams: Sequence[BeamState], banned_ids: Sequence[Collection[int]]
+) -> list[Sequence[int]]:
+    """The forced next tokens of each row; empty if no row has any."""
+    requests = [(beam.request, row) for beam in beams for row in beam.rows]
+    if all(len(row) >= request.max_prefix_len for request, row in requests):
+        return []
     return [
-        -1 if len(b.rows[0]) >= len(b.request.prefix) else b.request.prefix[len(b.rows[0])] for b in beams
+        request.forced_ids(row, banned)
+        for (request, row), banned in zip(requests, banned_ids or [()] * len(requests), strict=True)
     ]
 
 

@@ -1,4 +1,4 @@
-"""Logit processors: no_repeat_ngram_size and banned tokens."""
+"""Logit processors: no_repeat_ngram_size, banned and forced tokens."""
 
 from __future__ import annotations
 
@@ -39,3 +39,11 @@ def ban_tokens(logits: Tensor, banned_ids: Sequence[Sequence[int]]) -> Tensor:
         return logits
     rows, columns = torch.tensor(positions, device=logits.device).unbind(1)
     return logits.index_put((rows, columns), logits.new_tensor(float("-inf")))
+
+
+def force_tokens(logits: Tensor, forced_ids: Sequence[Sequence[int]], unbanned_logits: Tensor) -> Tensor:
+    """(N, V) logits with -inf at all but the forced tokens of each row that has any; these are not banned."""
+    positions = [(row, token) for row, tokens in enumerate(forced_ids) for token in tokens]
+    rows, columns = torch.tensor(positions, device=logits.device).unbind(1)
+    logits = logits.index_fill(0, rows.unique(), float("-inf"))
+    return logits.index_put((rows, columns), unbanned_logits[rows, columns])

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from polyhead.core.errors import NOT_FINITE
+from polyhead.generation.constraints.unfinished_word import UnfinishedWord
+from polyhead.generation.decoding.no_repeat_ngram import banned_ngrams, force_tokens
 from polyhead.generation.decoding.sampling import RandomStreams, Sampling
 from polyhead.generation.engine.interface import GreedyPlan, Hypothesis, TokenOutput, TopLogprobs
 from polyhead.generation.engine.request import DecodingState
@@ -46,6 +48,12 @@ class SamplingStrategy:
         )
         outputs = [row for state in sequences for row in state.rows]
         masked_logits = logits if self.grammar is None else self.grammar.mask_logits(logits, outputs)
+        forced_ids = [state.forced_ids(row) for state in sequences for row in state.rows]
+        if any(forced_ids):
+            masked_logits = force_tokens(masked_logits, forced_ids, logits)
+            # the bans of these rows are in the forced tokens
+            pairs = zip(histories, forced_ids, strict=False)
+            histories = [[] if forced else text for text, forced in pairs]
         tokens = sampling.sample(masked_logits, histories, uniforms, self.eos_ids, outputs)
         token_ids = torch.from_numpy(np.array(tokens)[:, None]).to(logits.device)
         # in a dead end a masked token is sampled
@@ -93,10 +101,12 @@ class SampledSequences:
         seed: int = 0,
         row_offset: int = 0,
         top_logprobs: int = 0,
+        last_word: UnfinishedWord | None = None,
     ) -> None:
         self.strategy, self.prompt, self.row_offset = strategy, list(prompt), row_offset
         self.width, self.max_new_tokens = n, max_new_tokens
         self.top_logprobs = top_logprobs  # number of most likely tokens reported with each token
+        self.last_word = last_word  # the word that each sequence begins with
         self.random_streams = RandomStreams(seed, n, row_offset)
         self.row_numbers = list(range(n))  # sequence number of each row
         self.rows: list[list[int]] = [[] for _ in range(n)]
@@ -105,7 +115,16 @@ class SampledSequences:
         self.new_tokens: list[TokenOutput] = []
         self.error = ""
 
-    forced_tokens: Sequence[int] = ()
+    @property
+    def forced_tokens(self) -> Sequence[int]:
+        return () if self.last_word is None else sorted(self.last_word.inner_tokens)
+
+    def forced_ids(self, row: Sequence[int]) -> Sequence[int]:
+        """The only tokens that may follow a row; none if it has the whole unfinished word."""
+        if self.last_word is None:
+            return ()
+        n = self.strategy.sampling.no_repeat_ngram_size
+        return self.last_word.next_tokens(row, set(banned_ngrams([*self.prompt, *row], n)))
 
     def extend(
         self,
