@@ -52,17 +52,25 @@ def test_text_file_and_pipe_have_the_same_classes(classifier, tmp_path, cli):
     [
         ("a\tb\tc", "line 1: 3 texts, separated by tabs; expected one text or two"),
         ("texts.txt", "no file 'texts.txt'"),
-        ("mixed", "line 2: 2 texts, separated by tabs; expected 1 as before"),
     ],
 )
 def test_invalid_input_is_refused(classifier, tiny, tmp_path, cli, monkeypatch, text, message):
     monkeypatch.chdir(tmp_path)
-    Path("mixed").write_text("a\nb\tc\n")
     assert f"polyhead: {message}\n" in cli("classify", classifier, text, code=2).err
     name = "ein hund bellt " * 40
     message = f"no file {name!r}; to pass a text use a pipe: echo TEXT | polyhead ..."
     assert cli.error("translate", tiny, name) == message
     assert cli.error("translate", name) == f"{name}: File name too long"
+
+
+@pytest.mark.parametrize("read_batch", [2, 512])
+def test_line_of_other_columns_is_blank_and_named(classifier, tmp_path, cli, read_batch):
+    (tmp_path / "mixed").write_text("ja\nnein\nb\tc\nkatze\n")
+    out, err = cli("classify", classifier, tmp_path / "mixed", "--read-batch", read_batch)
+    first, second, third = expected_lines(classifier, "ja", "nein", "katze").splitlines()
+    assert out.splitlines() == [first, second, "", third]
+    message = "line 3: 2 texts, separated by tabs; expected 1 as before; its output is blank\n"
+    assert err == f"polyhead: {message}"
 
 
 def test_whitespace_in_labels_becomes_spaces(classifier, tmp_path, cli):

@@ -75,3 +75,14 @@ def test_too_long_line_of_input_is_reported(run_dir, run, cli, settings):
     out, err = cli("generate", run_dir, "-", "--max-new-tokens", 6, *options, stdin=lines)
     assert out == f"anna{text}\n\nanna{text}\n"
     assert re.fullmatch(r"polyhead: line 2: 4\d tokens, the model's maximum is 32; .* is blank\n", err)
+
+
+@pytest.mark.parametrize("settings", [{"beam_size": 2}, {"temperature": 0.0}], ids=str)
+def test_prompt_that_its_grammar_cannot_follow_is_reported(run_dir, run, cli, settings):
+    options = {"no_repeat_ngram_size": 1, "grammar": {"name": "regex", "pattern": "er"}, **settings}
+    (text,) = run.generate(["ann"], **options)
+    options["grammar"] = "regex,pattern=er"
+    arguments = [f"--{key.replace('_', '-')}={value}" for key, value in options.items()]
+    out, err = cli("generate", run_dir, "-", *arguments, stdin="ann\ndora\nann\n")
+    assert text == "er" and out == "anner\n\nanner\n"
+    assert re.fullmatch(r"polyhead: line 2: the grammar allows no next token: .* is blank\n", err)

@@ -85,3 +85,29 @@ def test_translations_begin_with_their_prefixes(tiny, source, tmp_path, translat
         lines = translate(tiny, source, "--prefix", path, *options)
         assert [lines[i] for i in rows] == one_line(expected)
         assert all(lines[i] == "" for i in range(len(LINES)) if i not in rows)
+
+
+@pytest.mark.parametrize("read_batch", [2, 512])
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (
+            ["--min-new-tokens", 6],
+            "a source of 2 tokens: min_new_tokens is 6, more than the maximum of 5 tokens",
+        ),
+        (
+            ["--terminology", "terms", "--no-repeat-ngram-size", 1],
+            "no output with all of its terms was found",
+        ),
+    ],
+)
+def test_one_refused_line_stops_no_file(tiny, tmp_path, monkeypatch, cli, options, reason, read_batch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "terms").write_text("katze\tdog dog\n")
+    texts = ["ein hund bellt .", "zwei hunde bellen .", "", "katze" if "terms" in options else "hund"]
+    (tmp_path / "texts").write_text("\n".join([*texts, texts[0]]))
+    out, err = cli("translate", tiny, "texts", "--scores", *options, "--read-batch", read_batch)
+    assert f"polyhead: line 4: {reason}" in err and "; its output is blank\n" in err
+    (tmp_path / "texts").write_text("\n".join(texts[:2]))
+    first, second = cli("translate", tiny, "texts", "--scores", *options).out.splitlines()
+    assert out == f"{first}\n{second}\n\n\n{first}\n"

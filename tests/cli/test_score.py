@@ -61,6 +61,13 @@ def test_pairs_are_read_from_pipes_and_files(tiny, write, cli):
     out = cli("score", tiny, write("ab", ["ein\ta", "", "ein\ta"])).out
     (score,) = polyhead.load(tiny).score([""], [""])
     assert out.split("\n")[1] == f"{score.log_prob:.4f}\t{score.tokens}", "of two empty texts"
+    for read_batch in (1, 512):
+        pairs = write("bad", ["ein\ta", "ein", "a\tb\tc", "ein\ta"])
+        bad, err = cli("score", tiny, pairs, "--read-batch", read_batch)
+        assert bad.split("\n")[:-1] == [out.split("\n")[0], "", "", out.split("\n")[2]]
+        message = "expected source, tab, translation; found {}; its output is blank"
+        for number, found in ((2, "no tab"), (3, "3 columns")):
+            assert f"polyhead: line {number}: {message.format(found)}\n" in err
 
 
 def test_too_long_line_is_reported_and_blank(tiny, write, cli):

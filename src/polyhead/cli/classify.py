@@ -11,6 +11,7 @@ import typer
 from polyhead.cli.line_io import (
     LineCounter,
     TruncatedLines,
+    UnansweredLines,
     print_warning,
     read_lines_or_text,
     to_one_column,
@@ -40,7 +41,8 @@ def run(
     A line with a tab is a pair of texts. A blank line is classified too, as an empty text. Texts longer than
     the run's embed_max_len, or the model's max_len, are truncated, and their number is printed on standard
     error. A reranker has no classes: for each line with a question, a tab and a text, it prints one number,
-    the relevance of the text to the question.
+    the relevance of the text to the question. A line with more or fewer texts than the first gets a blank
+    line and is named on standard error.
 
     \b
     polyhead classify runs/sst2 "a gripping, funny film"
@@ -57,12 +59,23 @@ def run(
     classifier.classify([])  # fails for an unsuitable model before the first line is read
     text_columns = classifier.recipe.data.text if classifier.recipe else []
     counter, truncated = LineCounter(prints_to_stdout=output is None), TruncatedLines()
+    refusals, unanswered = dict[int, str](), UnansweredLines()
     with open_output(output, "classes") as add:
-        rows = split_columns(texts, len(text_columns))
-        for lines in counter.iter_batches(rows, source, read_batch):
+        for lines in counter.iter_batches(
+            split_columns(texts, len(text_columns), refusals), source, read_batch
+        ):
             batch = classifier.predict_classes(lines)
-            add((format_classes(prediction, all_classes) for prediction in batch.predictions), len(lines))
+            add(
+                (
+                    "" if number in refusals else format_classes(prediction, all_classes)
+                    for number, prediction in enumerate(batch.predictions, counter.lines + 1)
+                ),
+                len(lines),
+            )
+            unanswered.report(refusals)
+            refusals.clear()
             truncated.add(classifier.tokenizer, lines, counter.lines, batch.n_truncated)
+    unanswered.close()
     if truncated.count:
         truncated.report(batch.max_tokens, counter.lines)
 
@@ -76,10 +89,11 @@ def format_classes(prediction: ClassPrediction, all_classes: bool) -> str:
     return "\t".join(f"{to_one_column(label)}\t{probability:.4f}" for label, probability in selected)
 
 
-def split_columns(lines: Iterator[str], num_columns: int) -> Iterator[Any]:
+def split_columns(lines: Iterator[str], num_columns: int, refusals: dict[int, str]) -> Iterator[Any]:
     """Yield lines as texts, or as pairs if they have a tab.
 
-    Each line must have ``num_columns`` texts, as in training; 0: as many as the first line.
+    Each line must have ``num_columns`` texts, as in training; 0: as many as the first line, which must be
+    right. A later one with others is yielded as empty texts, with the reason by its number in ``refusals``.
     """
     width = num_columns
     for number, line in enumerate(lines, 1):
@@ -90,8 +104,8 @@ def split_columns(lines: Iterator[str], num_columns: int) -> Iterator[Any]:
         if len(columns) != width or width > 2:
             expected = "one text or two" if number == 1 else f"{width} as before"
             expected = f"{num_columns}, as in the run's training" if num_columns else expected
-            raise UserError(
-                f"line {number}: {len(columns)} text{'s, separated by tabs' * (len(columns) > 1)}; "
-                f"expected {expected}"
-            )
+            num_texts = f"{len(columns)} text{'s, separated by tabs' * (len(columns) > 1)}"
+            if number == 1:
+                raise UserError(f"line 1: {num_texts}; expected {expected}")
+            refusals[number], line, columns = f"{num_texts}; expected {expected}", "", ["", ""]
         yield line if width == 1 else tuple(columns)

@@ -55,7 +55,8 @@ def run(
 
     Several texts are printed one after another, each when it is complete; a text of several lines is followed
     by a line of dashes. Without a prompt, the model starts a new text. A prompt of standard input that is too
-    long for the model gets a blank line and is named on standard error.
+    long for the model, or that allows no output of the minimum length or the grammar, gets a blank line and
+    is named on standard error.
 
     \b
     polyhead generate runs/shakespeare "ROMEO:" --max-new-tokens 200 --temperature 0.8
@@ -84,14 +85,19 @@ def run(
         return
     long_prompts, unanswered = model.find_long_prompts(prompts) if prompt == "-" else {}, UnansweredLines()
     message, most = "{count:,} tokens, the model's maximum is {most:,}", model.config.max_len
-    unanswered.report({i + 1: tr(message, count=count, most=most) for i, count in long_prompts.items()})
+    reasons = {i: tr(message, count=count, most=most) for i, count in long_prompts.items()}
+    rows, refusals = [i for i in range(len(prompts)) if i not in reasons], dict[int, str]()
+    lists = model.generate(
+        [prompts[i] for i in rows], n=n, refusals=refusals if prompt == "-" else None, **changes
+    )
+    texts = dict(zip(rows, lists, strict=True))
+    reasons |= {rows[i]: reason for i, reason in refusals.items()}
+    unanswered.report({i + 1: reason for i, reason in reasons.items()})
     unanswered.close()
-    answered = [text for i, text in enumerate(prompts) if i not in long_prompts]
-    texts = iter(model.generate(answered, n=n, **changes))
     for i, text in enumerate(prompts):
-        if i in long_prompts:
+        if i in reasons:
             print("\n" * n, end="")
-        for continuation in () if i in long_prompts else next(texts):
+        for continuation in () if i in reasons else texts[i]:
             print(escape_terminal(text + continuation))
             if "\n" in text + continuation:
                 print("-" * 8)

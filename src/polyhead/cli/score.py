@@ -54,7 +54,7 @@ def run(
     Prints for each pair the logarithm (base e) of the probability of the translation and, after a tab, the
     number of tokens it sums over, end of sentence included. The perplexity of all pairs is printed on
     standard error. A language model scores each line as the beginning of a text. A line that is too long for
-    the model gets a blank line and is named on standard error.
+    the model, or is no pair, gets a blank line and is named on standard error.
 
     \b
     polyhead score runs/multi30k test.de test.en
@@ -73,11 +73,11 @@ def run(
     from polyhead.tokenizers.scripts import warn_decomposed
 
     scorer = load([directory, *(others or [])], dtype=dtype, device=device)
-    is_language_model = scorer.config.kind == "decoder"
+    is_language_model, refusals = scorer.config.kind == "decoder", dict[int, str]()
     if is_language_model and target is not None:
         raise UserError("this run is a language model: it scores the lines of one file, without TARGET")
     if target is None:
-        inputs = zip(inputs, strict=True) if is_language_model else split_tsv_pairs(inputs)
+        inputs = zip(inputs, strict=True) if is_language_model else split_tsv_pairs(inputs, refusals)
     # fails for an unsuitable model before the first line is read
     scorer.score([], None if is_language_model else [])
     swap_check, unanswered = None if is_language_model else SwapCheck(scorer), UnansweredLines()
@@ -89,14 +89,14 @@ def run(
             if swap_check:
                 swap_check.check_lines(columns[0])
             targets = None if is_language_model else columns[1]
-            too_long = scorer.find_overlong(columns[0], targets)
-            unanswered.report(
-                {
-                    counter.lines + 1 + i: tr(_TOO_LONG, count=count, most=scorer.config.max_len)
-                    for i, count in too_long.items()
-                }
-            )
-            rows = [i for i in range(len(chunk_of_texts)) if i not in too_long]
+            first_line = counter.lines + 1
+            reasons = refusals | {
+                first_line + i: tr(_TOO_LONG, count=count, most=scorer.config.max_len)
+                for i, count in scorer.find_overlong(columns[0], targets).items()
+            }
+            refusals.clear()
+            unanswered.report(reasons)
+            rows = [i for i in range(len(chunk_of_texts)) if first_line + i not in reasons]
             scored = [[column[i] for i in rows] for column in columns]
             scores = scorer.score(scored[0], None if is_language_model else scored[1])
             lines = dict.fromkeys(range(len(chunk_of_texts)), "")
@@ -127,14 +127,17 @@ def read_parallel_pairs(source: str, target: str) -> Iterator[tuple[str, str]]:
     return zip(sources, targets, strict=True)
 
 
-def split_tsv_pairs(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Yield the two columns of each line."""
+def split_tsv_pairs(lines: Iterable[str], refusals: dict[int, str]) -> Iterator[tuple[str, str]]:
+    """Yield the two columns of each line; of one that has others, empty texts and the reason by its number.
+
+    The first line must be a pair.
+    """
     for number, line in enumerate(lines, 1):
         columns = line.split("\t") if line else ["", ""]  # a blank line is a pair of empty texts
         if len(columns) != 2:
             actual = "no tab" if len(columns) == 1 else f"{len(columns)} columns"
-            hint = "; to score two files: polyhead score RUN SOURCE TARGET"
-            raise UserError(
-                f"line {number}: expected source, tab, translation; found {actual}{hint * (number == 1)}"
-            )
+            reason = f"expected source, tab, translation; found {actual}"
+            if number == 1:
+                raise UserError(f"line 1: {reason}; to score two files: polyhead score RUN SOURCE TARGET")
+            refusals[number], columns = reason, ["", ""]
         yield columns[0], columns[1]

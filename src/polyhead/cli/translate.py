@@ -88,7 +88,8 @@ def run(
     """Translate a file or standard input line by line.
 
     A blank line gives a blank line, so line n of the output belongs to line n of the input. So does a line
-    that is too long for the model, which is named on standard error. With --temperature, --top-k, --top-p or
+    that is too long for the model or has no output with its terms and its minimum length: it is named on
+    standard error. With --temperature, --top-k, --top-p or
     --min-p, translations are sampled; otherwise the best ones are found by beam search.
 
     \b
@@ -127,10 +128,10 @@ def run(
             if not truncate:
                 max_tokens = max_len - len(template.encoder_input(()))
                 reasons |= find_long_rows(tokenizer.encode(texts), max_tokens, _TOO_LONG)
-            unanswered.report({num_done + 1 + i: reason for i, reason in reasons.items()})
             texts = ["" if i in reasons else text for i, text in enumerate(texts)]
-            translations = translate_lines(translator, texts, n_best, changes, num_done)
+            translations = translate_lines(translator, texts, n_best, changes, num_done, reasons)
             add((format_translation(score, text, scores) for score, text in translations), len(texts))
+            unanswered.report({num_done + 1 + i: reason for i, reason in reasons.items()})
             num_done += len(texts)
             counter.add(len(texts))
         counter.close()
@@ -145,19 +146,24 @@ def format_translation(score: float | None, text: str, scores: bool) -> str:
 
 
 def translate_lines(
-    run: Run, texts: list[str], n_best: int, changes: dict[str, Any], first_index: int
+    run: Run,
+    texts: list[str],
+    n_best: int,
+    changes: dict[str, Any],
+    first_index: int,
+    refusals: dict[int, str] | None = None,
 ) -> Iterator[tuple[float | None, str]]:
     """Yield (score, translation), ``n_best`` for each text.
 
-    An empty text, and missing hypotheses, give blanks without a score. ``first_index`` is the index of the
-    first text in the whole input.
+    An empty text, one that is refused, and missing hypotheses give blanks without a score. ``first_index`` is
+    the index of the first text in the whole input; without ``refusals`` a refused text is a UserError.
     """
     from polyhead.generation.detokenizer import decode_complete_chars
 
-    for text, hypotheses in zip(
-        texts, run.hypotheses(texts, n_best=n_best, row_offset=first_index, **changes), strict=True
-    ):
+    rows = run.hypotheses(texts, n_best=n_best, row_offset=first_index, refusals=refusals, **changes)
+    for i, (text, hypotheses) in enumerate(zip(texts, rows, strict=True)):
         outputs = decode_complete_chars(run.tokenizer, [hypothesis.tokens for hypothesis in hypotheses])
         for hypothesis, output in zip(hypotheses, outputs, strict=True):
-            yield hypothesis.score if text else None, to_one_line(output)
+            is_blank = not text or i in (refusals or ())
+            yield None if is_blank else hypothesis.score, to_one_line(output)
         yield from [(None, "")] * (n_best - len(outputs))

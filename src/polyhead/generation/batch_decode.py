@@ -7,7 +7,7 @@ from functools import partial
 from typing import NamedTuple
 
 from polyhead.config.generation_config import GenerationConfig
-from polyhead.core.errors import UserError, check_int, prefix_errors
+from polyhead.core.errors import NotFiniteError, UserError, check_int, prefix_errors
 from polyhead.generation.constraints.lexical_constraints import LexicalConstraints
 from polyhead.generation.constraints.terminology import Term
 from polyhead.generation.constraints.unfinished_word import UnfinishedWord
@@ -49,6 +49,7 @@ def decode_sources(
     shortlist: Shortlist | None = None,
     terms: Sequence[Sequence[Term]] | None = None,
     sampling_request: SamplingRequest | None = None,
+    refusals: dict[int, str] | None = None,
 ) -> Iterator[tuple[int, list[Hypothesis]]]:
     """Decode encoded sources (without special tokens); yield (line from 0, best outputs first) as they end.
 
@@ -58,11 +59,11 @@ def decode_sources(
     + ``max_length_extra`` tokens and at most ``max_len``, the model's maximum length, end of sentence
     included; any of ``extra_eos_ids`` also ends it. An empty line gives one empty output. A line longer than
     ``max_len`` is a UserError before anything is decoded; with ``truncate`` its first tokens are used.
-    ``prefix`` is the forced prefix of each output, unless the line is empty, and ``last_words``
-    a word after it.
-    One beam is greedy search. With a ``shortlist`` only the tokens that it selects for a line are output. The
-    output of each line contains all of its ``terms``. With ``sampling_request`` the outputs are sampled
-    instead of searched for.
+    ``prefix`` is the forced prefix of each output, unless the line is empty, and ``last_words`` a word after
+    it. One beam is greedy search. With a ``shortlist`` only the tokens that it selects for a line are output.
+    The output of each line contains all of its ``terms``. With ``sampling_request`` the outputs are sampled
+    instead of searched for. A line that cannot be decoded is a UserError; with ``refusals`` it has an empty
+    output, and the reason there.
     """
     eos_ids, lines = (
         (seq2seq_template.eos_id, *extra_eos_ids),
@@ -121,9 +122,13 @@ def decode_sources(
     for row in (row for row in order if lines[row]):
         decoder_ids, forced_ids = [seq2seq_template.decoder_start_id], [*opening_ids, *prefix[row]]
         if sampling_request is None or sampling_strategy is None:
-            with prefix_errors(f"a source of {len(lines[row])} tokens"):
-                beam_request = BeamRequest(limits[row], forced_ids, len(opening_ids), decoder_ids, words[row])
-                state: DecodingState = beam_state_for(strategy, beam_request, constraints[row])
+            beam_request = BeamRequest(limits[row], forced_ids, len(opening_ids), decoder_ids, words[row])
+            try:
+                with prefix_errors(f"a source of {len(lines[row])} tokens"):
+                    state: DecodingState = beam_state_for(strategy, beam_request, constraints[row])
+            except UserError as error:
+                refuse(refusals, row, error)
+                continue
         else:
             decoder_ids += forced_ids
             first_row = sampling_request.n * (sampling_request.row_offset + row)
@@ -140,7 +145,11 @@ def decode_sources(
         source = seq2seq_template.encoder_input(lines[row])
         workers.add(row, partial(Engine.submit, prompt=decoder_ids, state=state, source=source, cost=cost))
     for row, request in workers.run():
-        hypotheses = request.result()
+        try:
+            hypotheses = request.result()
+        except UserError as error:
+            refuse(refusals, row, error)
+            continue
         prefix_ids = [*opening_ids, *prefix[row]] if sampling_request else []
         yield (
             row,
@@ -149,8 +158,15 @@ def decode_sources(
     yield from (
         (row, [_EMPTY_HYPOTHESIS] * (sampling_request.n if sampling_request else 1))
         for row in order
-        if not lines[row]
+        if not lines[row] or row in (refusals or ())
     )
+
+
+def refuse(refusals: dict[int, str] | None, number: int, error: Exception) -> None:
+    """Note why a line has no output; without ``refusals``, or for an error of the model, raise it."""
+    if refusals is None or not isinstance(error, UserError) or isinstance(error, NotFiniteError):
+        raise error
+    refusals[number] = str(error)
 
 
 def constraints_for(
@@ -175,11 +191,12 @@ def beam_continuations(
     extra_eos_ids: Sequence[int] = (),
     max_len: int,
     grammar: GrammarConstraint | None = None,
+    refusals: dict[int, str] | None = None,
 ) -> Iterator[tuple[int, list[Hypothesis]]]:
     """Yield the ``n_best`` beam search continuations of each prompt: (prompt from 0, best first).
 
     Length and score count only the new tokens, at most ``max_new_tokens``; prompt and output together have at
-    most ``max_len`` tokens, the model's maximum length.
+    most ``max_len`` tokens, the model's maximum length. A prompt in ``refusals`` has none.
     """
     check_prompts(prompts, max_len)
     strategy, limits = (
@@ -194,17 +211,15 @@ def beam_continuations(
         max_batch_tokens=config.batch_tokens,
         refill_threshold=1,
     )
-    yield from _run_requests(
-        engine,
-        {
-            row: engine.submit(
-                prompts[row],
-                beam_state_for(strategy, BeamRequest(limits[row], context_ids=prompts[row])),
-                cost=config.beam_size * (lengths[row] + 1),
-            )
-            for row in sorted(range(len(prompts)), key=lambda row: -lengths[row])
-        },
-    )
+    requests = {}
+    for row in sorted(range(len(prompts)), key=lambda row: -lengths[row]):
+        try:
+            state = beam_state_for(strategy, BeamRequest(limits[row], context_ids=prompts[row]))
+        except UserError as error:
+            refuse(refusals, row, error)
+            continue
+        requests[row] = engine.submit(prompts[row], state, cost=config.beam_size * (lengths[row] + 1))
+    yield from _run_requests(engine, requests, refusals)
 
 
 def beam_strategy(
@@ -241,12 +256,19 @@ def beam_state_for(
     return BeamState(strategy, request, constraints)
 
 
-def _run_requests(engine: Engine, requests: dict[int, Request]) -> Iterator[tuple[int, list[Hypothesis]]]:
+def _run_requests(
+    engine: Engine, requests: dict[int, Request], refusals: dict[int, str] | None
+) -> Iterator[tuple[int, list[Hypothesis]]]:
     """Step the engine; yield the hypotheses of each request as soon as it finishes."""
     while requests:
         engine.step()
         for row in [row for row, request in requests.items() if request.finish_status is not None]:
-            yield row, requests.pop(row).result()
+            try:
+                hypotheses = requests.pop(row).result()
+            except UserError as error:
+                refuse(refusals, row, error)
+            else:
+                yield row, hypotheses
 
 
 def check_prompts(prompts: Sequence[Sequence[int]], max_len: int | None, number: int = 1) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 
 from polyhead.core.choice import Choice
-from polyhead.generation.batch_decode import check_sampling_request
+from polyhead.generation.batch_decode import check_sampling_request, refuse
 from polyhead.generation.decoding.sampler import SampledSequences, SamplingStrategy
 from polyhead.generation.decoding.sampling import Sampling
 from polyhead.generation.engine.engine import Engine
@@ -28,6 +28,7 @@ def generate(
     batch_tokens: int = 2**62,
     cache: Choice | None = None,
     grammar: GrammarConstraint | None = None,
+    refusals: dict[int, str] | None = None,
 ) -> Generator[TokenOutput, set[int] | None, None]:
     """Yield new tokens of all sequences; prompt i has sequences n * i to n * i + n - 1, plus ``row_offset``.
 
@@ -35,7 +36,8 @@ def generate(
     and output outgrow ``max_len``, the model's maximum length, the sequence continues from its last ``max_len
     // 2`` tokens. A caller ends sequences early by sending their numbers (``generator.send({row, ...})``).
     The samples of a sequence depend only on (seed, its number), never on the others; sequences run together
-    up to ``batch_tokens`` tokens at their ends, at least those of one prompt.
+    up to ``batch_tokens`` tokens at their ends, at least those of one prompt. A prompt that fails is a
+    UserError; with ``refusals`` it ends, with the reason there.
     """
     check_sampling_request(prompts, max_new_tokens, n, seed, row_offset, max_len)
     if not prompts:
@@ -53,14 +55,14 @@ def generate(
         )
         for i, (prompt, length) in enumerate(zip(prompts, lengths, strict=True))
     ]
-    live = requests
+    live = list(enumerate(requests))
     while live:
         engine.step()
-        for request in live:
+        for _, request in live:
             while request.events:
                 for number in (yield request.events.popleft()) or ():
                     requests[(number - row_offset) // n].stop(number)
-        for request in live:
+        for i, request in live:
             if request.finish_status is not None and request.finish_status.error is not None:
-                raise request.finish_status.error
-        live = [request for request in live if request.finish_status is None]
+                refuse(refusals, i, request.finish_status.error)
+        live = [item for item in live if item[1].finish_status is None]

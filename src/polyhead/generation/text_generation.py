@@ -35,12 +35,13 @@ def generate_texts(
     seed: int = 0,
     stop: Sequence[str] = (),
     proposer: Proposer | None = None,
+    refusals: dict[int, str] | None = None,
 ) -> Iterator[TextDelta]:
     """Stream the continuation of each prompt of at least one token.
 
     Prompt i has the sequences n * i to n * i + n - 1. Prompts run together as far as they fit into
     ``config.batch_tokens``, at least one. With a ``proposer`` several draft tokens of a sequence are verified
-    at once.
+    at once. Without one, a prompt in ``refusals`` ends early for the reason there; else that is a UserError.
     """
     sampling, eos_ids = sampling_from_config(config, tokenizer.vocab_size), eos_ids_for(config, tokenizer)
     streams = [Detokenizer.for_tokenizer(tokenizer, stop, ids) for ids in prompts for _ in range(n)]
@@ -57,7 +58,7 @@ def generate_texts(
         "grammar": constraint_for(config.grammar, tokenizer, eos_ids),
     }
     tokens = (
-        generate(model, prompts, **options)
+        generate(model, prompts, refusals=refusals, **options)
         if proposer is None
         else speculative_generate(model, prompts, proposer, **options)
     )
@@ -87,12 +88,20 @@ def beam_search_prompts(
     config: GenerationConfig,
     prompts: Sequence[Sequence[int]],
     max_len: int,
+    refusals: dict[int, str] | None = None,
 ) -> Iterator[tuple[int, list[Hypothesis]]]:
     """The ``config.n_best`` most likely continuations of each prompt, by ``beam_continuations``."""
     eos_id, *extra_eos_ids = eos_ids = eos_ids_for(config, tokenizer)
     grammar = constraint_for(config.grammar, tokenizer, eos_ids)
     return beam_continuations(
-        model, prompts, config, eos_id=eos_id, extra_eos_ids=extra_eos_ids, max_len=max_len, grammar=grammar
+        model,
+        prompts,
+        config,
+        eos_id=eos_id,
+        extra_eos_ids=extra_eos_ids,
+        max_len=max_len,
+        grammar=grammar,
+        refusals=refusals,
     )
 
 
@@ -104,12 +113,13 @@ def beam_search_texts(
     *,
     max_len: int,
     stop: Sequence[str] = (),
+    refusals: dict[int, str] | None = None,
 ) -> Iterator[TextDelta]:
     """The ``config.n_best`` most likely texts of each prompt, best first, numbered as in ``generate_texts``.
 
     Each text is a single delta, because the best one is known only at the end.
     """
-    for i, best in beam_search_prompts(model, tokenizer, config, prompts, max_len):
+    for i, best in beam_search_prompts(model, tokenizer, config, prompts, max_len, refusals):
         for row, hypothesis in enumerate(best, i * config.n_best):
             stream = Detokenizer.for_tokenizer(tokenizer, stop, prompts[i])
             yield TextDelta(row, "".join(map(stream.feed, hypothesis.tokens)) + stream.flush(), True)

@@ -33,6 +33,7 @@ def decode_translations(
     prefix: Sequence[str] | None = None,
     terminology: Terminology | TermEntries | None = None,
     row_offset: int = 0,
+    refusals: dict[int, str] | None = None,
     **overrides: Any,
 ) -> Iterator[tuple[int, list[Hypothesis]]]:
     """Yield the best translations of the texts: (number, best first); ``overrides`` change ``generation``.
@@ -40,8 +41,9 @@ def decode_translations(
     With a setting of sampling among the overrides they are sampled, ``n_best`` per text, by a ``seed``; the
     samples of a text depend on its number, counted from ``row_offset``. Each translation begins with its text
     in ``prefix``, which may end inside of a word; ``terminology`` gives the required translations of words.
-    Default languages are those of the tokenizer's files. A blank text has an empty translation. An invalid
-    option is a UserError before anything is decoded.
+    Default languages are those of the tokenizer's files. A blank text has an empty translation, with
+    ``refusals`` also one that cannot be translated, for the reason there. An invalid option is a UserError
+    before anything is decoded.
     """
     sampling_request = None
     if SAMPLING_KEYS & set(overrides):
@@ -74,4 +76,5 @@ def decode_translations(
         shortlist=shortlist,
         terms=terminology_for(texts, terminology, tokenizer.target_tokenizer),
         sampling_request=sampling_request,
+        refusals=refusals,
     )

@@ -164,11 +164,16 @@ class Run:
         n: int = 1,
         seed: int | None = None,
         stop: str | Sequence[str] = (),
+        refusals: dict[int, str] | None = None,
         **changes: Any,
     ) -> Iterator[TextDelta]:
-        """As ``generate``, streamed: never half a character, never the beginning of a stop string."""
+        """As ``generate``, streamed: never half a character, never the beginning of a stop string.
+
+        A prompt that cannot be continued is a UserError; with ``refusals`` the reason is there, by its index.
+        """
         model = self._require_kind("decoder", stream=(prompts,))
         options: dict[str, Any] = {"max_len": self.config.max_len, "stop": normalize_stop_strings(stop)}
+        options["refusals"] = refusals
         if "beam_size" in changes:
             changes |= {} if seed is None else {"seed": seed}
             config = beam_config(self.generation, changes, n, "beam search")
