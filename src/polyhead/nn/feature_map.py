@@ -1,7 +1,7 @@
 """Feature maps phi of linear attention, (..., D) -> (..., P): phi(q) . phi(k) replaces exp(q . k).
 
 A custom map is a function as well, ``my_pkg.mine:map``; features must not be negative, since attention
-divides by the sum of the products.
+divides by the sum of the products, and with rope they must be above 0.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def relu_features(x: Tensor) -> Tensor:
 
     Equation: phi(x) = max(0, x), P = D
     Paper: Katharopoulos et al., 2020, sec. 3.2.1, which prefers elu
-    When: for comparison
+    When: for comparison; not with rope
     """
     return F.relu(x)
 

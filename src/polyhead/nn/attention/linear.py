@@ -64,7 +64,7 @@ class LinearAttention(ShardedByHeads, nn.Module):
 
     Training cost is linear in the length; a decoding row stores n_kv_heads states of P x (v_head_dim + 1)
     numbers for any length. Rotary positions (rope) act on the features of the numerator only (RoFormer, Su et
-    al., 2021, eq. 19). Tokens come in the order of their positions.
+    al., 2021, eq. 19), so they must be above 0, as those of elu. Tokens come in the order of their positions.
 
     Equation: out_i = phi(q_i) sum_j phi(k_j) v_j^T / (phi(q_i) . sum_j phi(k_j) + eps)
     Paper: Katharopoulos et al., 2020, eq. 4-12 and 16-20
@@ -105,6 +105,12 @@ class LinearAttention(ShardedByHeads, nn.Module):
                 f"feature_map {feature_map!r} maps the {self.head_dim} features of a head to "
                 f"{self.n_features}, and a rotary position (rope) requires equally many: use feature_map "
                 "elu, or position sinusoidal"
+            )
+        if self.is_rotary and not has_positive_features(self.phi, self.head_dim):
+            raise UserError(
+                f"feature_map {feature_map!r} has features of 0 or less, and a rotary position (rope) turns "
+                "only those of the numerator, which may be divided by 0: use feature_map elu, or position "
+                "sinusoidal"
             )
         self.q_proj, self.k_proj, self.v_proj, self.o_proj = build_projections(shape, tie, bias)
         self.weights_hooks: list[WeightsHook] = []
@@ -235,6 +241,13 @@ def compute_pair_weights(q: Tensor, k: Tensor, causal: bool) -> Tensor:
     n, group = len(q) // len(k), q.size(1) // k.size(1)
     products = unfold_groups(fold_groups(q, n, group) @ k.mT, n, group)
     return products.tril() if causal else products
+
+
+def has_positive_features(phi: object, head_dim: int) -> bool:
+    """Whether all features of a feature map are above 0, for inputs of either sign."""
+    assert callable(phi)
+    x = torch.linspace(-8, 8, 64 * head_dim, device="cpu").view(1, 1, 64, head_dim)
+    return bool((phi(x) > 0).all())
 
 
 def count_features(phi: object, name: str, head_dim: int) -> int:
