@@ -21,7 +21,9 @@ def test_gradient_norm_of_layer_matches_autograd():
 def test_exponents_of_power_laws_and_verdict():
     by_depth = {d: [[1.0, 3.0 * d**-0.5], [1.0, 2.0 * d**0.25]] for d in (2, 4, 12)}
     assert prenorm.fit_depth_exponents(by_depth) == pytest.approx([-0.5, 0.25])
-    assert linear.fit_exponent([(8.0, 3.0), (16.0, 1.0), (32.0, 48.0)]) == pytest.approx(2.0)
+    assert linear.fit_exponents(
+        [(8.0, [3.0, 1.0]), (16.0, [1.0, 1.0]), (32.0, [48.0, 4.0])]
+    ) == pytest.approx([2, 1])
     # the verdict compares in both directions
     a, b = [1.0, 1.01, 1.02], [1.5, 1.51, 1.52]
     assert prenorm.verdict_same(a, [1.0, 1.02, 1.01], 0.1) is True
