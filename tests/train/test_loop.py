@@ -27,6 +27,7 @@ from torch import nn
 
 from polyhead import ModelConfig, build
 from polyhead.checkpoint import checkpoint
+from polyhead.core.errors import UserError
 from polyhead.nn.embedding import Head
 from polyhead.nn.loss import Loss, cross_entropy
 from polyhead.nn.norm import BatchNorm
@@ -338,12 +339,22 @@ def test_batch_too_large_for_memory_is_an_error(tmp_path):
     [
         ({"steps": 7, "epochs": 2}, 7),
         ({"steps": 70, "epochs": 2}, 10),
-        ({"steps": None, "epochs": 2, "accumulate": 3}, 4),
+        ({"steps": None, "epochs": 2, "accumulate": 3}, 3),  # of 10 batches
+        ({"steps": None, "epochs": 1, "accumulate": 5}, 1),
         ({"steps": None, "epochs": 0.01}, 1),
     ],
 )
 def test_total_steps_is_the_smaller_limit(limits, expected):
     assert total_steps(Toy(), loop_config(**limits)) == expected
+
+
+def test_epochs_with_fewer_batches_than_an_update_are_refused():
+    config = loop_config(steps=None, epochs=1, accumulate=6)
+    message = (
+        "accumulate is 6, and train.epochs=1 has 5 batches.*accumulate to 5 or less, or epochs to 2 or more"
+    )
+    with pytest.raises(UserError, match=message):
+        total_steps(Toy(), config)
 
 
 def test_rows_have_rates_and_labels_since_last_row(tmp_path):

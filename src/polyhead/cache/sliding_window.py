@@ -27,8 +27,9 @@ class WindowStepLayout(NamedTuple):
 class WindowCache(RowCache):
     """Keep the first ``sink`` tokens of a row and its newest ``window`` tokens, in a ring buffer.
 
-    A query attends to these tokens only, however the tokens are split into steps, so the model runs as if its
-    attention had this window and sink; for a model that has them the cache is lossless. Positions keep
+    The first ``sink + window`` tokens of a row are those of the full cache. Beyond them a query attends to
+    these tokens only, however the tokens are split into steps, those of a prompt too, so the model runs as if
+    its attention had this window and sink; for a model that has them the cache is lossless. Positions keep
     counting. The model's own window must not be larger: a step of many tokens would attend to more than many
     steps.
 

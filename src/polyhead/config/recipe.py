@@ -35,7 +35,9 @@ class TrainConfig(ConfigSection):
         description="number of optimizer steps; training ends after the steps or the epochs, whichever "
         "comes first",
     )
-    epochs: float | None = Field(None, gt=0, description="number of passes over the training text")
+    epochs: float | None = Field(
+        None, gt=0, description="number of passes over the training text, in whole updates"
+    )
     max_tokens: int = Field(4096, gt=0, description="maximum number of tokens in a batch, including padding")
     accumulate: int = Field(
         1, gt=0, description="number of batches per optimizer step (gradient accumulation)"

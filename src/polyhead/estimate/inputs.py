@@ -15,6 +15,7 @@ from polyhead.estimate.benchmark import RandomTokenTask
 from polyhead.estimate.data_sample import DataSample
 from polyhead.run.run import Run
 from polyhead.train.distill import DistillationTask, DistillBatch, Teacher, check_widths
+from polyhead.train.loop import updates_of_epochs
 from polyhead.train.loss_module import LossTask
 
 _MAX_RANDOM_TOKENS = 1 << 24  # maximum tokens of a random batch
@@ -125,7 +126,7 @@ def count_updates(train: TrainConfig, batches: float | None) -> int | None:
     """The number of optimizer steps, by the first limit that is reached; None if unknown."""
     limits = [train.steps] if train.steps else []
     if train.epochs and batches:
-        limits.append(max(1, math.ceil(train.epochs * batches / train.accumulate)))
+        limits.append(updates_of_epochs(train.epochs, batches, train.accumulate))
     return min(limits) if limits and (batches or not train.epochs) else None
 
 

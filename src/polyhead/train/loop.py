@@ -49,8 +49,24 @@ def total_steps(task: TrainingTask, config: TrainConfig) -> int:
     """Number of optimizer steps: the lower limit of ``steps`` and ``epochs``."""
     limits = [config.steps] if config.steps else []
     if config.epochs:
-        limits.append(max(1, math.ceil(config.epochs * len(task.epoch_batches(0)) / config.accumulate)))
+        limits.append(updates_of_epochs(config.epochs, len(task.epoch_batches(0)), config.accumulate))
     return min(limits)
+
+
+def updates_of_epochs(epochs: float, batches: float, accumulate: int) -> int:
+    """Number of whole updates within some passes over ``batches``; a UserError if there is none.
+
+    Batches that are left are not read: an update with the first ones of another pass would read those twice,
+    and a smaller one would differ from that of a run that is resumed for more epochs.
+    """
+    total = math.ceil(epochs * batches)
+    if total < accumulate:
+        raise UserError(
+            f"train.accumulate is {accumulate}, and train.epochs={epochs:g} has {total} batches, fewer than "
+            f"one update: set accumulate to {total} or less, or epochs to {math.ceil(accumulate / batches)} "
+            "or more"
+        )
+    return total // accumulate
 
 
 def derive_seed(seed: int, step: int, rank: int = 0) -> int:
