@@ -19,13 +19,14 @@ def test_skipped_pairs_are_counted_and_reported(corpus_dir):
     append_pairs(1)
     lines = train("one")
     assert "train: train.de + train.en: 40 of 41 pairs; skipped 1 overlong (first: line 41)" in lines
-    assert not [line for line in lines if line.startswith("warning")]
+    learned = "warning: valid: 1 of 6 texts are also in the training text (first: line 6)"
+    assert [line for line in lines if line.startswith("warning")] == [learned]
     append_pairs(59)
-    (warning,) = [line for line in train("most") if line.startswith("warning")]
+    warning, *rest = [line for line in train("most") if line.startswith("warning")]
     message = (
         "warning: train.de + train.en: 40 of 100 are used, the others are skipped; 60 are longer than 32 "
     )
-    assert warning.startswith(message + "tokens: raise model.max_len")
+    assert warning.startswith(message + "tokens: raise model.max_len") and rest == [learned]
     append_pairs(60, mode="w")
     with user_error(r"no usable pair in train.de \+ train.en: 0 of 60 pairs; skipped 60"):
         train("none")

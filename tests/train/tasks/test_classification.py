@@ -71,6 +71,22 @@ def open_task(corpus_dir, tmp_path):
     return open_task
 
 
+def test_ambiguous_and_learned_texts_are_reported(tmp_path):
+    rows = {"train": "good fine,bad dull,good a,bad a,good a,odd b,good b", "valid": "odd c,good fine,bad a"}
+    rows["test"] = "odd d,good e,bad e"
+    for split, text in rows.items():
+        lines = [line.replace(" ", "\t") for line in text.split(",")]
+        (tmp_path / f"{split}.tsv").write_text("\n".join(["label\ttext", *lines]))
+    notes, config = Notes(), recipe(tmp_path, "unused")
+    tokenizer = train_tokenizer(ClassificationTask.iter_texts(config), config.tokenizer.kind, 300)
+    TASK.get("classification").open(config, tokenizer, notes)
+    assert [line for line in notes.lines if line.startswith("warning")] == [
+        "warning: train: texts with several labels: 2 (first: line 5)",
+        "warning: valid: 2 of 3 texts are also in the training text (first: line 3)",
+        "warning: test: texts with several labels: 1 (first: line 4)",
+    ]
+
+
 def test_token_dropout_masks_only_text_in_training(open_task):
     (task, t, _), (plain, _, _) = open_task(token_dropout=0.25), open_task()
     n_masked = n_tokens = 0

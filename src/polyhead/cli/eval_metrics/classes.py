@@ -20,7 +20,12 @@ from polyhead.cli.eval_metrics.printing import (
 from polyhead.cli.line_io import to_one_column
 from polyhead.core.errors import UserError
 from polyhead.core.i18n import tr
-from polyhead.data.readers.labeled import describe_single_class, open_labeled, read_labeled
+from polyhead.data.readers.labeled import (
+    describe_ambiguous_texts,
+    describe_single_class,
+    open_labeled,
+    read_labeled,
+)
 from polyhead.data.readers.tabular import inherit_format
 from polyhead.evaluate.baselines import Baselines, class_baselines, read_counts
 from polyhead.evaluate.classify import measure_classes
@@ -65,8 +70,13 @@ def evaluate_classifier(
         dataset = open_split_labeled(require_split(run, split), split)
     examples, report = read_labeled(dataset, run.config.labels, limit)
     print(report.describe(), file=sys.stderr)
-    if warning := describe_single_class((example.label for example in examples), report.source_label):
-        print(f"polyhead: {warning}", file=sys.stderr)
+    given_lines, given_texts, given_labels, _ = zip(*examples, strict=True) if examples else [()] * 4
+    for warning in (
+        describe_single_class(given_labels, report.source_label),
+        describe_ambiguous_texts(given_texts, given_labels, given_lines, report.source_label),
+    ):
+        if warning:
+            print(f"polyhead: {warning}", file=sys.stderr)
     start = time.perf_counter()
     result = measure_classes(run.members, examples, run.generation, batch_tokens)
     seconds = time.perf_counter() - start

@@ -6,7 +6,7 @@ Lines that cannot be used are counted, never dropped silently.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -194,6 +194,25 @@ def describe_single_class(labels: Iterable[str], source_label: str, tr: Translat
         "every text of {where} has the label {label}: scores only show how often it is predicted",
         where=source_label,
         label=repr(distinct.pop()),
+    )
+
+
+def describe_ambiguous_texts(
+    texts: Sequence[Hashable], labels: Sequence[Hashable], lines: Sequence[int], source_label: str
+) -> str:
+    """A warning if a text occurs with several labels; "" if not."""
+    first_labels: dict[Hashable, Hashable] = {}
+    first_lines: dict[Hashable, int] = {}
+    for text, label, line in zip(texts, labels, lines, strict=True):
+        if first_labels.setdefault(text, label) != label:
+            first_lines.setdefault(text, line)
+    if not first_lines:
+        return ""
+    return tr(
+        "{where}: texts with several labels: {count:,} (first: line {line:,})",
+        where=source_label,
+        count=len(first_lines),
+        line=next(iter(first_lines.values())),
     )
 
 

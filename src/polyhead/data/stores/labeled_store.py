@@ -49,6 +49,11 @@ class LabeledStore(IdStore):
         """The tokens of one row, as a view."""
         return self.ids[self.offsets[index] : self.offsets[index + 1]]
 
+    def hash_texts(self) -> list[int]:
+        """A hash of the text, or of the pair of texts, of each row."""
+        seconds = self.second_starts.tolist()
+        return [hash((self.row_tokens(row).tobytes(), second)) for row, second in enumerate(seconds)]
+
     def collate(self, rows: IdArray | Sequence[int], pad_id: int) -> tuple[EncoderBatch, Tensor]:
         """Collate rows into an encoder batch, with their labels (B,)."""
         batch = collate_encoder_inputs(

@@ -61,6 +61,13 @@ class PairStore(IdStore):
         """The token ids of one target, as a view."""
         return self.target_ids[self.target_offsets[row] : self.target_offsets[row + 1]]
 
+    def hash_texts(self) -> list[int]:
+        """A hash of the source and the target of each row."""
+        return [
+            hash((self.source_tokens(row).tobytes(), self.target_tokens(row).tobytes()))
+            for row in range(len(self))
+        ]
+
     def count_unknown(self, tokenizer: Tokenizer) -> UnknownTokens:
         """Count the unknown tokens of both sides."""
         return count_unknown_ids(self.source_ids, tokenizer) + count_unknown_ids(

@@ -46,6 +46,24 @@ def report_split(
         report.info(unknown.describe_warning())
 
 
+def warn_learned_texts(
+    split: str, texts: Sequence[int], lines: Sequence[int], training_texts: Sequence[int], report: Reporter
+) -> None:
+    """Warn of texts of a split, given by their hashes, that the training text has too."""
+    known = set(training_texts)
+    learned = [line for text, line in zip(texts, lines, strict=True) if text in known]
+    if learned:
+        line = tr(
+            "warning: {split}: {count:,} of {total:,} texts are also in the training text (first: line "
+            "{line:,})",
+            split=tr(split),
+            count=len(learned),
+            total=len(texts),
+            line=learned[0],
+        )
+        report.info(line)
+
+
 def warn_if_few_used(counts: CorpusReport | ConversationReport, recipe: Recipe, report: Reporter) -> None:
     """Warn if more than half of a text is skipped, and which key to raise for examples that are too long."""
     if 2 * counts.used >= counts.total:

@@ -19,6 +19,7 @@ from polyhead.data.batching.length_bucketing import LengthBucketSampler, shard_r
 from polyhead.data.readers.labeled import (
     LabeledFiles,
     collect_labels,
+    describe_ambiguous_texts,
     describe_single_class,
     open_labeled,
     read_labeled_texts,
@@ -35,7 +36,7 @@ from polyhead.run.run import Run
 from polyhead.tokenizers.tokenizer import Tokenizer
 from polyhead.train.distributed.process_group import MapFn
 from polyhead.train.loggers import Reporter
-from polyhead.train.tasks.base import TaskLogits, report_split
+from polyhead.train.tasks.base import TaskLogits, report_split, warn_learned_texts
 
 # a class without validation texts is reported if at least this many are expected; fewer may be chance
 MIN_EXPECTED_TEXTS = 5
@@ -132,9 +133,14 @@ class ClassificationTask:
             )
         )
         task = cls(stores, labels, tokenizer, recipe.train, **recipe.task.options)
+        texts = {split: store.hash_texts() for split, store in stores.items()}
         for split, store in stores.items():
-            warning = describe_single_class((labels[i] for i in set(store.labels.tolist())), split)
-            if split != "train" and warning:
+            lines, numbers = store.line_numbers.tolist(), store.labels.tolist()
+            warnings = [describe_ambiguous_texts(texts[split], numbers, lines, tr(split))]
+            if split != "train":
+                warnings.append(describe_single_class((labels[i] for i in set(numbers)), split))
+                warn_learned_texts(split, texts[split], lines, texts["train"], report)
+            for warning in filter(None, warnings):
                 report.info(tr("warning: {message}", message=warning))
         if recipe.data.valid_fraction:
             task.warn_missing_classes(counts, report)

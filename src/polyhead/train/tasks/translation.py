@@ -47,7 +47,7 @@ from polyhead.tokenizers.token_split import TokenSplitter
 from polyhead.tokenizers.tokenizer import Tokenizer
 from polyhead.train.distributed.process_group import MapFn
 from polyhead.train.loggers import Reporter
-from polyhead.train.tasks.base import report_split, warn_if_few_used
+from polyhead.train.tasks.base import report_split, warn_if_few_used, warn_learned_texts
 from polyhead.train.tasks.common import (
     check_seq2seq_decoding,
     count_pair_labels,
@@ -142,6 +142,8 @@ class TranslationTask:
             report_split(report, split, store.report.describe(), unknown=store.count_unknown(tokenizer))
         for store in (train, valid):
             warn_if_few_used(store.report, recipe, report)
+        lines = valid.line_numbers.tolist()
+        warn_learned_texts("valid", valid.hash_texts(), lines, train.hash_texts(), report)
         for warning in check_sides(
             recipe.data, {s: open_split_corpus(recipe, s) for s in recipe.data.splits}
         ):
