@@ -7,22 +7,24 @@ import torch
 from polyhead.explain.levers import comparison
 
 
-def reference_kl(logits, baseline):
-    q, p = ([math.exp(x) / sum(map(math.exp, row)) for x in row] for row in (logits, baseline))
-    return sum(a * math.log(a / b) for a, b in zip(q, p, strict=True) if a > 0)
+def reference_kl(baseline, logits):
+    p, q = ([math.exp(x) / sum(map(math.exp, row)) for x in row] for row in (baseline, logits))
+    return sum(a * math.log(a / b) for a, b in zip(p, q, strict=True) if a > 0)
 
 
-def test_kl_is_sum_over_changed_distribution():
+def test_kl_is_sum_over_unchanged_distribution():
     outputs, baseline = [[1.0, 2.0, -1.0], [0.0, 0.0, 3.0]], [[0.5, 0.0, 1.0], [0.0, 0.0, 3.0]]
     kl = comparison.compute_kl(torch.tensor(outputs), torch.tensor(baseline)).tolist()
-    assert kl == pytest.approx([reference_kl(*pair) for pair in zip(outputs, baseline, strict=True)])
+    assert kl == pytest.approx([reference_kl(*pair) for pair in zip(baseline, outputs, strict=True)])
     assert kl[1] == 0
-    assert kl[0] != pytest.approx(reference_kl(baseline[0], outputs[0]))
-    # of masked tokens it is the logarithm of the remaining mass
+    assert kl[0] != pytest.approx(reference_kl(outputs[0], baseline[0]))
+    # infinite if the change excludes a token, the logarithm of the remaining mass if the baseline does
     logits = torch.tensor([[2.0, 1.0, 0.0]])
     masked = logits.masked_fill(torch.tensor([[False, False, True]]), -torch.inf)
     mass = logits.softmax(-1)[0, :2].sum()
-    assert comparison.compute_kl(masked, logits).item() == pytest.approx(math.log(1 / mass))
+    assert comparison.compute_kl(logits, masked).item() == pytest.approx(math.log(1 / mass))
+    result = comparison.compare_outputs(masked, logits, [0])
+    assert (result["kl"], result["mean_kl"], result["rank"]) == ([None], None, [1])
 
 
 def test_output_lists_top_tokens_and_reference():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import isfinite
 from typing import Any
 
 import torch
@@ -13,17 +14,17 @@ SHOWN_TERMS = 2  # of a sum: of a KL divergence those of the most likely tokens
 
 
 def compute_kl(logits: Tensor, baseline: Tensor) -> Tensor:
-    """KL(q || p) in nats of each row, q = softmax(logits) and p = softmax(baseline): (R, V) -> (R,) fp64.
+    """KL(p || q) in nats of each row, p = softmax(baseline) and q = softmax(logits): (R, V) -> (R,) fp64.
 
-    Equation: Σ_v q_v (ln q_v - ln p_v). Tokens that q excludes (logit -inf) add 0, so top-k and top-p give
-    the logarithm of 1 over the mass that they keep.
+    Equation: Σ_v p_v (ln p_v - ln q_v). It is infinite if q excludes a token (logit -inf), as top-k and top-p
+    do.
     """
-    return _sum_kl(logits.double().log_softmax(-1), baseline.double().log_softmax(-1))
+    return _sum_kl(baseline.double().log_softmax(-1), logits.double().log_softmax(-1))
 
 
-def _sum_kl(log_q: Tensor, log_p: Tensor) -> Tensor:
-    terms = log_q.exp() * (log_q - log_p)
-    return terms.where(log_q > -torch.inf, 0.0).sum(-1)
+def _sum_kl(log_p: Tensor, log_q: Tensor) -> Tensor:
+    terms = log_p.exp() * (log_p - log_q)
+    return terms.where(log_p.exp() > 0, 0.0).sum(-1)
 
 
 def rank_references(logits: Tensor, references: Sequence[int]) -> list[int]:
@@ -64,7 +65,8 @@ def compare_outputs(
     is_comparable: Sequence[bool] | None = None,
     top_k: int = TOP_K,
 ) -> dict[str, Any]:
-    """``describe_output`` of the changed logits (R, V), with their KL divergence from the baseline (R, V).
+    """``describe_output`` of the changed logits (R, V), with the KL divergence of the baseline (R, V)
+    from them; None if it is infinite.
 
     ``top.before`` has the probabilities of the first ``SHOWN_TERMS`` listed tokens in the baseline. Rows
     that are not comparable have None in every list and do not count in the mean.
@@ -77,11 +79,11 @@ def compare_outputs(
     result, ids = _describe_log_probs(kept_logits, log_q, [references[i] for i in rows], top_k)
     before = log_p.gather(-1, ids[:, :SHOWN_TERMS]).exp()
     result["top"]["before"] = [round_numbers(row) for row in before.tolist()]
-    kl = _sum_kl(log_q, log_p)
+    kl = _sum_kl(log_p, log_q)
     is_changed = (kept_logits.argmax(-1) != kept_baseline.argmax(-1)).tolist()
     result |= {
-        "kl": round_numbers(kl.tolist()),
-        "mean_kl": round_number(float(kl.mean())) if rows else None,
+        "kl": [round_number(value) if isfinite(value) else None for value in kl.tolist()],
+        "mean_kl": round_number(float(kl.mean())) if rows and kl.isfinite().all() else None,
         "changed": [row for row, changes in zip(rows, is_changed, strict=True) if changes],
     }
     if len(rows) < len(logits):

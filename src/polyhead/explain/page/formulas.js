@@ -143,17 +143,21 @@ function linearWeightLines({ values, ...step }, q, k) {
 }
 
 /* ---- levers ---- */
+/* A divergence that is null at a compared position is infinite: the change excludes tokens. */
+const comparedRows = (result) => d3.range(result.rank.length).filter((r) => result.rank[r] !== null);
+const klOf = (result, r) => result.kl[r] ?? Infinity;
+const meanKl = (result) => result.mean_kl ?? (comparedRows(result).length ? Infinity : null);
 function tellKl(result, r, name) {
-  const { p, before } = result.top, n = outputWidth(), kl = result.kl[r];
-  const terms = d3.range(before[r].length).filter((i) => p[r][i] > 0).map((i) => `${formatShort(p[r][i])}·ln(${formatShort(p[r][i])}/${formatShort(before[r][i])})`);
+  const { p, before } = result.top, n = outputWidth(), kl = klOf(result, r);
+  const terms = d3.range(before[r].length).filter((i) => before[r][i] > 0).map((i) => `${formatShort(before[r][i])}·ln(${formatShort(before[r][i])}/${formatShort(p[r][i])})`);
   return { title: t("KL after “{token}”", { token: name }), value: kl, shape: [result.kl.length], flops: 4 * n, bytes: 16 * n, source: sourceOf("kl"),
-    lines: ["KL = Σ q · ln(q / p)", `${addedText(terms, n)} = ${formatNumber(kl)}`, { soft: t("q: with the change; p: without") }] };
+    lines: ["KL = Σ p · ln(p / q)", `${addedText(terms, n)} = ${formatNumber(kl)}`, { soft: t("q: with the change; p: without") }] };
 }
 
 function tellMeanKl(result, title = t("mean KL")) {
-  const kl = result.kl.filter((one) => one !== null);
-  return { title, value: result.mean_kl, shape: [], flops: kl.length, bytes: 8 * kl.length, source: sourceOf("comparison"),
-    lines: ["Σ KL / n", `(${addedText(kl.slice(0, 4).map(formatShort), kl.length)}) / ${kl.length} = ${formatNumber(result.mean_kl)}`] };
+  const kl = comparedRows(result).map((r) => klOf(result, r));
+  return { title, value: meanKl(result), shape: [], flops: kl.length, bytes: 8 * kl.length, source: sourceOf("comparison"),
+    lines: ["Σ KL / n", `(${addedText(kl.slice(0, 4).map(formatShort), kl.length)}) / ${kl.length} = ${formatNumber(meanKl(result))}`] };
 }
 
 /* At how many of n positions the most likely token is another one: names has the tokens before and after. */

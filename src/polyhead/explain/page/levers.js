@@ -47,7 +47,7 @@ function showLevers() {
   const title = LEVER_NAMES[lever.name]?.() ?? lever.name;
   if (lever.reason) return [...cards, card("lever", title, lever.reason[page.language] ?? lever.reason.en)];
   const cases = lever.cases, at = keepIn(state.leverCase ?? 0, Math.max(cases.length, 1)), chosen = cases[at];
-  const select = lever.name === "head" && cases.length > 1 ? headGrid(lever, at) : cases.length > 8 ? h("label", { class: "choice" }, t("Setting"), h("select", { "data-focus": "lever-case", onchange: (event) => chooseCase(lever, Number(event.target.value)) }, cases.map((one, i) => h("option", { value: i, selected: i === at }, `${settingText(one.setting)}  (KL ${formatNumber(one.result.mean_kl, 2)})`))))
+  const select = lever.name === "head" && cases.length > 1 ? headGrid(lever, at) : cases.length > 8 ? h("label", { class: "choice" }, t("Setting"), h("select", { "data-focus": "lever-case", onchange: (event) => chooseCase(lever, Number(event.target.value)) }, cases.map((one, i) => h("option", { value: i, selected: i === at }, `${settingText(one.setting)}  (KL ${formatNumber(meanKl(one.result), 2)})`))))
     : cases.length > 1 ? picker(t("Setting"), cases.map((one, i) => [i, settingText(one.setting)]), at, (i) => chooseCase(lever, i), { kind: "cases", focus: "case" }) : null;
   return [...cards, card("lever", title, LEVER_LEADS[lever.name]?.(), select, page.live ? leverForm(lever, chosen?.setting ?? {}) : null, chosen ? caseResult(part, lever, chosen) : null)];
 }
@@ -61,22 +61,22 @@ function headGrid(lever, chosen) {
   });
   const tell = (i) => tellMeanKl(cases[i].result, labelled(settingText(cases[i].setting), t("mean KL")));
   const cell = (i) => h("button", { type: "button", class: "head-cell", "aria-pressed": String(i === chosen), "data-focus": `case-${i}`, style: `--share: ${Math.round(80 * shade(cases[i].result.mean_kl, top))}%`,
-    "aria-label": labelled(settingText(cases[i].setting), `${t("mean KL")} ${formatNumber(cases[i].result.mean_kl, 2)}`), title: formatNumber(cases[i].result.mean_kl, 2), ...inspected(() => tell(i)), onclick: () => chooseCase(lever, i) }, String(cases[i].setting.head + 1));
+    "aria-label": labelled(settingText(cases[i].setting), `${t("mean KL")} ${formatNumber(meanKl(cases[i].result), 2)}`), title: formatNumber(meanKl(cases[i].result), 2), ...inspected(() => tell(i)), onclick: () => chooseCase(lever, i) }, String(cases[i].setting.head + 1));
   const rows = [...groups].map(([name, members]) => h("tr", {}, h("th", { scope: "row" }, name), h("td", {}, h("div", { class: "head-row" }, members.map(cell)))));
   return h("div", { class: "block" }, h("p", { class: "note" }, t("The darker a head, the further the output moves without it.")), scrollRegion(t("One head knocked out"), h("table", { class: "bars heads" }, h("caption", { class: "unseen" }, t("One head knocked out")), h("tbody", {}, rows))));
 }
 
 function caseResult(part, lever, chosen) {
   const plain = chosen.baseline_result ?? part.plain, result = chosen.result, { side } = part.rows;
-  const kl = result.kl.filter((one) => one !== null), top = Math.max(...kl, 1e-6), text = (id) => id === undefined || id === null ? "–" : showToken(part.tokens[id] ?? String(id));
+  const n = comparedRows(result).length, top = Math.max(...result.kl, 1e-6), text = (id) => id === undefined || id === null ? "–" : showToken(part.tokens[id] ?? String(id));
   const nameOf = (r) => part.rows.index[r] === null ? t("the text") : tokenText(side, part.rows.index[r]), guess = (one, r) => text(one.top.ids[r]?.[0]);
-  const facts = [[t("mean KL"), `${formatNumber(result.mean_kl, 3)} ${t("nats")}`, tellMeanKl(result)],
-    [t("changed guesses"), t("{n} of {all}", { n: result.changed.length, all: kl.length }), tellChanged(result, (r) => labelled(nameOf(r), `${guess(plain, r)} → ${guess(result, r)}`), kl.length)]];
+  const facts = [[t("mean KL"), `${formatNumber(meanKl(result), 3)} ${t("nats")}`, tellMeanKl(result)],
+    [t("changed guesses"), t("{n} of {all}", { n: result.changed.length, all: n }), tellChanged(result, (r) => labelled(nameOf(r), `${guess(plain, r)} → ${guess(result, r)}`), n)]];
   const best = (one, r) => h("td", {}, guess(one, r), " ", h("span", { class: "soft" }, pointable(formatPercent(one.top.p[r][0]), () => tellListed(one, r, 0, guess(one, r)))));
   const rows = part.rows.index.map((_, r) => {
     if (result.rank[r] === null) return null;
     const known = part.rows.is_true[r], changed = result.changed.includes(r), rank = (one) => pointable(String(one.rank[r]), () => tellRank(one, r, nameOf(r)));
-    return h("tr", { class: changed ? "on" : null }, h("th", { scope: "row" }, nameOf(r)), best(plain, r), best(result, r), h("td", { class: "bar-cell" }, bar(result.kl[r] / top)), numberCell(formatNumber(result.kl[r], 2), () => tellKl(result, r, nameOf(r))),
+    return h("tr", { class: changed ? "on" : null }, h("th", { scope: "row" }, nameOf(r)), best(plain, r), best(result, r), h("td", { class: "bar-cell" }, bar((result.kl[r] ?? top) / top)), numberCell(formatNumber(klOf(result, r), 2), () => tellKl(result, r, nameOf(r))),
       h("td", { class: "number wide-only" }, known ? [rank(plain), " → ", rank(result)] : ""));
   }).filter(Boolean);
   const table = h("table", { class: "bars" }, h("caption", { class: "unseen" }, LEVER_NAMES[lever.name]?.() ?? lever.name), h("thead", {}, h("tr", {}, h("th", { scope: "col" }, t("after")), h("th", { scope: "col" }, chosen.baseline ? settingText(chosen.baseline) : t("unchanged")), h("th", { scope: "col" }, t("changed")), h("td", {}), h("th", { scope: "col", class: "number" }, "KL"), h("th", { scope: "col", class: "number wide-only" }, t("rank of the true token")))), h("tbody", {}, rows));
