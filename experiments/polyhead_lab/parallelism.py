@@ -54,7 +54,7 @@ def measure_parallelism(lab: LabContext) -> ExperimentResult:
         }
         if length <= longest_again:
             runners[uncached] = partial(decode_without_cache, model, source, target)
-            num_read = {name: count_tokens(model, runners[name]) for name in (steps, uncached)}
+            num_read = {name: count_decoder_tokens(model, runners[name]) for name in (steps, uncached)}
         round_times = time_interleaved(runners, lab.pick_size(5, 2))
         times[length] = time_ratios(round_times[steps], round_times[full])
         for name, median in median_times(round_times).items():
@@ -138,7 +138,7 @@ def run_full_sequence(model: Seq2Seq, source: Tensor, target: Tensor) -> Tensor:
     return logits
 
 
-def count_tokens(model: Seq2Seq, run: Callable[[], object]) -> int:
+def count_decoder_tokens(model: Seq2Seq, run: Callable[[], object]) -> int:
     """Number of tokens of a row that the decoder's layers read in a run."""
     counts: list[int] = []
     hook = model.decoder.register_forward_pre_hook(lambda _, inputs: counts.append(inputs[0].size(1)))

@@ -5,7 +5,7 @@ import torch
 
 from polyhead.models.build import build
 from polyhead_lab.caches import Stepper, cache_bytes_per_token, decode_stepwise
-from polyhead_lab.parallelism import count_tokens, decode_without_cache
+from polyhead_lab.parallelism import count_decoder_tokens, decode_without_cache
 from polyhead_lab.short_training import make_small_config
 from polyhead_lab.tasks import make_copy_task
 
@@ -24,7 +24,7 @@ def test_single_steps_and_chunks_match_forward_pass(position):
     for logits in (steps, chunks):
         torch.testing.assert_close(logits, expected, atol=2e-6, rtol=1e-5)
     for run, count in ((decode_stepwise, 6), (decode_without_cache, 1 + 2 + 3 + 4 + 5 + 6)):
-        assert count_tokens(model, partial(run, model, batch.source, batch.target)) == count
+        assert count_decoder_tokens(model, partial(run, model, batch.source, batch.target)) == count
 
 
 @pytest.mark.parametrize(

@@ -348,7 +348,7 @@ def test_total_steps_is_the_smaller_limit(limits, expected):
     assert total_steps(Toy(), loop_config(**limits)) == expected
 
 
-def test_epochs_with_fewer_batches_than_an_update_are_refused():
+def test_fewer_batches_than_an_update_are_refused():
     config = loop_config(steps=None, epochs=1, accumulate=6)
     message = (
         "accumulate is 6, and train.epochs=1 has 5 batches.*accumulate to 5 or less, or epochs to 2 or more"
