@@ -22,9 +22,9 @@ from polyhead.viz.html_page import PageSection, json_script, render_html, save_p
 from polyhead.viz.plot import clip_label, svg, tag, text
 
 CROSS_ATTENTION_HELP = (
-    "Each row is a target token; the darker a cell, the higher its attention weight for the source token "
-    "above it. Every row sums to one. Choose an example, a layer and a head; point at a cell, or move with "
-    "the arrow keys."
+    "Each row is a target token; the stronger the colour of a cell, the higher its attention weight for the "
+    "source token above it. Every row sums to one. Choose an example, a layer and a head; point at a cell, "
+    "or move with the arrow keys."
 )
 ATTENTION_HELP = (
     "Each row is a query token; the stronger the colour of a cell, the higher its attention weight for the "
@@ -82,7 +82,7 @@ def join_tokens(tokens: Sequence[str]) -> str:
 def heat_map_svg(
     attention: AttentionMap, layer: int | None = -1, head: int | None = None, cell: int = 26
 ) -> str:
-    """One map as an SVG element: the larger a weight, the darker its cell."""
+    """One map as an SVG element: the larger a weight, the stronger the colour of its cell."""
     matrix = select_weights(attention, layer, head)
     source, target = ([clip_label(display_token(t)) for t in tokens] for tokens in attention[:2])
     left, top = 12 + 7.4 * max(map(cell_len, target)), 24 + 6.6 * max(map(cell_len, source))

@@ -249,7 +249,7 @@ def bars_html(breakdown: Breakdown) -> str:
 
 
 def confusion_html(confusion: Confusion) -> str:
-    """A row per label, a column per prediction; a darker colour is a larger share of the row."""
+    """A row per label, a column per prediction; a stronger colour is a larger share of the row."""
     head = "".join(f'<th scope="col" dir="auto">{escape(label)}</th>' for label in confusion.labels)
     rows = ""
     for i, (label, counts) in enumerate(zip(confusion.labels, confusion.counts, strict=True)):

@@ -52,7 +52,7 @@ function showLevers() {
   return [...cards, card("lever", title, LEVER_LEADS[lever.name]?.(), select, page.live ? leverForm(lever, chosen?.setting ?? {}) : null, chosen ? caseResult(part, lever, chosen) : null)];
 }
 
-/* Every head as a cell: the darker, the more the output moves without it. */
+/* Every head as a cell: the stronger the colour, the more the output moves without it. */
 function headGrid(lever, chosen) {
   const { cases } = lever, top = Math.max(...cases.map((one) => one.result.mean_kl), 1e-9), groups = new Map();
   cases.forEach((one, i) => {
@@ -63,7 +63,7 @@ function headGrid(lever, chosen) {
   const cell = (i) => h("button", { type: "button", class: "head-cell", "aria-pressed": String(i === chosen), "data-focus": `case-${i}`, style: `--share: ${Math.round(80 * shade(cases[i].result.mean_kl, top))}%`,
     "aria-label": labelled(settingText(cases[i].setting), `${t("mean KL")} ${formatNumber(meanKl(cases[i].result), 2)}`), title: formatNumber(meanKl(cases[i].result), 2), ...inspected(() => tell(i)), onclick: () => chooseCase(lever, i) }, String(cases[i].setting.head + 1));
   const rows = [...groups].map(([name, members]) => h("tr", {}, h("th", { scope: "row" }, name), h("td", {}, h("div", { class: "head-row" }, members.map(cell)))));
-  return h("div", { class: "block" }, h("p", { class: "note" }, t("The darker a head, the further the output moves without it.")), scrollRegion(t("One head knocked out"), h("table", { class: "bars heads" }, h("caption", { class: "unseen" }, t("One head knocked out")), h("tbody", {}, rows))));
+  return h("div", { class: "block" }, h("p", { class: "note" }, t("The stronger the colour of a head, the further the output moves without it.")), scrollRegion(t("One head knocked out"), h("table", { class: "bars heads" }, h("caption", { class: "unseen" }, t("One head knocked out")), h("tbody", {}, rows))));
 }
 
 function caseResult(part, lever, chosen) {

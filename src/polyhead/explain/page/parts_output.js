@@ -73,7 +73,7 @@ function showGeneration() {
   const outputs = h("ol", { class: "outputs" }, generation.outputs.map((one) => h("li", {}, h("span", { class: "sentence-text" }, one.text), h("span", { class: "soft" }, " ln p = ", pointable(formatNumber(one.log_prob), () => tellOutputSum(generation, one)), score(one)))));
   const cards = [card("outputs", t("What the model writes"), t("Written by {method}: one token after the other, each given those before it.", { method: names[generation.method] ?? generation.method }), outputs, factRow(settings))];
   if (generation.steps.length) cards.push(card("beams", t("The choices at each step"), t("Choose a step. Marked candidates were kept."), beamTree(generation, chosen), stepPicker(generation, chosen), candidateTables(generation, generation.steps[chosen])));
-  if (generation.free?.length) cards.push(card("teacher", t("Own tokens, true tokens"), generation.teacher ? t("Above: each token given the model's own tokens before it. Below: each true token given the true ones before it (teacher forcing). The darker, the more probable.") : t("Each token given the model's own tokens before it. The darker, the more probable."),
+  if (generation.free?.length) cards.push(card("teacher", t("Own tokens, true tokens"), generation.teacher ? t("Above: each token given the model's own tokens before it. Below: each true token given the true ones before it (teacher forcing). The stronger the colour, the more probable.") : t("Each token given the model's own tokens before it. The stronger the colour, the more probable."),
     tokenRun(t("free running"), generation.free, sourceOf("logits")), generation.teacher ? tokenRun(t("teacher forcing"), generation.teacher, sourceOf("logits")) : null));
   return cards;
 }

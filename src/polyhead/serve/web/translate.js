@@ -77,7 +77,7 @@ function showAttention(section, answers) {
     if (!maps.length) return;
     const root = make("div", { class: "attention" });
     root.append(make("script", { type: "application/json" }, JSON.stringify(maps)));
-    put(section, make("h2", {}, t("Attention of the decoder")), make("p", { class: "about" }, t("Each row is an output token; the stronger a cell, the higher the attention weight of the source token above it.")), root);
+    put(section, make("h2", {}, t("Attention of the decoder")), make("p", { class: "about" }, t("Each row is an output token; the stronger the colour of a cell, the higher the attention weight of the source token above it.")), root);
     attention(root);
   };
   section.redraw();
