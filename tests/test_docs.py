@@ -47,6 +47,7 @@ TINY = {
     "model.max_len": 128,
     "train.steps": 4, "train.max_tokens": 512, "train.save_every": 2, "train.log_every": 2, "train.ema": 0.9,
 }  # fmt: skip
+WORDS = {"train.steps": 40, "train.save_every": 20, "train.lr": 0.02, "train.schedule": "constant"}
 SHORT = {"generation.max_length_ratio": 1.0, "generation.max_length_extra": 2}  # translations
 
 
@@ -159,18 +160,18 @@ def runs_dir(tmp_path_factory):
     """A directory with text, the recipes of the guide, and their runs, but tiny."""
     home = tmp_path_factory.mktemp("docs")
     english = ["a", "dog", "barks", "two", "red", "here", "cat"]
-    german = dict(zip(english, ["ein", "hund", "bellt", "zwei", "rot", "hier", "katze"], strict=True))
+    chinese = dict(zip(english, ["yi", "gou", "jiao", "liang", "hong", "zheli", "mao"], strict=True))
     rows = [english[i * 3 % 7 :] + english[: i % 5] for i in range(40)]
     for split, part in (("train", rows), ("valid", rows[:6]), ("test", rows[6:9])):
         (home / f"{split}.en").write_text("".join(" ".join(row) + "\n" for row in part))
-        (home / f"{split}.de").write_text("".join(" ".join(german[w] for w in row) + "\n" for row in part))
+        (home / f"{split}.zh").write_text("".join(" ".join(chinese[w] for w in row) + "\n" for row in part))
     (home / "plays.txt").write_text("".join(f"ROMEO:\n{' '.join(row)}.\n\n" for row in rows))
     reviews = [f"{'ab'[len(row) % 2]}\t{' '.join(row)}\n" for row in rows]
     (home / "reviews.tsv").write_text("label\tsentence\n" + "".join(reviews))
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(home)
         for file, start, sizes in (
-            ("mine.yaml", TRANSLATOR, TINY | SHORT),
+            ("mine.yaml", TRANSLATOR, TINY | SHORT | WORDS),
             ("plays.yaml", LANGUAGE_MODEL, TINY),
             ("reviews.yaml", CLASSIFIER, TINY),
         ):
@@ -324,9 +325,8 @@ def test_page_and_facts_of_parts_are_complete():
 
 def test_commands_of_the_readme_work(runs_dir, workdir):
     (block,) = [f for f in fences(read("README.md")) if "polyhead init" in f.text]
-    for split in ("train", "test"):
-        shutil.copy(runs_dir / f"{split}.en", workdir)
-        shutil.copy(runs_dir / f"{split}.de", workdir / f"{split}.zh")
+    for split, side in product(("train", "test"), ("en", "zh")):
+        shutil.copy(runs_dir / f"{split}.{side}", workdir)
     shutil.copy(runs_dir / "test.en", workdir / "input.en")
     tiny = [f"{key}={value}" for key, value in (TINY | SHORT).items()]
     for words in commands(f"```sh\n{block.text}```\n"):

@@ -7,7 +7,7 @@ run.translate(["A dog barks."])         run.generate, run.classify, run.fill_mas
 config = ph.ModelConfig(vocab_size=8000, d_model=64, n_heads=4, n_layers=2)
 model = ph.build(config, seed=1)        a torch.nn.Module
 
-recipe = ph.init_recipe("train.en", "train.de", output="mine.yaml") inspects your text and proposes a recipe
+recipe = ph.init_recipe("train.en", "train.zh", output="mine.yaml") inspects your text and proposes a recipe
 run = ph.train("mine.yaml", "train.steps=100")                      trains a recipe and returns the run
 print(ph.compare("mine.yaml", vary={"norm": ["layernorm", "rmsnorm"]}, budget="10m"))
 

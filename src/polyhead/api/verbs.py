@@ -84,7 +84,7 @@ def compare(
 def init_recipe(*inputs: _StrPath, target: str | None = None, output: _StrPath | None = None) -> Recipe:
     """Propose a recipe for text files, with keys that are already known.
 
-    ``init_recipe("train.en", "train.de", "train.steps=100")``. The model will be exportable to ``target``:
+    ``init_recipe("train.en", "train.zh", "train.steps=100")``. The model will be exportable to ``target``:
     "hf", "ctranslate2", "onnx" or "gguf". ``output`` is the file to write it to, with comments;
     ``dump_yaml()`` of the result has all of its keys.
     """

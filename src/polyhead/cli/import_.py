@@ -28,7 +28,7 @@ def run(
 ) -> None:
     """Convert a published checkpoint to a run: config, weights (fp32), tokenizer, generation settings.
 
-    Only JSON and safetensors are read; no code of a checkpoint is executed but its chat template, in a
+    Only JSON and safetensors are read. The only code of a checkpoint that is run is its chat template, in a
     sandbox. Language models: gpt2, llama,
     mistral, qwen2, qwen3, mixtral, qwen3_moe, phi, phi3, gemma, gemma2, gemma3_text, smollm3, olmo2, olmo3,
     exaone4, glm, glm4, cohere, cohere2, ernie4_5, arcee, granite, granitemoe, nanochat, seed_oss, helium,

@@ -53,10 +53,10 @@ def run(
     data.text=... override this.
 
     \b
-    polyhead init train.en train.de --output mine.yaml
+    polyhead init train.en train.zh --output mine.yaml
     polyhead init reviews.csv data.text=review data.label=stars > reviews.yaml
     polyhead init articles.jsonl task=masked-lm
-    polyhead init train.en train.de --for hf --output mine.yaml
+    polyhead init train.en train.zh --for hf --output mine.yaml
     polyhead init --example
     polyhead init --example dates-en-zh --output dates.yaml
     """

@@ -58,7 +58,7 @@ def run(
     The run is written to runs/NAME, where NAME is that of the recipe's file; out=DIRECTORY chooses another.
 
     Ctrl-C and SIGTERM finish the step, save a checkpoint and exit with code 130; --resume continues from it.
-    Where no run exists yet, --resume starts one: a supervisor can always call the same command.
+    If there is no run yet, --resume starts one, so a job scheduler can restart with the same command.
 
     \b
     polyhead train recipes/multi30k-en-de.yaml data.root=multi30k

@@ -50,13 +50,13 @@ def describe_baselines(baselines: Mapping[str, Baseline], measures: Sequence[Qua
 
 
 def describe_unlearned(rows: Sequence[ResultRow], measures: Sequence[QualityMeasure]) -> str:
-    """Warning that lists the designs that have not learned and receive no verdict; '' if all have learned."""
+    """Warning that lists the designs that have not learned; '' if all have learned."""
     names = [row["name"] for row in rows if is_unlearned(row)]
     if not names:
         return ""
     return tr(
-        "Not learned: {names}. Their score ({measure}) is not better than the baseline, so they get no "
-        "verdict; train them longer (--budget).",
+        "Not learned: {names}. Their score ({measure}) is not better than the baseline, so their "
+        "differences are not tested; train them longer (--budget).",
         names=", ".join(names),
         measure=measures[1].column,
     )

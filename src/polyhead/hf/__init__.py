@@ -1,3 +1,3 @@
-"""Read and write Hugging Face checkpoints: a directory of JSON and safetensors. No code of a checkpoint is
-executed but its chat template, in a sandbox.
+"""Read and write Hugging Face checkpoints: a directory of JSON and safetensors. The only code
+of a checkpoint that is run is its chat template, in a sandbox.
 """

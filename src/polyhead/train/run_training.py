@@ -83,7 +83,7 @@ def run_training(
 ) -> tuple[Run, Outcome]:
     """Run a training recipe; with ``resume``, continue an interrupted run as if it had not been interrupted.
 
-    Where no run exists yet, ``resume`` starts one, so that a supervisor can always call the same command.
+    If there is no run yet, ``resume`` starts one, so a job scheduler can restart with the same call.
     A lock on the directory keeps a second process out; on Ctrl-C and SIGTERM the run is saved and ends. If a
     ``tokenizer`` is passed, none is trained; ``evaluator`` replaces the final evaluation of the task. Of
     several ``ranks`` (``polyhead.train.distributed.torch_process_group.init_process_group``), only rank 0

@@ -69,9 +69,9 @@ def iter_lines(
 
     With ``keep_beginnings``, such a line is cut after ``max_line`` + 1 bytes instead.
 
-    Only "\\n" ends a line: "\\x0b", "\\x1c", U+0085, U+2028 and a "\\r" inside stay in it. The "\\r" of a
-    "\\r\\n" is dropped, and a byte order mark at the start of a line: files are often joined. With
-    ``keep_bom`` only that of the first line is dropped.
+    Only "\\n" ends a line: "\\x0b", "\\x1c", U+0085, U+2028 and a "\\r" inside stay in it. A "\\r"
+    before the "\\n" is removed, and so is a byte order mark at the start of a line, because files are often
+    joined. With ``keep_bom`` only that of the first line is removed.
     """
     with open_lines(path) as file:
         read_line, n_lines = file.readline, 0
@@ -95,8 +95,8 @@ def iter_spans(path: Path, size: int = MAX_LINE) -> Iterator[bytes]:
     """Yield the text of a file in order, as lines with their ends.
 
     A line longer than ``size`` bytes comes in several spans. A span ends after a space or, if there is none,
-    between two characters. The "\\r" of a "\\r\\n" is dropped, and a byte order mark at the start of the
-    file; at the start of another line it is a span of its own.
+    between two characters. A "\\r" before the "\\n" is removed, and so is a byte order mark at the
+    start of the file; at the start of another line it is a span of its own.
     """
     with open_lines(path) as file:
         rest, done, at_line_start = b"", 0, True

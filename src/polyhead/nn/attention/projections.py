@@ -25,9 +25,9 @@ Bias = bool | Literal["qkv", "o"]
 QKNorm = bool | Literal["zero_centered", "unweighted", "all_heads", "layernorm", "per_head"]
 """The norm of queries and keys.
 
-false: none; true: RMS norm of each head; around_one: the same with zero-centred weights; plain: without
-weights; whole: all heads of a token as one vector; layer: layer norm of each head; each: without a bias, with
-per-head weights.
+false: none; true: RMS norm of each head; zero_centered: the same with weights stored as their distance from
+1; unweighted: without weights; all_heads: all heads of a token as one vector; layernorm: layer norm of each
+head; per_head: layer norm without a bias, with per-head weights.
 """
 
 
