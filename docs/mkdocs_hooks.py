@@ -1,5 +1,5 @@
-"""What mkdocs.yml needs beyond settings: the READMEs as first pages, the Chinese pages, and links that leave
-docs/.
+"""What mkdocs.yml needs beyond settings: the READMEs as first pages, the Chinese pages, links that leave
+docs/, and formulas as MathML.
 
 The pages stay as they are read in the repository: a link to a file outside of docs/ becomes one to the
   repository's page.
@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import posixpath
 import re
+from html import unescape
 from pathlib import Path
 from typing import Any
 
+from latex2mathml.converter import convert
 from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
@@ -21,6 +24,10 @@ FIRST_PAGES = {"README.md": "index.md", "README.zh-CN.md": "index.zh-CN.md"}
 CHINESE = ".zh-CN.md"
 LINK = re.compile(r"\]\((?![a-z]+:|#)([^)#\s]+)")
 FENCE = re.compile(r"(^```.*?^```$)", re.M | re.S)
+FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', re.S)
+CODE = re.compile(r"<(pre|code)\b.*?</\1>", re.S)
+CHINESE_BREAK = re.compile(r"(?<=[\u3000-\u9fff\uff00-\uffef])\n(?=[\u3000-\u9fff\uff00-\uffef])")
+LATEX = re.compile(r"\\[\w|(\[]+|\$\$|\$[^\s$][^$\n<]*\$")
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -60,4 +67,25 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
     parts = FENCE.split(markdown)
     parts[::2] = [LINK.sub(lead, part) for part in parts[::2]]
+    if page.file.src_uri.endswith(CHINESE):  # a break between two characters would be drawn as a space
+        parts[::2] = [CHINESE_BREAK.sub("", part) for part in parts[::2]]
     return "".join(parts)
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Write formulas as MathML, which browsers draw without a script; raw LaTeX on a page fails the build."""
+    html = FORMULA.sub(lambda m: convert(unescape(m[3]), display="block" if m[2] == "[" else "inline"), html)
+    if raw := LATEX.search(CODE.sub("", html)):
+        raise PluginError(f"{page.file.src_uri}: {raw[0]!r} is left as raw LaTeX")
+    return html
+
+
+def on_page_context(context: Any, page: Page, config: MkDocsConfig, nav: Any) -> Any:
+    """The texts of the theme are in the language of the page."""
+    config.theme["language"] = "zh" if page.file.src_uri.endswith(CHINESE) else "en"
+    return context
+
+
+def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
+    """The theme calls its Chinese zh; fonts and screen readers need to know which."""
+    return output.replace('<html lang="zh"', '<html lang="zh-CN"', 1)
