@@ -215,7 +215,7 @@ def _our_step(model: nn.Module, workload: Workload, precision: str) -> Callable[
         optimizer={"name": "adamw", "beta2": 0.99, "eps": 1e-8, "weight_decay": WEIGHT_DECAY},
     )  # fmt: skip
     training = TrainState(model, config, workload.config.d_model, 10**6)
-    strategy = parallelize(training, StepTask(config.smoothing), config)
+    strategy = parallelize(training, StepTask(config.label_smoothing or 0.0), config)
 
     def step(batch: Batch) -> float:
         training.progress.step += 1

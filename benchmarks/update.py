@@ -40,7 +40,7 @@ from polyhead.data.stores.pair_store import PairStore
 from polyhead.data.synthetic.synthetic_cldr import write_corpus
 from polyhead.estimate.benchmark import RandomTokenTask
 from polyhead.kernels.malloc_tuning import tune_malloc
-from polyhead.kernels.training.mode import TrainingKernels
+from polyhead.kernels.training.mode import training_kernels
 from polyhead.models import CausalLM, Seq2Seq, build, preset_config
 from polyhead.nn.loss import cross_entropy
 from polyhead.tokenizers.tokenizer import Tokenizer
@@ -282,7 +282,7 @@ def measured(options: dict[str, Any], changes: dict[str, Any]) -> Seen:
 
 INSIDE = {
     "fp32, MKL": nullcontext,
-    "fp32, oneDNN": TrainingKernels,
+    "fp32, oneDNN": training_kernels,
     "bf16": lambda: torch.autocast("cpu", torch.bfloat16),
 }
 

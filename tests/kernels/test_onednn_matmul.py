@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from polyhead.kernels import cpu_features
 from polyhead.kernels.onednn_matmul import mkl_without_avx512
-from polyhead.kernels.training.mode import TrainingKernels, training_kernels
+from polyhead.kernels.training.mode import training_kernels
 from polyhead.train.precision import autocast
 
 Product = Callable[[Tensor, Tensor], Tensor]
@@ -20,6 +20,9 @@ Product = Callable[[Tensor, Tensor], Tensor]
 def avx512_of_amd(monkeypatch):
     cpu = {"vendor_id": "AuthenticAMD", "flags": "avx512f"}
     monkeypatch.setattr(cpu_features, "cpu_info", lambda: cpu)
+    mkl_without_avx512.cache_clear()
+    yield
+    mkl_without_avx512.cache_clear()
 
 
 class Calls(TorchDispatchMode):
@@ -60,7 +63,7 @@ def test_products_and_their_gradients_are_those_of_torch(name):
     weights = torch.randn(exact.shape, generator=generator)
     expected = torch.autograd.grad((exact * weights.double()).sum(), (a, b))
     with Calls() as calls:
-        with TrainingKernels():
+        with training_kernels():
             out = product(a, b)
         actual = torch.autograd.grad((out * weights).sum(), (a, b))
     assert calls.num_onednn == 3
@@ -72,13 +75,13 @@ def test_products_and_their_gradients_are_those_of_torch(name):
 def test_bias_gradients_and_second_derivatives():
     (x, weight), close = (torch.randn(512, 64), torch.randn(128, 64)), {"rtol": 1e-5, "atol": 1e-4}
     bias = torch.randn(128, requires_grad=True)
-    with Calls() as calls, TrainingKernels():
+    with Calls() as calls, training_kernels():
         out = F.linear(x, weight, bias)
         out.sum().backward()  # the gradient is an expanded 1
     assert calls.num_onednn == 1
     torch.testing.assert_close(out, torch.addmm(bias, x, weight.T), **close)
     assert torch.equal(bias.grad, torch.full((128,), 512.0))
-    with TrainingKernels():
+    with training_kernels():
         F.linear(x.requires_grad_(), weight.requires_grad_()).sum().backward()
     torch.testing.assert_close(x.grad, weight.detach().sum(0).expand(512, 64), **close)
     torch.testing.assert_close(weight.grad, x.detach().sum(0).expand(128, 64), **close)
@@ -90,7 +93,7 @@ def test_bias_gradients_and_second_derivatives():
             slope = torch.autograd.grad(F.linear(a, b).square().sum(), (a, b), create_graph=True)
         return torch.autograd.grad(sum(one.square().sum() for one in slope), (a, b))  # type: ignore[arg-type]
 
-    for a_grad, other in zip(second(TrainingKernels()), second(nullcontext()), strict=True):
+    for a_grad, other in zip(second(training_kernels()), second(nullcontext()), strict=True):
         assert (a_grad - other).norm() < 1e-5 * other.norm()
 
 
@@ -99,18 +102,18 @@ def test_other_products_use_torch():
     pairs = [(a.double(), b.double()), (a.bfloat16(), b.bfloat16()), (a.to("meta"), b.to("meta"))]
     pairs += [(torch.randn(4, 128, 64), torch.randn(4, 64, 128)), (torch.randn(2**20), torch.randn(2**20))]
     for x, y in [*pairs, (torch.randn(16, 16), torch.randn(16, 16))]:
-        with Calls() as calls, TrainingKernels():
+        with Calls() as calls, training_kernels():
             x @ y
         assert calls.num_onednn == 0, x.shape
 
 
 def test_other_call_forms_use_torch():
     (a, b), out = torch.randn(2, 1024, 1024).unbind(), torch.zeros(1024, 1024)
-    with Calls() as calls, TrainingKernels():
+    with Calls() as calls, training_kernels():
         torch.matmul(a, b, out=out)
         keyword_outputs = torch.matmul(a, other=b), F.linear(input=a, weight=b.T)
         vector_outputs = F.linear(a[0], b.T), F.linear(a, b[:, 0])
-    with calls, torch.autocast("cpu", torch.bfloat16), TrainingKernels():
+    with calls, torch.autocast("cpu", torch.bfloat16), training_kernels():
         assert F.linear(a, b).dtype is torch.bfloat16
     assert calls.num_onednn == 0
     for one in (out, *keyword_outputs):
@@ -126,6 +129,7 @@ CPUS = [("AuthenticAMD", AVX512, True), ("AuthenticAMD", "fma avx2", False), ("G
 @pytest.mark.parametrize(("vendor", "flags", "expected"), CPUS)
 def test_processors_with_onednn_products(vendor, flags, expected, monkeypatch):
     monkeypatch.setattr(cpu_features, "cpu_info", lambda: {"vendor_id": vendor, "flags": flags})
+    mkl_without_avx512.cache_clear()
     assert mkl_without_avx512() is expected
     x, weight = torch.randn(512, 64), torch.randn(128, 64)
     for mode in (training_kernels(), autocast("fp32", torch.device("cpu"))):

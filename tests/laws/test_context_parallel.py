@@ -99,7 +99,7 @@ def train_steps(config, ranks=None):
             loss.backward()
         else:
             context = ContextGather(model, dist.group.WORLD)
-            with context.apply(), ranks.sync_statistics(model):
+            with context.apply(), ranks.share_batch(model):
                 batch = make_batch(config.kind)
                 shard_rows = shard_pair_tokens if isinstance(batch, PairBatch) else shard_windows
                 loss = compute_loss(model, shard_rows(batch, context.shard))

@@ -17,7 +17,7 @@ from polyhead.config.recipe import Recipe
 from polyhead.core.registry import ATTENTION, BLOCK, FEED_FORWARD, NORM, POSITION, TASK
 from polyhead.cost.memory import estimate_training_memory
 from polyhead.cost.workload import BatchShape
-from polyhead.kernels.training.mode import TrainingKernels
+from polyhead.kernels.training.mode import training_kernels
 from polyhead.nn.stack import recompute_blocks
 from polyhead.nn.state import named_state
 from polyhead.train.loop import derive_seed, train_step
@@ -55,7 +55,7 @@ PARTS = [
 ]
 
 
-CONTEXTS = {"onednn": TrainingKernels}
+CONTEXTS = {"onednn": training_kernels}
 CONTEXTS |= {name: partial(torch.autocast, "cpu", getattr(torch, name)) for name in ("bfloat16", "float16")}
 
 

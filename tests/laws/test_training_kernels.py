@@ -3,11 +3,11 @@ import copy
 import pytest
 import torch
 from tests.kernels.build_extension_helpers import needs_kernels
+from tests.kernels.training.fusion_helpers import record_fusions
 from tests.laws.conftest import CASES
 from tests.laws.test_tensor_parallel import LabelTask, make_batch, make_config
-from torch import Tensor
 
-from polyhead.kernels.training.mode import TrainingKernels
+from polyhead.kernels.training.mode import training_kernels
 from polyhead.models import build
 from polyhead.train.precision import autocast
 
@@ -45,16 +45,8 @@ def test_gradients_equal_those_without_kernels(case, precision, error):
     assert fused <= 3 * plain + error
 
 
-def test_standard_designs_have_fused_sublayers():
+def test_standard_designs_have_fused_sublayers(monkeypatch):
     """The comparison above is not vacuous: the mode replaces residuals of the standard designs."""
-    calls = []
-
-    class Counting(TrainingKernels):
-        def replace_call(self, function, args, kwargs):
-            out = super().replace_call(function, args, kwargs)
-            if isinstance(out, Tensor):
-                calls.append(type(out.grad_fn).__name__)
-            return out
-
-    compute_gradients(make_model({"kind": "encoder-decoder"}), Counting())
-    assert sum("Residual" in name for name in calls) >= 4, calls
+    with record_fusions(monkeypatch) as is_fused:
+        compute_gradients(make_model({"kind": "encoder-decoder"}), training_kernels())
+    assert len(is_fused) >= 4 and all(is_fused)

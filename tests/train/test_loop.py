@@ -49,6 +49,9 @@ class GradientCatcher:
     def step(self) -> None:
         self.grads.append([p.grad.clone() for p in self.model.parameters()])
 
+    def zero_grad(self) -> None:
+        self.model.zero_grad()
+
     def state_dict(self) -> dict:
         return {}
 

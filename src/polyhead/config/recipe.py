@@ -114,11 +114,6 @@ class TrainConfig(ConfigSection):
         description="seconds that processes wait for each other in a step, in distributed training",
     )
 
-    @property
-    def smoothing(self) -> float:
-        """The label smoothing; 0 if neither the recipe nor the task sets it."""
-        return self.label_smoothing or 0.0
-
     @field_validator("optimizer", "schedule")
     @classmethod
     def _check_part(cls, choice: Choice, info: ValidationInfo) -> Choice:

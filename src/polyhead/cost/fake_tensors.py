@@ -79,7 +79,7 @@ def measure_flops(fn: Callable[[], object]) -> int:
     return int(counter.get_total_flops())
 
 
-def compute_features(model: Model, inputs: tuple[Tensor, ...]) -> Tensor:
+def compute_features(model: Model, inputs: tuple[Any, ...]) -> Tensor:
     """The input of the loss: the features of the model, without head and labels."""
     if isinstance(model, ReplacedTokenDetector):
         model.generator.features(*inputs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ _MIN_MULTIPLICATIONS = 2**20  # smallest product for which the Python overhead p
 _MATMULS = (Tensor.__matmul__, Tensor.matmul, torch.matmul)
 
 
+@cache
 def mkl_without_avx512() -> bool:
     """Whether torch uses MKL, whose AVX-512 code is for Intel CPUs only, on an AMD CPU with AVX-512."""
     is_mkl_and_onednn = torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()
@@ -23,26 +25,22 @@ def mkl_without_avx512() -> bool:
 
 
 class OnednnProducts(TorchFunctionMode):
-    """Mode in which fp32 products on the CPU run in oneDNN where that is faster."""
+    """Mode in which fp32 ``F.linear`` and ``matrix @ matrix`` on the CPU run in oneDNN where that is faster.
+
+    Rounding differs from MKL's by about 1e-6.
+    """
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Sequence[type], args: Any = (), kwargs: Any = None
     ) -> Any:
-        product = None if kwargs or torch.compiler.is_compiling() else run_in_onednn(func, args)
-        return func(*args, **(kwargs or {})) if product is None else product
-
-
-def run_in_onednn(function: Callable[..., Any], args: Sequence[Any]) -> Tensor | None:
-    """fp32 ``F.linear`` or ``matrix @ matrix`` on the CPU in oneDNN; None if the call is another one.
-
-    Rounding differs from MKL's by about 1e-6.
-    """
-    if function is F.linear and args[0].dim() > 1 and args[1].dim() == 2 and _use_onednn(*args[:2]):
-        x, weight, *bias = args
-        return _onednn_linear(x.flatten(0, -2), weight, *bias).unflatten(0, x.shape[:-1])
-    if function in _MATMULS and args[0].dim() == args[1].dim() == 2 and _use_onednn(args[0], args[1].T):
-        return _onednn_linear(args[0], args[1].T)
-    return None
+        if kwargs or torch.compiler.is_compiling():
+            return func(*args, **(kwargs or {}))
+        if func is F.linear and args[0].dim() > 1 and args[1].dim() == 2 and _use_onednn(*args[:2]):
+            x, weight, *bias = args
+            return _onednn_linear(x.flatten(0, -2), weight, *bias).unflatten(0, x.shape[:-1])
+        if func in _MATMULS and args[0].dim() == args[1].dim() == 2 and _use_onednn(args[0], args[1].T):
+            return _onednn_linear(args[0], args[1].T)
+        return func(*args)
 
 
 def _use_onednn(x: Tensor, weight: Tensor) -> bool:

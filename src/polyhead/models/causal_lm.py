@@ -34,12 +34,8 @@ class CausalLM(nn.Module):
 
     def forward(self, tokens: Tensor, pos: AnyPositions = None) -> Tensor:
         """(B, T) -> logits (B, T, V) of the next tokens. Position -1 marks padding; None means full rows."""
-        logits: Tensor = self.head(self.decode_features(tokens, pos, None))
+        logits: Tensor = self.head(self.features(tokens, pos))
         return logits
-
-    def features(self, tokens: Tensor, pos: AnyPositions = None) -> Tensor:
-        """The input of the LM head, as wide as the embeddings: (B, T) -> (B, T, E)."""
-        return self.decode_features(tokens, pos, None)
 
     def encoder(self, tokens: Tensor, pos: AnyPositions = None, segments: Tensor | None = None) -> Tensor:
         """Hidden states as of an encoder, but causal: (B, T) -> (B, T, C)."""
@@ -60,13 +56,15 @@ class CausalLM(nn.Module):
     def decode_features(
         self,
         tokens: Tensor,
-        pos: AnyPositions,
-        cache: Cache | None,
+        pos: AnyPositions = None,
+        cache: Cache | None = None,
         memory: Sequence[EncoderMemory] | None = None,
     ) -> Tensor:
         """Like ``decode``, but returns the LM head's input, (N, T, E): for tokens with known successors."""
         x: Tensor = self.stack(self.embedding(tokens, pos), pos, cache)
         return x if self.out_proj is None else self.out_proj(x)
+
+    features = decode_features
 
     @property
     def decoder_parts(self) -> tuple[Embedding, Stack, Head] | None:

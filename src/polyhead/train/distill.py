@@ -195,7 +195,7 @@ def make_distillation_task(
             for name, run in zip(config.teacher, teachers, strict=True)
         ],
         config,
-        recipe.train.smoothing,
+        recipe.train.label_smoothing or 0.0,
     )
 
 

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from polyhead.core.i18n import tr
 from polyhead.nn.device import PINNED_TYPES
 from polyhead.train.distributed.process_group import ProcessGroup
-from polyhead.train.optim import list_parameters, set_rates
+from polyhead.train.optim import set_rates
 from polyhead.train.progress import MetricSums, Progress
 from polyhead.train.train_state import TrainState
 
@@ -89,7 +89,8 @@ def update_weights(
             optimizer.step()
         if training.ema:
             training.ema.update(training.model, step)
-    drop_gradients(training.optimizers)
+    for optimizer in training.optimizers:
+        optimizer.zero_grad()
     overflows = scale and count and math.isfinite(total) and scale.update(is_finite)
     return StepMetrics(step, count, total, nll, norm, scale.value if scale and overflows else None)
 
@@ -101,14 +102,9 @@ def queue_update(training: TrainState, losses: Sequence[Tensor], count: int, cli
     skipped = step_if_finite(training.optimizers, numbers)
     if training.ema:
         training.ema.update(training.model, training.progress.step, skipped)
-    drop_gradients(training.optimizers)
+    for optimizer in training.optimizers:
+        optimizer.zero_grad()
     return PendingMetrics(training.progress.step, count, NumbersInFlight(numbers))
-
-
-def drop_gradients(optimizers: Sequence[Optimizer]) -> None:
-    """Free the gradients of all parameters of optimizers."""
-    for parameter in list_parameters(*optimizers):
-        parameter.grad = None
 
 
 def sum_losses(losses: Sequence[float | Tensor]) -> tuple[float, float]:

@@ -2,14 +2,13 @@ from contextlib import ExitStack, contextmanager
 
 import torch
 
-from polyhead.kernels.training import mode
-from polyhead.kernels.training.mode import TrainingKernels
+from polyhead.kernels.training.mode import SUBLAYERS, training_kernels
 from polyhead.nn import kv
 
 
 @contextmanager
-def record_fusions(monkeypatch, table="SUBLAYER_FUSIONS"):
-    """For each call that has a form in this table of ``mode``, whether it was fused."""
+def record_fusions(monkeypatch, table=SUBLAYERS):
+    """For each call that has a form in this table, whether it was fused."""
     record = []
 
     def record_use(fusion):
@@ -22,9 +21,9 @@ def record_fusions(monkeypatch, table="SUBLAYER_FUSIONS"):
 
         return call
 
-    fusions = {kind: record_use(fusion) for kind, fusion in getattr(mode, table).items()}
     with monkeypatch.context() as patch:
-        patch.setattr(mode, table, fusions)
+        for kind, fusion in table.items():
+            patch.setitem(table, kind, record_use(fusion))
         yield record
 
 
@@ -47,7 +46,7 @@ def run_precisions(sublayer, inputs, weights, monkeypatch):
 
     bf16 = torch.autocast("cpu", torch.bfloat16)
     with record_fusions(monkeypatch) as is_fused:
-        fused_fp32, fused_bf16 = run(TrainingKernels()), run(bf16, TrainingKernels())
+        fused_fp32, fused_bf16 = run(training_kernels()), run(bf16, training_kernels())
     assert is_fused == [True, True]
     assert {x.dtype for x in (*fused_fp32, *fused_bf16)} == {torch.float32}
     monkeypatch.setattr(kv, "_prefer_math_attention", lambda q, kv: False)

@@ -7,7 +7,7 @@ from torch import nn
 from polyhead.config.model import AttentionShape
 from polyhead.core.choice import Choice
 from polyhead.core.registry import ATTENTION, NORM, POSITION
-from polyhead.kernels.training.mode import TrainingKernels
+from polyhead.kernels.training.mode import FUSIONS, training_kernels
 from polyhead.nn.residual import Residual
 
 pytestmark = [needs_kernels, pytest.mark.usefixtures("form")]
@@ -94,7 +94,7 @@ def test_attention_to_a_source(norm_first, monkeypatch):
 def test_attention_is_fused_in_plain_sublayers(attention, position, monkeypatch):
     sublayer = Sublayer(attention, position)
     sublayer.pos = POS
-    with record_fusions(monkeypatch, "FUSIONS") as is_fused, TrainingKernels():
+    with record_fusions(monkeypatch, FUSIONS) as is_fused, training_kernels():
         sublayer(torch.randn(3, LENGTH, WIDTH))
     assert sorted(is_fused) == [False, True]  # the residual, attention
 
@@ -110,7 +110,7 @@ def test_unsupported_attention_is_plain(attention, position, monkeypatch):
     torch.manual_seed(3)
     plain = sublayer(x)
     torch.manual_seed(3)
-    with record_fusions(monkeypatch, "FUSIONS") as is_fused, TrainingKernels():
+    with record_fusions(monkeypatch, FUSIONS) as is_fused, training_kernels():
         assert torch.allclose(sublayer(x), plain, atol=1e-5)
     assert not any(is_fused)
 
@@ -120,7 +120,7 @@ def test_one_frozen_projection_leaves_the_others_their_gradients():
     sublayer.layer.q_proj.weight.requires_grad_(False)
     weights = [weight for weight in sublayer.layer.parameters() if weight.requires_grad]
     plain = torch.autograd.grad(sublayer(x).square().sum(), weights)
-    with TrainingKernels():
+    with training_kernels():
         out = sublayer(x)
     fused = torch.autograd.grad(out.square().sum(), weights, allow_unused=True)
     for actual, expected in zip(fused, plain, strict=True):
@@ -132,7 +132,7 @@ def test_frozen_weights_have_no_gradient():
     sublayer.layer.requires_grad_(False)
     sublayer.layer.o_proj.bias.requires_grad_(True)
     plain = torch.autograd.grad(sublayer(x).sum(), (x, sublayer.layer.o_proj.bias))
-    with TrainingKernels():
+    with training_kernels():
         out = sublayer(x)
     out.sum().backward()
     assert all(weight.grad is None for weight in (sublayer.layer.q_proj.weight, sublayer.layer.o_proj.weight))

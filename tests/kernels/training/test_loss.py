@@ -7,7 +7,6 @@ from tests.kernels.build_extension_helpers import needs_kernels
 from torch import nn
 
 from polyhead.kernels.training import loss as loss_module
-from polyhead.kernels.training.conditions import WeightCopies
 from polyhead.kernels.training.loss import fuse_cross_entropy
 from polyhead.nn.embedding import Head
 from polyhead.nn.loss import IGNORE_INDEX, cross_entropy
@@ -45,7 +44,7 @@ def expected_loss(x, head, labels, smoothing):
 
 
 def fused_loss(x, head, labels, smoothing):
-    loss = fuse_cross_entropy(WeightCopies(), x, head, labels, smoothing)
+    loss = fuse_cross_entropy({}, x, head, labels, smoothing)
     assert loss is not None and loss.count == int((labels != IGNORE_INDEX).sum())
     inputs = [x, head.weight] if head.bias is None else [x, head.weight, head.bias]
     return loss.total, loss.nll, *torch.autograd.grad(0.3 * loss.total, inputs)
@@ -94,16 +93,16 @@ def test_absent_labels_frozen_weights_and_other_tensors():
     total, nll, *gradients = fused_loss(x, head, torch.full_like(labels, IGNORE_INDEX), 0.1)
     assert total.item() == nll.item() == 0 and not any(float(d.norm()) for d in gradients)
     frozen = Head(head.weight.detach(), None)
-    loss = fuse_cross_entropy(WeightCopies(), x, frozen, labels)
+    loss = fuse_cross_entropy({}, x, frozen, labels)
     assert loss is not None
     expected = expected_loss(x, frozen, labels, 0.0)
     assert distance(torch.autograd.grad(0.3 * loss.total, x)[0], expected[2]) < 2e-6
     with torch.no_grad():
-        quiet = fuse_cross_entropy(WeightCopies(), x, frozen, labels)
+        quiet = fuse_cross_entropy({}, x, frozen, labels)
     assert quiet is not None and float(quiet.total) == pytest.approx(expected[0].item(), rel=1e-6)
     x, head, labels = make_case(7, 40, 3, False, None, 1.0)
-    assert fuse_cross_entropy(WeightCopies(), x.double(), head, labels) is None
-    assert fuse_cross_entropy(WeightCopies(), x.to("meta"), head, labels) is None
+    assert fuse_cross_entropy({}, x.double(), head, labels) is None
+    assert fuse_cross_entropy({}, x.to("meta"), head, labels) is None
 
 
 @pytest.mark.parametrize("label", [9, -1, -101, 2**40])
@@ -111,4 +110,4 @@ def test_label_outside_of_the_head_is_refused(label):
     x, head, labels = make_case(6, 9, 4, True, None, 1.0)
     labels[3, 1] = label
     with pytest.raises(IndexError, match=f"^label {label} is outside of the 9 rows of the head$"):
-        fuse_cross_entropy(WeightCopies(), x, head, labels)
+        fuse_cross_entropy({}, x, head, labels)

@@ -46,9 +46,10 @@ class SumTask:
 
 def accumulate_gradients(training, task, batches, ranks):
     strategy = Replicated(training, task, TrainConfig(steps=1), ranks)
+    strategy.root = ranks.replicate(strategy.loss_module)
     for i, batch in enumerate(batches, 1):
         with strategy.sync_context(i == len(batches)):
-            strategy.replica(batch).total.backward()
+            strategy.root(batch).total.backward()
     parameters = training.model.named_parameters()
     grads = {name: None if p.grad is None else p.grad.tolist() for name, p in parameters}
     training.model.zero_grad(set_to_none=True)

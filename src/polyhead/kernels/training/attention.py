@@ -12,17 +12,21 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from polyhead.kernels.build_extension import DTYPE_SUFFIX, INT64, POINTER, load_kernels
-from polyhead.kernels.training.blocks import BlockInput
-from polyhead.kernels.training.conditions import (
-    WeightCopies,
-    find_norm,
-    is_fusable,
-    join_biases,
-    list_modules,
-    norm_weights,
+from polyhead.kernels.training.blocks import (
+    LINEAR_RESIDUAL_GRADIENT,
+    NORM_LINEAR,
+    NORM_LINEAR_GRADIENT,
+    BlockInput,
+    run_fastest,
 )
-from polyhead.kernels.training.elementwise import Drop, Norm, linear_residual
-from polyhead.kernels.training.linear_forms import linear_residual_gradient, norm_linear, norm_linear_gradient
+from polyhead.kernels.training.elementwise import Drop, linear_residual
+from polyhead.kernels.training.residual import (
+    FusedSublayer,
+    Gradients,
+    WeightCopies,
+    copy_weights,
+    is_fusable,
+)
 from polyhead.nn.attention.softmax import Attention
 from polyhead.nn.cache import LayerCache
 from polyhead.nn.device import product_dtype
@@ -101,46 +105,26 @@ class AttentionCall(NamedTuple):
     sin: Tensor | None = None
     is_interleaved: bool = False  # rotated pairs are features (2j, 2j + 1), else (j, j + width / 2)
 
-    def split(self) -> tuple[AttentionCall, tuple[Tensor | None, ...]]:
-        """The call without tensors, and these, to be saved for the backward pass."""
-        return self.with_tensors(None, None, None, None), (self.mask, self.bias, self.cos, self.sin)
-
-    def with_tensors(
-        self, mask: Tensor | None, bias: Tensor | None, cos: Tensor | None, sin: Tensor | None
-    ) -> AttentionCall:
-        """The inverse of ``split``."""
-        return self._replace(mask=mask, bias=bias, cos=cos, sin=sin)
-
-    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Output (B, T, H, Dv), and the logsumexp of each query's scores in base 2: (B, H, T)."""
-        B, T, H, _ = q.shape
-        out, log_sums = q.new_empty(B, T, H, v.size(3)), q.new_empty(B, H, T, dtype=torch.float32)
-        self._run({"q": q, "k": k, "v": v, "out": out}, log_sums, backward=False)
-        return out, log_sums
-
-    def backward(
+    def run(
         self,
-        inputs: tuple[Tensor, Tensor, Tensor],
-        out: Tensor,
-        log_sums: Tensor,
-        grad: Tensor,
-        grads: tuple[Tensor, Tensor, Tensor],
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        out: Tensor | None = None,
+        log_sums: Tensor | None = None,
+        gradients: Sequence[Tensor] = (),
         sums: Sequence[Tensor] = (),
-    ) -> None:
-        """Write the gradients of q, k and v into ``grads``, from the output and its gradient.
+    ) -> tuple[Tensor, Tensor]:
+        """Output (B, T, H, Dv), and the logsumexp of each query's scores in base 2: (B, H, T).
 
-        ``sums`` receive their sums over tokens, in fp32: (B, H, D), (B, K, D), (B, K, Dv).
+        From these and the first of ``gradients``, that of the output, the other three are computed, those of
+        q, k and v, with their ``sums`` over tokens in fp32 if given: (B, H, D), (B, K, D), (B, K, Dv).
         """
-        tensors = dict(zip(_TENSORS, (*inputs, out, grad, *grads), strict=True))
-        self._run(tensors, log_sums, sums, backward=True)
-
-    def _run(
-        self, tensors: dict[str, Tensor], log_sums: Tensor, sums: Sequence[Tensor] = (), *, backward: bool
-    ) -> None:
-        q, k, v = (tensors[name] for name in "qkv")
         (B, T, H, D), (_, S, K, _) = q.shape, k.shape
+        if out is None or log_sums is None:
+            out, log_sums = q.new_empty(B, T, H, v.size(3)), q.new_empty(B, H, T, dtype=torch.float32)
         sizes, pointers = _Sizes(B, K, H // K, T, S, D, v.size(3)), _Pointers()
-        for name, x in tensors.items():
+        for name, x in zip(_TENSORS, (q, k, v, out, *gradients), strict=False):
             assert x.stride(3) == 1 and x.dtype == q.dtype, f"{name}: {x.stride()} of {x.dtype}"
             setattr(pointers, name, x.data_ptr())
             setattr(sizes, name, _Strides(*x.stride()[:3]))
@@ -162,7 +146,8 @@ class AttentionCall(NamedTuple):
             sizes.angle = _Strides(row * (len(self.cos) > 1), token, 0)
             pointers.cos, pointers.sin = self.cos.data_ptr(), self.sin.data_ptr()
         sizes.causal, sizes.scale = self.causal, D**-0.5 if self.scale is None else self.scale
-        attention_kernels()[q.dtype](pointers, sizes, backward)
+        attention_kernels()[q.dtype](pointers, sizes, bool(gradients))
+        return out, log_sums
 
 
 def attend_in_training(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> Tensor:
@@ -175,18 +160,19 @@ class _AttentionFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> Tensor:
         q, k, v = (x if x.stride(3) == 1 else x.contiguous() for x in (q, k, v))
-        out, log_sums = call.forward(q, k, v)
-        ctx.call, tensors = call.split()
-        ctx.save_for_backward(q, k, v, out, log_sums, *tensors)
+        out, log_sums = call.run(q, k, v)
+        ctx.call = call._replace(mask=None, bias=None, cos=None, sin=None)
+        ctx.save_for_backward(log_sums, q, k, v, out, call.mask, call.bias, call.cos, call.sin)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, out, log_sums, *tensors = ctx.saved_tensors
+        log_sums, q, k, v, out, mask, bias, cos, sin = ctx.saved_tensors
         grads = q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
         grad = grad if grad.stride(3) == 1 else grad.contiguous()
-        ctx.call.with_tensors(*tensors).backward((q, k, v), out, log_sums, grad, grads)
+        call = ctx.call._replace(mask=mask, bias=bias, cos=cos, sin=sin)
+        call.run(q, k, v, out, log_sums, (grad, *grads))
         return *grads, None
 
 
@@ -225,16 +211,6 @@ def fuse_attend(
     return attend_in_training(heads, keys, values, call).transpose(1, 2)
 
 
-class _Parts(NamedTuple):
-    """What is not a weight."""
-
-    norm: Norm
-    norm_first: bool
-    attention: AttentionCall
-    head_dims: tuple[int, ...]  # of queries and, in self-attention, of keys and values
-    drop: Drop  # of the output
-
-
 def fuse_attention(
     copies: WeightCopies,
     residual: Residual,
@@ -245,38 +221,30 @@ def fuse_attention(
     memory: KV | None = None,
     position: Position | None = None,
     documents: Positions | None = None,
-) -> Tensor | None:
-    """x + dropout(attention(N(x))) or N(x + dropout(attention(x))): (B, T, C), (B, T) -> (B, T, C)."""
+) -> FusedSublayer | None:
+    """Attention to the input itself or to a memory, without a cache."""
     position = layer.position if position is None else position
     inputs = [layer.q_proj] if memory is not None else [layer.q_proj, layer.k_proj, layer.v_proj]
-    norm, maps = find_norm(residual), [*inputs, layer.o_proj]
-    if norm is None or cache is not None or not _is_supported(layer, position, inputs):
+    if cache is not None or not _is_supported(layer, position, inputs):
         return None
     schemes = [] if position.kind == "embeddings" else [layer.position]  # those act elsewhere
-    if not is_fusable(x, *list_modules(residual), layer, *schemes, *maps):
+    if not is_fusable(x, residual, layer, *schemes, *inputs, layer.o_proj):
         return None
-    dtype = product_dtype(x)
-    if memory is not None and not _can_read(memory, len(x), dtype):
+    in_weight = copy_weights(copies, *(part.weight for part in inputs))
+    if memory is not None and not _can_read(memory, len(x), in_weight.dtype):
         return None
-    parts = _Parts(
-        norm,
-        residual.norm_first,
+    form = AttentionForm(
         _describe_call(x, layer, pos, memory, position, documents),
+        x.shape[:2],
+        [len(part.weight) for part in inputs],
         (layer.head_dim, layer.head_dim, layer.v_head_dim)[: len(inputs)],
+        layer.q_proj.bias is not None,
+        in_weight,
+        copy_weights(copies, layer.o_proj.weight),
         Drop.draw(residual.dropout, (x.numel() // x.size(-1), x.size(-1)), residual.scale),
     )
-    out: Tensor = _AttentionResidual.apply(
-        parts,
-        copies.get(*(part.weight for part in inputs)),
-        copies.get(layer.o_proj.weight),
-        join_biases(inputs),
-        None if memory is None else memory.k,
-        None if memory is None else memory.v,
-        x,
-        *norm_weights(residual),
-        *(weight for part in maps for weight in (part.weight, part.bias)),
-    )
-    return out
+    k, v = (None, None) if memory is None else (memory.k, memory.v)
+    return FusedSublayer(form, in_weight.dtype, inputs, layer.o_proj, (k, v))
 
 
 def _is_supported(layer: Attention, position: Position, inputs: list[nn.Linear]) -> bool:
@@ -330,91 +298,75 @@ def _describe_call(
     return call
 
 
-class _AttentionResidual(torch.autograd.Function):
-    @staticmethod
+class AttentionForm(NamedTuple):
+    """What attention computes with, besides its input and the keys and values of a memory."""
+
+    call: AttentionCall
+    rows: Sequence[int]  # B, T
+    widths: list[int]  # of queries and, in self-attention, of keys and values
+    head_dims: tuple[int, ...]
+    has_bias: bool
+    in_weight: Tensor  # (sum of widths, C), in the dtype of the products
+    out_weight: Tensor  # (C, H * Dv)
+    drop: Drop  # of the output
+
     def forward(
-        ctx: Any,
-        parts: _Parts,
-        in_weight: Tensor,
-        out_weight: Tensor,
-        in_bias: Tensor | None,
-        k: Tensor | None,
-        v: Tensor | None,
-        x: Tensor,
-        norm_weight: Tensor | None,
-        norm_bias: Tensor | None,
-        *weights: Tensor | None,
-    ) -> Tensor:
-        norm, (B, T, _) = parts.norm, x.shape
-        rows = BlockInput.of(x, norm, parts.norm_first, norm_weight, norm_bias, in_weight.dtype)
-        widths = [weight.size(0) for weight in weights[:-2:2] if weight is not None]
-        projected, stats = norm_linear(rows, in_weight, in_bias)
-        qkv = _split_heads(projected.view(B, T, -1), widths, parts.head_dims, k, v)
-        heads, log_sums = parts.attention.forward(*qkv)
+        self, rows: BlockInput, in_bias: Tensor | None, out_bias: Tensor | None, *memory: Tensor | None
+    ) -> tuple[Tensor, Tensor | None, AttentionForm, Sequence[Tensor | None]]:
+        """x + dropout(attention(rows)), as of a ``residual.Form``."""
         assert rows.x is not None
-        out = linear_residual(heads.view(B * T, -1), out_weight, weights[-1], rows.x, parts.drop)
-        total = None
-        if not parts.norm_first:
-            total = out
-            out, stats = norm.forward(total, norm_weight, norm_bias, torch.float32)
-        attention, tensors = parts.attention.split()
-        ctx.save_for_backward(
-            *rows.list_tensors(), stats, total, projected, k, v, heads, log_sums, in_weight, out_weight,
-            parts.drop.bytes_, *tensors,
-        )  # fmt: skip
-        ctx.parts, ctx.widths = parts._replace(attention=attention, drop=parts.drop.without_bytes()), widths
-        ctx.has_bias = in_bias is not None, weights[-1] is not None
-        return out.view(x.shape)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        (
-            *tensors, stats, total, projected, k, v, heads, log_sums, in_weight, out_weight,
-            drop_bytes, mask, bias, cos, sin,
-        ) = ctx.saved_tensors  # fmt: skip
-        parts, widths, needs_weight = ctx.parts, ctx.widths, ctx.needs_input_grad[9::2]
-        rows, (B, T, C) = BlockInput(parts.norm, *tensors), grad.shape
-        d_total = grad.reshape(-1, C).float().contiguous()
-        d_last_norm: Sequence[Tensor | None] = ()
-        if total is not None:
-            d_total, *d_last_norm = parts.norm.backward(d_total, total, stats, rows.weight, None)
-        drop = parts.drop.with_bytes(drop_bytes)
-        after = linear_residual_gradient(heads.view(B * T, -1), out_weight, drop, d_total, needs_weight[-1])
-        d_projected = torch.empty_like(projected)
-        dk, dv = (None if x is None else torch.empty_like(x) for x in (k, v))
-        qkv = _split_heads(projected.view(B, T, -1), widths, parts.head_dims, k, v)
-        d_qkv = _split_heads(d_projected.view(B, T, -1), widths, parts.head_dims, dk, dv)
-        sums = [d_total.new_empty(B, *x.shape[2:]) for x in qkv[: len(widths)]]
-        attention = parts.attention.with_tensors(mask, bias, cos, sin)
-        attention.backward(qkv, heads, log_sums, after.y.view(heads.shape), d_qkv, sums)
-        before = norm_linear_gradient(rows, in_weight, d_projected, d_total, stats, any(needs_weight[:-1]))
-        d_norm = d_last_norm or before.norm
-        d_in = [None] * len(widths) if before.weight is None else before.weight.split(widths)
-        d_in_bias = [part.sum(0).flatten() if ctx.has_bias[0] else None for part in sums]
-        return (
-            *[None] * 4,
-            dk,
-            dv,
-            before.x.view(grad.shape),
-            None if rows.weight is None else d_norm[0],
-            None if rows.bias is None else d_norm[1],
-            *(part for pair in zip(d_in, d_in_bias, strict=True) for part in pair),
-            after.weight,
-            after.bias if ctx.has_bias[1] else None,
+        inputs, n_rows, call = (rows, self.in_weight, in_bias), len(rows.x), self.call
+        projected, stats = run_fastest("norm-linear", NORM_LINEAR, (self.in_weight,), n_rows, *inputs)
+        heads, log_sums = call.run(*self.split_heads(projected, *memory))
+        out = linear_residual(heads.view(n_rows, -1), self.out_weight, out_bias, rows.x, self.drop)
+        rest = self._replace(
+            call=call._replace(mask=None, bias=None, cos=None, sin=None), drop=self.drop._replace(bytes_=None)
         )
+        tensors = call.mask, call.bias, call.cos, call.sin, self.drop.bytes_
+        return out, stats, rest, (projected, heads, log_sums, *memory, *tensors)
 
+    def backward(
+        self,
+        rows: BlockInput,
+        grad: Tensor,
+        stats: Tensor | None,
+        tensors: Sequence[Tensor | None],
+        needs_weights: tuple[bool, bool],
+    ) -> Gradients:
+        """The gradients, as of a ``residual.Form``."""
+        projected, heads, log_sums, k, v, mask, bias, cos, sin, drop_bytes = tensors
+        assert projected is not None and heads is not None and log_sums is not None
+        n_rows, drop = len(grad), self.drop._replace(bytes_=drop_bytes)
+        d_heads, d_out_weight, d_out_bias = run_fastest(
+            "linear-residual-gradient", LINEAR_RESIDUAL_GRADIENT, (self.out_weight,), n_rows,
+            heads.view(n_rows, -1), self.out_weight, drop, grad, needs_weights[1],
+            needs_weights=needs_weights[1],
+        )  # fmt: skip
+        d_projected = torch.empty_like(projected)
+        d_memory = [None if x is None else torch.empty_like(x) for x in (k, v)]
+        qkv = self.split_heads(projected, k, v)
+        sums = [grad.new_empty(len(x), *x.shape[2:]) for x in qkv[: len(self.widths)]]
+        call = self.call._replace(mask=mask, bias=bias, cos=cos, sin=sin)
+        d_qkv = self.split_heads(d_projected, *d_memory)
+        call.run(*qkv, heads, log_sums, (d_heads.view(heads.shape), *d_qkv), sums)
+        d_in_weight, dx, *d_norm = run_fastest(
+            "norm-linear-gradient", NORM_LINEAR_GRADIENT, (self.in_weight,), n_rows,
+            rows, self.in_weight, d_projected, grad, stats, needs_weights[0],
+            needs_weights=needs_weights[0],
+        )  # fmt: skip
+        d_in_bias = torch.cat([part.sum(0).flatten() for part in sums]) if self.has_bias else None
+        return Gradients(dx, d_norm, d_in_weight, d_in_bias, d_out_weight, d_out_bias, d_memory)
 
-def _split_heads(
-    projection: Tensor, widths: list[int], head_dims: tuple[int, ...], k: Tensor | None, v: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values (B, T, H, D) of one projection; k and v (B, K, S, D) are given separately
-    where it has only queries.
-    """
-    B, T, _ = projection.shape
-    split = projection.split_with_sizes(widths, 2)
-    parts = [part.view(B, T, -1, n) for part, n in zip(split, head_dims, strict=True)]
-    if k is not None and v is not None:
-        parts += [k.transpose(1, 2), v.transpose(1, 2)]
-    q, k, v = parts
-    return q, k, v
+    def split_heads(
+        self, projection: Tensor, k: Tensor | None, v: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values (B, T, H, D) of one projection; k and v (B, K, S, D) are given separately
+        where it has only queries.
+        """
+        B, T = self.rows
+        split = projection.view(B, T, -1).split_with_sizes(self.widths, 2)
+        parts = [part.view(B, T, -1, n) for part, n in zip(split, self.head_dims, strict=True)]
+        if k is not None and v is not None:
+            parts += [k.transpose(1, 2), v.transpose(1, 2)]
+        q, k, v = parts
+        return q, k, v

@@ -1,21 +1,28 @@
-"""Calls of the kernels that compute a residual by blocks of rows, which stay in the cache (train_blocks.hpp).
+"""Maps of a residual in two forms: by passes over all rows, or by blocks of rows (train_blocks.hpp).
 
-They are faster than a product of a library for each weight, where weights are small.
+By passes, each product is that of a library; by blocks, which stay in the cache, one call computes the
+product, or its gradients, with the norm or dropout. Which form is faster depends on the processor and the
+shape.
 """
 
 from __future__ import annotations
 
 import ctypes
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from polyhead.kernels.build_extension import DTYPE_SUFFIX, INT64, POINTER, load_kernels
+from polyhead.kernels.build_extension import DTYPE_SUFFIX, INT64, POINTER, kernels_status
 from polyhead.kernels.training.elementwise import FLOAT, Drop, Norm, address
+from polyhead.kernels.training.products import fastest_product, multiply
 
 _LANES = 16  # widths must be multiples of this
 _MAX_WEIGHT = 2**18  # elements of a weight; larger ones leave the cache, and so do their gradients
+
+Forms = Mapping[str, Callable[..., Any]]
+"""The forms of an operation, by name: ``passes`` and ``blocks``."""
 
 
 class BlockInput(NamedTuple):
@@ -26,32 +33,6 @@ class BlockInput(NamedTuple):
     product_rows: Tensor | None  # (R, C) in the dtype of the products; None if they are the norm of x
     weight: Tensor | None  # of the norm
     bias: Tensor | None
-
-    @classmethod
-    def of(
-        cls,
-        x: Tensor,
-        norm: Norm,
-        norm_first: bool,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        dtype: torch.dtype,
-    ) -> BlockInput:
-        """The input of a residual, (B, T, C) in fp32, whose norm comes first or last."""
-        rows = x.reshape(-1, x.size(-1)).contiguous()
-        has_norm = norm_first and norm.is_centred is not None
-        return cls(norm, rows, None if has_norm else rows.to(dtype), weight, bias)
-
-    def list_tensors(self) -> tuple[Tensor | None, ...]:
-        """The tensors that a backward pass needs."""
-        return (self.x if self.product_rows is None else None), self.product_rows, self.weight, self.bias
-
-    @property
-    def n_rows(self) -> int:
-        """R."""
-        x = self.x if self.product_rows is None else self.product_rows
-        assert x is not None
-        return len(x)
 
     def compute_rows(self, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
         """The rows (R, C) in the dtype of the products, and statistics of the norm if there is one."""
@@ -82,8 +63,8 @@ class _Drop(ctypes.Structure):
     _fields_ = [("bytes", POINTER), ("threshold", INT64), ("scale", ctypes.c_double)]
 
 
-class LinearCall(ctypes.Structure):
-    """The struct of the same name in train_blocks.hpp."""
+class _LinearCall(ctypes.Structure):
+    """LinearCall of train_blocks.hpp."""
 
     _fields_ = [
         ("input", _Input),
@@ -107,12 +88,21 @@ class FeedForwardCall(ctypes.Structure):
     ]
 
 
-def fits_blocks(*weights: Tensor) -> bool:
-    """Whether the kernels take these weights, and could be faster."""
-    return all(
-        weight.numel() <= _MAX_WEIGHT and all(size % _LANES == 0 for size in weight.shape)
+def run_fastest(
+    kind: str, forms: Forms, weights: Sequence[Tensor], n_rows: int, *inputs: Any, needs_weights: bool = True
+) -> Any:
+    """The result of the faster form for so many rows and these weights (N, K); the last has the sizes.
+
+    The form by blocks takes small weights of full lanes, and computes the gradients of all of them.
+    """
+    form = forms["passes"]
+    if needs_weights and all(
+        weight.numel() <= _MAX_WEIGHT and weight.size(0) % _LANES == weight.size(1) % _LANES == 0
         for weight in weights
-    )
+    ):
+        kind = f"{kind}-{DTYPE_SUFFIX[weights[0].dtype]}"
+        form = fastest_product(kind, forms, (n_rows, *weights[-1].shape), *inputs)
+    return form(*inputs)
 
 
 def describe_input(rows: BlockInput, width: int, stats: Tensor | None = None) -> _Input:
@@ -124,9 +114,93 @@ def describe_input(rows: BlockInput, width: int, stats: Tensor | None = None) ->
 
 def describe_drop(drop: Drop) -> _Drop:
     """A dropout as a kernel takes it."""
-    return _Drop(*drop.pointers)
+    return _Drop(address(drop.bytes_), *drop[1:])
 
 
 def run_blocks(name: str, dtype: torch.dtype, call: ctypes.Structure) -> None:
     """Call a kernel with products in a dtype."""
-    getattr(load_kernels(), f"{name}_{DTYPE_SUFFIX[dtype]}")(ctypes.byref(call))
+    getattr(kernels_status().kernels, f"{name}_{DTYPE_SUFFIX[dtype]}")(ctypes.byref(call))
+
+
+def _norm_linear_by_passes(
+    rows: BlockInput, weight: Tensor, bias: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    product_rows, stats = rows.compute_rows(weight.dtype)
+    bias = None if bias is None else bias.to(weight.dtype)
+    return multiply("linear", product_rows, weight.T, bias), stats
+
+
+def _norm_linear_by_blocks(
+    rows: BlockInput, weight: Tensor, bias: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    assert rows.x is not None
+    (N, C), R = weight.shape, len(rows.x)
+    y = weight.new_empty(R, N)
+    stats = y.new_empty(R, 2, dtype=torch.float32) if rows.product_rows is None else None
+    call = _LinearCall(describe_input(rows, C, stats), R=R, N=N)
+    call.weight, call.bias, call.y = map(address, (weight, bias, y))
+    run_blocks("norm_linear", weight.dtype, call)
+    return y, stats
+
+
+def _norm_linear_gradient_by_passes(
+    rows: BlockInput, weight: Tensor, dy: Tensor, grad: Tensor, stats: Tensor | None, needs_weight: bool
+) -> tuple[Tensor | None, ...]:
+    gradients = rows.gradient(multiply("input", dy, weight), grad, stats)
+    if not needs_weight:
+        return None, *gradients
+    return multiply("weight", dy.T, rows.compute_rows(weight.dtype)[0]).float(), *gradients
+
+
+def _norm_linear_gradient_by_blocks(
+    rows: BlockInput, weight: Tensor, dy: Tensor, grad: Tensor, stats: Tensor | None, needs_weight: bool
+) -> tuple[Tensor | None, ...]:
+    N, C = weight.shape
+    dx, d_weight, d_norm = torch.empty_like(grad), grad.new_empty(N, C), grad.new_empty(2, C)
+    call = _LinearCall(describe_input(rows, C, stats), R=len(dy), N=N)
+    call.weight, call.dy, call.grad = map(address, (weight, dy, grad))
+    call.dx, call.d_weight, call.d_sums = map(address, (dx, d_weight, d_norm))
+    run_blocks("norm_linear_gradient", weight.dtype, call)
+    return d_weight, dx, *d_norm
+
+
+def _linear_residual_gradient_by_passes(
+    y: Tensor, weight: Tensor, drop: Drop, grad: Tensor, needs_weight: bool
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    d_out, d_bias = drop.backward(grad, weight.dtype)
+    d_weight = multiply("weight", d_out.T, y).float() if needs_weight else None
+    return multiply("input", d_out, weight), d_weight, d_bias
+
+
+def _linear_residual_gradient_by_blocks(
+    y: Tensor, weight: Tensor, drop: Drop, grad: Tensor, needs_weight: bool
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    C, N = weight.shape
+    dy, d_weight, d_bias = torch.empty_like(y), grad.new_empty(C, N), grad.new_empty(C)
+    call = _LinearCall(describe_input(_NO_INPUT, C), describe_drop(drop), R=len(y), N=N)
+    call.weight, call.y, call.dy, call.grad = map(address, (weight, y, dy, grad))
+    call.d_weight, call.d_sums = map(address, (d_weight, d_bias))
+    run_blocks("linear_residual_gradient", weight.dtype, call)
+    return dy, d_weight, d_bias
+
+
+_NO_INPUT = BlockInput(Norm(None), None, None, None, None)
+
+NORM_LINEAR: Forms = {"passes": _norm_linear_by_passes, "blocks": _norm_linear_by_blocks}
+"""Rows, weight (N, C) as products read it, bias -> N(x) Wᵀ + b (R, N), and statistics of the norm (R, 2)."""
+
+NORM_LINEAR_GRADIENT: Forms = {
+    "passes": _norm_linear_gradient_by_passes,
+    "blocks": _norm_linear_gradient_by_blocks,
+}
+"""Rows, weight, dy (R, N), that of the residual (R, C) fp32, statistics, whether the weight needs its own ->
+the gradients of the weight, the input, and the norm's weight and bias.
+"""
+
+LINEAR_RESIDUAL_GRADIENT: Forms = {
+    "passes": _linear_residual_gradient_by_passes,
+    "blocks": _linear_residual_gradient_by_blocks,
+}
+"""y (R, N), weight (C, N), dropout, the gradient of x + dropout(y Wᵀ + b), (R, C) fp32, whether the weight
+needs its own -> the gradients of y, the weight and the bias.
+"""

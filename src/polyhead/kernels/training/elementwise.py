@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from polyhead.kernels.build_extension import DTYPE_SUFFIX, INT64, POINTER, load_kernels
 from polyhead.kernels.linear import PANEL
 from polyhead.kernels.program import UnsupportedLayerError, activation_code
-from polyhead.kernels.training.product_choice import fastest_product
-from polyhead.kernels.training.products import linear_output
+from polyhead.kernels.training.products import fastest_product, multiply
 from polyhead.nn.dropout import Dropout, draw_bytes
 from polyhead.nn.norm import LayerNorm, NoNorm, RMSNorm
 
@@ -110,19 +109,17 @@ class Drop(NamedTuple):
         threshold = dropout.threshold
         return cls(draw_bytes(shape), threshold, factor * 256 / (256 - threshold))
 
-    def without_bytes(self) -> Drop:
-        """The same, of which the bytes are kept elsewhere."""
-        return self._replace(bytes_=None)
-
-    def with_bytes(self, bytes_: Tensor | None) -> Drop:
-        """The same with its bytes."""
-        return self._replace(bytes_=bytes_)
-
     def __call__(self, x: Tensor, y: Tensor, bias: Tensor | None) -> Tensor:
         """x + dropout(y + bias) in fp32: x (R, C) in fp32, y (R, C), bias (C,)."""
         out = torch.empty_like(x)
         find_kernel("add_dropped", y.dtype)(
-            x.data_ptr(), y.data_ptr(), address(bias), *self.pointers, out.data_ptr(), *x.shape
+            x.data_ptr(),
+            y.data_ptr(),
+            address(bias),
+            address(self.bytes_),
+            *self[1:],
+            out.data_ptr(),
+            *x.shape,
         )
         return out
 
@@ -130,14 +127,9 @@ class Drop(NamedTuple):
         """The gradient of y in ``dtype``, from that of the sum in fp32, and of the bias."""
         out, sums = torch.empty(grad.shape, dtype=dtype), grad.new_empty(grad.size(1))
         find_kernel("drop_gradient", dtype)(
-            grad.data_ptr(), *self.pointers, out.data_ptr(), sums.data_ptr(), *grad.shape
+            grad.data_ptr(), address(self.bytes_), *self[1:], out.data_ptr(), sums.data_ptr(), *grad.shape
         )
         return out, sums
-
-    @property
-    def pointers(self) -> tuple[int | None, int, float]:
-        """As a kernel takes them."""
-        return address(self.bytes_), self.threshold, self.scale
 
 
 class Activation(NamedTuple):
@@ -148,10 +140,9 @@ class Activation(NamedTuple):
     is_gated: bool
 
     @classmethod
+    @lru_cache(maxsize=32)
     def of(cls, activation: Any, is_gated: bool) -> Activation | None:
-        """The activation of a layer; None if there is no kernel for it, as for learned slopes."""
-        if isinstance(activation, nn.Module) and (activation._parameters or activation._forward_hooks):
-            return None
+        """The activation of a layer without learned numbers; None if there is no kernel for it."""
         try:
             return cls(*activation_code(activation), is_gated)
         except UnsupportedLayerError:
@@ -162,7 +153,8 @@ class Activation(NamedTuple):
         rows, width = x.size(0), x.size(1) // (2 if self.is_gated else 1)
         out = x.new_empty(rows, width)
         find_kernel("activate", x.dtype)(
-            x.data_ptr(), *drop.pointers, out.data_ptr(), rows, width, self.code, self.slope, self.is_gated,
+            x.data_ptr(), address(drop.bytes_), *drop[1:], out.data_ptr(), rows, width, self.code, self.slope,
+            self.is_gated,
         )  # fmt: skip
         return out
 
@@ -172,7 +164,7 @@ class Activation(NamedTuple):
         again, dx = torch.empty_like(grad), torch.empty_like(x) if self.is_gated else grad
         sums = torch.empty(x.size(1))
         find_kernel("activate_gradient", x.dtype)(
-            grad.data_ptr(), x.data_ptr(), *drop.pointers, again.data_ptr(), dx.data_ptr(),
+            grad.data_ptr(), x.data_ptr(), address(drop.bytes_), *drop[1:], again.data_ptr(), dx.data_ptr(),
             sums.data_ptr(), rows, width, self.code, self.slope, self.is_gated,
         )  # fmt: skip
         return again, dx, sums
@@ -183,7 +175,7 @@ def linear_activation(
 ) -> tuple[Tensor, Tensor]:
     """h = x Wᵀ + b and dropout(g(h)): (R, K), (N, K), (N,) in fp32 -> (R, N), and (R, N) or (R, N / 2)."""
     choice = _pass_activation
-    if not activation.is_gated and _can_pack(weight):
+    if not activation.is_gated and weight.size(1) * weight.element_size() % 4 == 0:
         kind = f"activation{activation.code}-{DTYPE_SUFFIX[x.dtype]}"
         sizes = (*x.shape, weight.size(0))
         choice = fastest_product(kind, _ACTIVATION, sizes, x, weight, bias, activation, drop)
@@ -193,7 +185,7 @@ def linear_activation(
 def linear_residual(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor, drop: Drop) -> Tensor:
     """residual + dropout(x Wᵀ + b) in fp32: (R, K), (N, K), (N,) in fp32, (R, N) in fp32 -> (R, N)."""
     choice = _pass_residual
-    if _can_pack(weight):
+    if weight.size(1) * weight.element_size() % 4 == 0:
         kind = f"residual-{DTYPE_SUFFIX[x.dtype]}"
         sizes = (*x.shape, weight.size(0))
         choice = fastest_product(kind, _RESIDUAL, sizes, x, weight, bias, residual, drop)
@@ -203,31 +195,31 @@ def linear_residual(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Te
 def _pass_activation(
     x: Tensor, weight: Tensor, bias: Tensor | None, activation: Activation, drop: Drop
 ) -> tuple[Tensor, Tensor]:
-    hidden = linear_output(x, weight, None if bias is None else bias.to(x.dtype))
+    hidden = multiply("linear", x, weight.T, None if bias is None else bias.to(x.dtype))
     return hidden, activation.forward(hidden, drop)
 
 
 def _end_in_activation(
     x: Tensor, weight: Tensor, bias: Tensor | None, activation: Activation, drop: Drop
 ) -> tuple[Tensor, Tensor]:
-    packed = _pack(weight)
+    packed, steps = _pack(weight)
     hidden, active = (x.new_empty(x.size(0), weight.size(0)) for _ in range(2))
     find_kernel("linear_activation", x.dtype)(
-        x.data_ptr(), packed.data_ptr(), address(bias), *drop.pointers, hidden.data_ptr(), active.data_ptr(),
-        *hidden.shape, _count_steps(weight), activation.code, activation.slope,
+        x.data_ptr(), packed.data_ptr(), address(bias), address(drop.bytes_), *drop[1:], hidden.data_ptr(),
+        active.data_ptr(), *hidden.shape, steps, activation.code, activation.slope,
     )  # fmt: skip
     return hidden, active
 
 
 def _pass_residual(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor, drop: Drop) -> Tensor:
-    return drop(residual, linear_output(x, weight), bias)
+    return drop(residual, multiply("linear", x, weight.T), bias)
 
 
 def _end_in_residual(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor, drop: Drop) -> Tensor:
-    packed, out = _pack(weight), residual.new_empty(residual.shape)
+    (packed, steps), out = _pack(weight), residual.new_empty(residual.shape)
     find_kernel("linear_residual", x.dtype)(
-        x.data_ptr(), packed.data_ptr(), address(bias), residual.data_ptr(), *drop.pointers, out.data_ptr(),
-        *out.shape, _count_steps(weight),
+        x.data_ptr(), packed.data_ptr(), address(bias), residual.data_ptr(), address(drop.bytes_), *drop[1:],
+        out.data_ptr(), *out.shape, steps,
     )  # fmt: skip
     return out
 
@@ -236,19 +228,11 @@ _ACTIVATION: Mapping[str, Callable[..., Any]] = {"pass": _pass_activation, "epil
 _RESIDUAL: Mapping[str, Callable[..., Any]] = {"pass": _pass_residual, "epilogue": _end_in_residual}
 
 
-def _can_pack(weight: Tensor) -> bool:
-    """Whether rows are a whole number of steps of 4 bytes."""
-    return weight.size(1) * weight.element_size() % 4 == 0
-
-
-def _count_steps(weight: Tensor) -> int:
-    return weight.size(1) * weight.element_size() // 4
-
-
-def _pack(weight: Tensor) -> Tensor:
-    """W (N, K) in panels, as products.hpp reads it."""
+def _pack(weight: Tensor) -> tuple[Tensor, int]:
+    """W (N, K) in panels, as products.hpp reads it, and the steps of 4 bytes of a row."""
+    steps = weight.size(1) * weight.element_size() // 4
     packed = weight.new_empty(-(-len(weight) // PANEL) * PANEL, weight.size(1))
     kernels = load_kernels()
     assert kernels is not None
-    kernels.pack(weight.data_ptr(), packed.data_ptr(), len(weight), _count_steps(weight))
-    return packed
+    kernels.pack(weight.data_ptr(), packed.data_ptr(), len(weight), steps)
+    return packed, steps

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from polyhead.kernels.build_extension import DTYPE_SUFFIX, INT64, POINTER, load_kernels
-from polyhead.kernels.training.conditions import WeightCopies
-from polyhead.kernels.training.products import grad_input, linear_output
+from polyhead.kernels.training.elementwise import address
+from polyhead.kernels.training.products import multiply
+from polyhead.kernels.training.residual import WeightCopies, copy_weights
 from polyhead.nn.device import product_dtype
 from polyhead.nn.embedding import Head
 from polyhead.nn.loss import LOGITS_CHUNK, Loss, labeled_rows
@@ -64,17 +65,27 @@ class FusedCrossEntropy(torch.autograd.Function):
         d_weight = torch.empty_like(weight) if weight_needs_grad else None
         d_bias = torch.zeros_like(bias) if bias is not None and gradient else None
         options, sums = LossOptions(softcap or 0.0, smoothing, gradient), torch.zeros(2, dtype=torch.float64)
+        kernels = load_loss_kernels()
+        assert kernels is not None and labels.is_contiguous()
+        add_losses = getattr(kernels, f"cross_entropy_{DTYPE_SUFFIX[w.dtype]}")
         most = max(1, LOGITS_BYTES // (len(w) * w.itemsize))
         n_chunks = -(-len(labels) // most)
         chunk = -(-len(labels) // n_chunks) if n_chunks else 1  # equal ones: few rows cost as much as many
         for at in range(0, len(labels), chunk):
             rows = x[at : at + chunk]
-            scores = linear_output(rows, w)
-            add_cross_entropy(scores, bias, labels[at : at + chunk], options, d_bias, sums)
+            scores = multiply("linear", rows, w.T)
+            # adds to total and nll, and replaces the logits by the gradients of total
+            add_losses(
+                scores.data_ptr(), address(bias), labels[at : at + chunk].data_ptr(), *scores.shape, options,
+                address(d_bias), sums.data_ptr(),
+            )  # fmt: skip
             if d_features is not None:
-                d_features[at : at + chunk] = grad_input(scores, w)
-            if d_weight is not None:
-                add_product(d_weight, scores, rows, first=at == 0)
+                d_features[at : at + chunk] = multiply("input", scores, w)
+            if d_weight is not None and w.dtype == torch.bfloat16:
+                term = scores.T @ rows
+                kernels.add_bf16(d_weight.data_ptr(), term.data_ptr(), d_weight.numel(), at == 0)
+            elif d_weight is not None:
+                torch.addmm(d_weight, scores.T, rows, beta=int(at > 0), out=d_weight)
             del scores  # before the next ones are there
         if d_weight is not None and not len(labels):
             d_weight.zero_()
@@ -87,35 +98,6 @@ class FusedCrossEntropy(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         return *[None if d is None else d * grad for d in ctx.saved_tensors], *[None] * 5
-
-
-def add_cross_entropy(
-    scores: Tensor,
-    bias: Tensor | None,
-    labels: Tensor,
-    options: LossOptions,
-    d_bias: Tensor | None,
-    sums: Tensor,
-) -> None:
-    """Add the losses of rows of logits (M, V) to ``sums``, total and nll in fp64.
-
-    With ``options.gradient`` the gradients of total replace the logits, and are added to ``d_bias`` (V,).
-    """
-    kernels = load_loss_kernels()
-    assert kernels is not None and scores.is_contiguous() and labels.is_contiguous()
-    pointers = [None if x is None else x.data_ptr() for x in (scores, bias, labels, d_bias, sums)]
-    run = getattr(kernels, f"cross_entropy_{DTYPE_SUFFIX[scores.dtype]}")
-    run(*pointers[:3], *scores.shape, options, *pointers[3:])
-
-
-def add_product(sums: Tensor, grad: Tensor, x: Tensor, *, first: bool) -> None:
-    """sums += gradᵀ x, or = gradᵀ x if it is the first: (V, C) fp32, from rows (M, V) and (M, C)."""
-    kernels = load_loss_kernels()
-    if grad.dtype == torch.bfloat16 and kernels is not None:
-        term = grad.T @ x
-        kernels.add_bf16(sums.data_ptr(), term.data_ptr(), sums.numel(), first)
-    else:
-        torch.addmm(sums, grad.T, x, beta=0 if first else 1, out=sums)
 
 
 def fuse_cross_entropy(
@@ -141,6 +123,13 @@ def fuse_cross_entropy(
         if not 0 <= label < len(weight):
             raise IndexError(f"label {int(label)} is outside of the {len(weight)} rows of the head")
     total, nll = FusedCrossEntropy.apply(
-        x, weight, head.bias, labels, head.softcap, smoothing, copies.get(weight), torch.is_grad_enabled()
+        x,
+        weight,
+        head.bias,
+        labels,
+        head.softcap,
+        smoothing,
+        copy_weights(copies, weight),
+        torch.is_grad_enabled(),
     )
     return Loss(total, nll, len(labels))

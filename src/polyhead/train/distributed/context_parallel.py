@@ -8,7 +8,7 @@ windows and position schemes need no change. All else in a model reads one token
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
@@ -24,7 +24,6 @@ from polyhead.nn.block.transformer import Block
 from polyhead.nn.kv import KV, Window, visible
 from polyhead.nn.validate_model import build_sample_layers
 from polyhead.train.distributed.mesh import RankPlace
-from polyhead.train.distributed.process_group import ProcessGroup
 
 BatchT = TypeVar("BatchT")
 # torch 2.13 has new names for all_gather_into_tensor and reduce_scatter_tensor
@@ -48,14 +47,6 @@ def shard_batch(task: object, batch: BatchT, place: RankPlace) -> BatchT:
         return batch
     assert isinstance(task, ShardsSequence), "a training that cannot be sharded is refused before"
     return task.shard_sequence(batch, SequenceShard(place.coordinates.context, place.shape.context))
-
-
-def gather_context(model: nn.Module, ranks: ProcessGroup) -> AbstractContextManager[None]:
-    """Context for the forward and backward pass of a batch that ``shard_batch`` returned."""
-    if ranks.place.shape.context == 1:
-        return nullcontext()
-    assert ranks.mesh is not None
-    return ContextGather(model, ranks.mesh.get_group("context")).apply()
 
 
 class ContextGather:

@@ -74,10 +74,11 @@ class ProcessGroup(Protocol):
         """Context in which a failed collective of torch raises as one of these methods does."""
         ...
 
-    def sync_statistics(self, model: nn.Module) -> AbstractContextManager[None]:
-        """Context for the forward and backward pass of one batch.
+    def share_batch(self, model: nn.Module) -> AbstractContextManager[None]:
+        """Context for the forward and backward pass of one batch, or of this rank's part of one.
 
-        Batch norms and loads of experts inside it are those of the whole batch.
+        Batch norms and loads of experts inside it are those of the whole batch, and attention reads the keys
+        and values of all tokens of its rows.
         """
         ...
 
@@ -154,7 +155,7 @@ class SingleProcess:
     def translate_errors(self) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def sync_statistics(self, model: nn.Module) -> AbstractContextManager[None]:
+    def share_batch(self, model: nn.Module) -> AbstractContextManager[None]:
         return nullcontext()
 
     def replicate(self, root: LossModule) -> nn.Module:

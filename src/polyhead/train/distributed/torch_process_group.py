@@ -8,7 +8,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -22,6 +22,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from polyhead.config.config_sections import ParallelConfig
 from polyhead.core.errors import UserError
+from polyhead.train.distributed.context_parallel import ContextGather
 from polyhead.train.distributed.kv_store import ANSWER_TIMEOUT, HEARTBEAT_INTERVAL, Heartbeat, KeyValueStore
 from polyhead.train.distributed.launch import LAUNCHED_ENV, LISTENING_ENV, count_processes
 from polyhead.train.distributed.local_tensor import get_local, is_dtensor
@@ -103,10 +104,15 @@ class TorchProcessGroup:
     def sum_counted(self, *numbers: float) -> list[float]:
         return self.all_reduce(*(number if self.place.counts else 0.0 for number in numbers))
 
-    def sync_statistics(self, model: nn.Module) -> AbstractContextManager[None]:
+    @contextmanager
+    def share_batch(self, model: nn.Module) -> Iterator[None]:
         if self.statistics is None or self.statistics.model is not model:
             self.statistics = SyncStatistics(model, self._start_side_all_reduce)
-        return self.statistics.apply()
+        with ExitStack() as stack:
+            stack.enter_context(self.statistics.apply())
+            if self.mesh is not None and self.place.shape.context > 1:
+                stack.enter_context(ContextGather(model, self.mesh.get_group("context")).apply())
+            yield
 
     def replicate(self, root: LossModule) -> nn.Module:
         return replicate_weights(root, self.reduce_group)

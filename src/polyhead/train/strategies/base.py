@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -13,16 +12,19 @@ import torch
 from torch import Tensor, nn
 
 from polyhead.config.recipe import TrainConfig
-from polyhead.train.distributed.context_parallel import gather_context, shard_batch
+from polyhead.train.distributed.context_parallel import shard_batch
 from polyhead.train.distributed.process_group import MapFn, ProcessGroup
 from polyhead.train.loss_module import LossModule, LossTask
 from polyhead.train.optim import list_parameters
 from polyhead.train.precision import autocast
 from polyhead.train.train_state import TrainState
-from polyhead.train.update import PendingMetrics, StepMetrics, update_weights
-
-SyncContext = Callable[[bool], AbstractContextManager[None]]
-"""Context for the passes of a batch; called with whether it is the last one of a step."""
+from polyhead.train.update import (
+    PendingMetrics,
+    StepMetrics,
+    can_defer_metrics,
+    queue_update,
+    update_weights,
+)
 
 
 class TrainingTask(LossTask, Protocol):
@@ -45,26 +47,21 @@ class TrainingTask(LossTask, Protocol):
     def evaluate(self, model: nn.Module, map_fn: MapFn = map) -> dict[str, float]: ...
 
 
-class Strategy(ABC):
+class Strategy:
     """The passes, gradients and checkpoints of a training on its ranks; all of them call every method."""
 
     delay = 0  # steps after which the metrics of a step are read
     has_full_model = True  # on this rank
     no_gradients: Callable[[], AbstractContextManager[Any]] = torch.inference_mode  # of an evaluation
+    # for the passes of a batch; called with whether it is the last one of a step
+    sync_context: Callable[[bool], AbstractContextManager[Any]] = nullcontext
 
     def __init__(self, training: TrainState, task: Any, config: TrainConfig, ranks: ProcessGroup) -> None:
         self.training, self.config, self.ranks = training, config, ranks
         self.task: TrainingTask = task
         self.loss_module = LossModule(training.model, task)
-
-    @property
-    def parameters(self) -> list[nn.Parameter]:
-        """The parameters that the optimizers of this rank update."""
-        return list_parameters(*self.training.optimizers)
-
-    @property
-    def max_norm(self) -> float:
-        return self.config.clip_norm or math.inf
+        self.root: nn.Module = self.loss_module  # as the ranks call it
+        self.max_norm = config.clip_norm or math.inf
 
     def collate(self, rows: Any) -> list[Any]:
         """The batches of this rank of the rows of one."""
@@ -73,22 +70,34 @@ class Strategy(ABC):
     def run_largest_batch(self) -> None:
         """Forward and backward pass of the largest batch, without an update."""
         [batch] = self.collate(self.task.largest_batch())
-        with self.ranks.sync_statistics(self.training.model), gather_context(self.training.model, self.ranks):
+        with self.ranks.share_batch(self.training.model):
             with autocast(self.training.precision, self.training.device):
                 loss = self.loss_module(batch)
             if any(self.ranks.all_reduce(loss.count)):
                 loss.total.backward()
 
-    @abstractmethod
     def forward_backward(self, batches: Sequence[Any], counts: Sequence[float]) -> list[Tensor]:
         """Gradients of the mean loss of batches with these label counts on all ranks.
 
         Returns total and NLL of each batch with labels in turn.
         """
+        training, scale, count = self.training, self.training.loss_scale, int(sum(counts))
+        losses: list[Tensor] = []
+        last = max((i for i, batch_count in enumerate(counts) if batch_count), default=None)
+        for i, (batch, batch_count) in enumerate(zip(batches, counts, strict=True)):
+            # final in the last batch with labels, where the sum of gradients overlaps with the backward pass
+            with self.sync_context(i == last), self.ranks.share_batch(training.model):
+                with autocast(training.precision, training.device):
+                    loss = self.root(batch)
+                if batch_count:
+                    share = loss.total.float() / count  # fp16 would overflow with the loss scale
+                    (share * scale.value if scale else share).backward()
+                    losses += [loss.total.detach(), loss.nll]
+        return losses
 
     def clip(self) -> Tensor | float:
         """Limit the norm of the gradients of all ranks; returns what it was."""
-        return nn.utils.clip_grad_norm_(self.parameters, self.max_norm)
+        return nn.utils.clip_grad_norm_(list_parameters(*self.training.optimizers), self.max_norm)
 
     def step(self, losses: Sequence[Tensor], count: int) -> StepMetrics | PendingMetrics:
         """Update the weights from the gradients of ``count`` labels, if all is finite."""
@@ -116,28 +125,17 @@ class Strategy(ABC):
         return self
 
 
-def accumulate_gradients(
-    strategy: Strategy,
-    root: nn.Module,
-    batches: Sequence[Any],
-    counts: Sequence[float],
-    sync_context: SyncContext = lambda is_last: nullcontext(),
-) -> list[Tensor]:
-    """``Strategy.forward_backward`` of batches, one after the other, by calls of ``root``."""
-    training, ranks, count = strategy.training, strategy.ranks, int(sum(counts))
-    scale, model = training.loss_scale, training.model
-    losses: list[Tensor] = []
-    last = max((i for i, batch_count in enumerate(counts) if batch_count), default=None)
-    for i, (batch, batch_count) in enumerate(zip(batches, counts, strict=True)):
-        # gradients are final in the last batch with labels, where their sum overlaps with the backward pass
-        with sync_context(i == last), ranks.sync_statistics(model), gather_context(model, ranks):
-            with autocast(training.precision, training.device):
-                loss = root(batch)
-            if batch_count:
-                share = loss.total.float() / count  # fp16 would overflow with the loss scale
-                (share * scale.value if scale else share).backward()
-                losses += [loss.total.detach(), loss.nll]
-    return losses
+class Single(Strategy):
+    """One process with the whole model. On a GPU metrics are read during the next step, if they can be."""
+
+    def __init__(self, training: TrainState, task: Any, config: TrainConfig, ranks: ProcessGroup) -> None:
+        super().__init__(training, task, config, ranks)
+        self.delay = int(can_defer_metrics(training))
+
+    def step(self, losses: Sequence[Tensor], count: int) -> StepMetrics | PendingMetrics:
+        if self.delay and count:
+            return queue_update(self.training, losses, count, self.clip)
+        return update_weights(self.training, losses, count, self.clip, self.ranks)
 
 
 def collate_shard(task: TrainingTask, rows: Any, ranks: ProcessGroup) -> Any:

@@ -16,6 +16,7 @@ from polyhead.train.distributed.process_group import ProcessGroup
 from polyhead.train.distributed.shard_model import get_sharding_mesh, shard_weights
 from polyhead.train.distributed.stage_state import ModelLayout, StageState
 from polyhead.train.gradient_norm import clip_sharded_gradients
+from polyhead.train.optim import list_parameters
 from polyhead.train.precision import autocast
 from polyhead.train.strategies.partial_model import PartialModel
 from polyhead.train.train_state import TrainState
@@ -61,7 +62,10 @@ class Pipelined(PartialModel):
 
     def clip(self) -> float:
         return clip_sharded_gradients(
-            self.parameters, self.max_norm, self.ranks, self.model.uncounted_weights
+            list_parameters(*self.training.optimizers),
+            self.max_norm,
+            self.ranks,
+            self.model.uncounted_weights,
         )
 
     def map(self, work: Callable[[Any], Any], items: Sequence[Any]) -> Iterable[Any]:

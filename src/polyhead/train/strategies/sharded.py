@@ -12,7 +12,7 @@ from polyhead.config.recipe import TrainConfig
 from polyhead.train.distributed.process_group import ProcessGroup
 from polyhead.train.distributed.shard_model import get_sharding_mesh, shard_weights
 from polyhead.train.gradient_norm import clip_sharded_gradients
-from polyhead.train.strategies.base import accumulate_gradients
+from polyhead.train.optim import list_parameters
 from polyhead.train.strategies.partial_model import PartialModel
 from polyhead.train.train_state import TrainState
 
@@ -29,7 +29,7 @@ class Sharded(PartialModel):
             shard_weights(self.loss_module, mesh, config.parallel.reduce_dtype)
 
     def forward_backward(self, batches: Sequence[Any], counts: Sequence[float]) -> list[Tensor]:
-        losses = accumulate_gradients(self, self.loss_module, batches, counts, self.sync_context)
+        losses = super().forward_backward(batches, counts)
         if not self.is_fully_sharded:
             self.ranks.sum_gradients(self.training.model)
         return losses
@@ -41,7 +41,7 @@ class Sharded(PartialModel):
         return nullcontext()
 
     def clip(self) -> float:
-        return clip_sharded_gradients(self.parameters, self.max_norm, self.ranks)
+        return clip_sharded_gradients(list_parameters(*self.training.optimizers), self.max_norm, self.ranks)
 
     def map(self, work: Callable[[Any], Any], items: Sequence[Any]) -> Iterable[Any]:
         root = self.loss_module

@@ -113,7 +113,7 @@ class ChatTask:
 
     def loss(self, model: nn.Module, batch: TokenWindows) -> Loss:
         """Cross-entropy, as a sum over labels."""
-        return causal_lm_loss(model, batch, self.config.smoothing)
+        return causal_lm_loss(model, batch, self.config.label_smoothing or 0.0)
 
     def evaluate(self, model: nn.Module, map_fn: MapFn = map, split: str = "valid") -> dict[str, float]:
         """Loss without smoothing and perplexity of the assistant tokens of a text."""

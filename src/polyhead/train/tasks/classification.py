@@ -201,7 +201,7 @@ class ClassificationTask:
         """Label-smoothed cross-entropy, as a sum over labels."""
         batch, host = place_batch(model, batch)
         logits = _class_logits(model, batch.inputs, host.inputs)
-        return classification_loss(logits, batch.labels, self.config.smoothing, host=host.labels)
+        return classification_loss(logits, batch.labels, self.config.label_smoothing or 0.0, host=host.labels)
 
     def compute_logits(self, model: nn.Module, batch: ClassificationBatch) -> TaskLogits:
         """Logits of every text."""

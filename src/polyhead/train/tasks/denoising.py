@@ -182,7 +182,7 @@ class DenoisingTask:
 
     def loss(self, model: nn.Module, batch: PairBatch) -> Loss:
         """Cross-entropy, as a sum over labels."""
-        return seq2seq_loss(model, batch, self.config.smoothing)
+        return seq2seq_loss(model, batch, self.config.label_smoothing or 0.0)
 
     def evaluate(self, model: nn.Module, map_fn: MapFn = map, split: str = "valid") -> dict[str, float]:
         """Loss, perplexity and accuracy of the targets of a text, with teacher forcing."""

@@ -105,7 +105,7 @@ class LanguageModelingTask:
 
     def loss(self, model: nn.Module, batch: TokenWindows) -> Loss:
         """Cross-entropy, as a sum over labels."""
-        return causal_lm_loss(model, batch, self.config.smoothing)
+        return causal_lm_loss(model, batch, self.config.label_smoothing or 0.0)
 
     def evaluate(self, model: nn.Module, map_fn: MapFn = map, split: str = "valid") -> dict[str, float]:
         """Loss and perplexity per token, perplexity per word, bits per character of a text."""

@@ -173,7 +173,7 @@ class MaskedLMTask:
         batch, host = place_batch(model, batch)
         features = masked_lm_features(model, batch, host)
         labels, known = select_labels(batch.labels, host.labels)
-        return cross_entropy(features, model.head, labels, self.config.smoothing, host=known)
+        return cross_entropy(features, model.head, labels, self.config.label_smoothing or 0.0, host=known)
 
     def compute_logits(self, model: nn.Module, batch: MaskedBatch) -> TaskLogits:
         """Logits of the tokens to predict."""

@@ -147,7 +147,7 @@ class ReplacedTokenDetectionTask:
         batch, host = place_batch(model, batch)
         features = masked_lm_features(model.generator, batch.masked, host.masked)
         labels, known = select_labels(batch.masked.labels, host.masked.labels)
-        smoothing = self.masked_lm.config.smoothing
+        smoothing = self.masked_lm.config.label_smoothing or 0.0
         generator_loss = cross_entropy(features, model.generator.head, labels, smoothing, host=known)
         rows = labeled_rows(batch.masked.labels, host.masked.labels)
         draws = batch.uniform_draws.flatten().index_select(0, rows)

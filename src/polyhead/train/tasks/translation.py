@@ -175,7 +175,7 @@ class TranslationTask:
 
     def loss(self, model: nn.Module, batch: PairBatch) -> Loss:
         """Label-smoothed cross-entropy, as a sum over labels."""
-        return seq2seq_loss(model, batch, self.config.smoothing)
+        return seq2seq_loss(model, batch, self.config.label_smoothing or 0.0)
 
     def evaluate(self, model: nn.Module, map_fn: MapFn = map, split: str = "valid") -> dict[str, float]:
         """Loss without smoothing and perplexity of the pairs of a split; metrics of ``measure_fns``."""

@@ -4,9 +4,8 @@ import pytest
 import torch
 from tests.kernels.user_cache_helpers import set_owner
 
-from polyhead.kernels.training import product_choice
-from polyhead.kernels.training.product_choice import fastest_product
-from polyhead.kernels.training.products import grad_input, grad_weight, linear_output
+from polyhead.kernels.training import products
+from polyhead.kernels.training.products import fastest_product, multiply
 
 
 @pytest.fixture(autouse=True)
@@ -18,8 +17,8 @@ def cache_home(tmp_path, monkeypatch):
 
 
 def forget_choices():
-    product_choice._choices.clear()
-    product_choice._folder.cache_clear()
+    products._choices.clear()
+    products._folder.cache_clear()
 
 
 @pytest.fixture
@@ -30,7 +29,7 @@ def clock(monkeypatch):
 class Clock:
     def __init__(self, monkeypatch):
         self.now, self.calls = 0.0, 0
-        monkeypatch.setattr(product_choice.time, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(products.time, "perf_counter", lambda: self.now)
 
     def product(self, seconds):
         def multiply(x, weight):
@@ -128,29 +127,29 @@ def test_choice_of_the_first_process_holds(cache_home, monkeypatch):
     candidates = {"first": torch.add, "second": torch.mul}
 
     def measure(candidates, inputs):
-        monkeypatch.setattr(product_choice, "_measure", lambda candidates, inputs: "second")
+        monkeypatch.setattr(products, "_measure", lambda candidates, inputs: "second")
         choose("linear", candidates)
-        product_choice._choices.clear()
+        products._choices.clear()
         return "first"
 
-    monkeypatch.setattr(product_choice, "_measure", measure)
+    monkeypatch.setattr(products, "_measure", measure)
     assert choose("linear", candidates) is candidates["second"]
-    product_choice._choices.clear()
+    products._choices.clear()
     assert choose("linear", candidates) is candidates["second"]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("choice", ["torch", "onednn"])
 def test_each_candidate_computes_the_products(choice, dtype, monkeypatch):
-    monkeypatch.setattr(product_choice, "_MIN_MULTIPLICATIONS", 0)
-    monkeypatch.setattr(product_choice, "_measure", lambda candidates, inputs: choice)
+    monkeypatch.setattr(products, "_MIN_MULTIPLICATIONS", 0)
+    monkeypatch.setattr(products, "_measure", lambda candidates, inputs: choice)
     torch.manual_seed(1)
     x, weight, grad = (torch.randn(shape).to(dtype) for shape in ((300, 70), (90, 70), (300, 90)))
     bias = torch.randn(90).to(dtype)
     x64, w64, g64 = x.double(), weight.double(), grad.double()
     exact = x64 @ w64.T + bias.double(), g64 @ w64, g64.T @ x64
-    actual = linear_output(x, weight, bias), grad_input(grad, weight), grad_weight(grad, x)
-    assert [part.dtype for part in actual] == [dtype, dtype, torch.float32]
+    terms = (x, weight.T, bias), (grad, weight), (grad.T, x)
     tolerance = 1e-6 if dtype == torch.float32 else 4e-3
-    for result, expected in zip(actual, exact, strict=True):
+    for kind, term, expected in zip(("linear", "input", "weight"), terms, exact, strict=True):
+        result = multiply(kind, *term)
         assert (result - expected).norm() <= tolerance * expected.norm()
