@@ -22,7 +22,7 @@ from polyhead.cache.factory import make_cache
 from polyhead.config.model import AttentionShape
 from polyhead.core.registry import ATTENTION
 from polyhead.kernels.malloc_tuning import tune_malloc
-from polyhead.kernels.training.attention import AttentionCall, attend_in_training, can_attend
+from polyhead.kernels.training.attention import AttentionCall, AttentionFunction, can_attend
 from polyhead.nn.cache import Cache, CacheShape
 from polyhead.nn.kv import KV
 from polyhead.nn.position.base import Position
@@ -192,7 +192,7 @@ def attention(parser: argparse.ArgumentParser) -> None:
                 "products": lambda q=q, k=k, v=v, mask=mask: products(q, k, v, mask),
             }
             if learns and can_attend(*(x.transpose(1, 2) for x in (q, k, v))):
-                ways["ours"] = lambda q=q, k=k, v=v, mask=mask: attend_in_training(
+                ways["ours"] = lambda q=q, k=k, v=v, mask=mask: AttentionFunction.apply(
                     q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), AttentionCall(mask == 0)
                 )
             seconds = interleaved(

@@ -16,7 +16,7 @@ from polyhead.nn.block_mask import make_block_masks
 from polyhead.nn.cache import Cache, CacheShape
 from polyhead.nn.kv import EncoderMemory
 from polyhead.nn.position.base import Position
-from polyhead.nn.positions import AnyPositions, Positions, Visibility, has_several_documents
+from polyhead.nn.positions import AnyPositions, Positions, has_several_documents
 from polyhead.nn.recompute import recompute_in_backward
 
 EncoderOutput = tuple[Tensor, Tensor | None]
@@ -91,7 +91,9 @@ class Stack(nn.Module):
         if not self.has_compiled_layers:
             return positions
         # graphs cannot make block masks
-        return positions._replace(block_masks=make_block_masks(x, positions, self._visibilities_in_blocks()))
+        found = [layer.attn.visibility_in_blocks() for layer in self.blocks if layer.attn is not None]
+        in_blocks = [visibility for visibility in found if visibility is not None]
+        return positions._replace(block_masks=make_block_masks(x, positions, in_blocks))
 
     @property
     def blocks(self) -> Sequence[Layer]:
@@ -109,11 +111,6 @@ class Stack(nn.Module):
         for layer in self.layers:
             layer.compile(**options)
         self.has_compiled_layers = True
-
-    def _visibilities_in_blocks(self) -> list[Visibility]:
-        """Which keys the queries of each layer see whose attention can be computed in blocks."""
-        found = [layer.attn.visibility_in_blocks() for layer in self.blocks if layer.attn is not None]
-        return [visibility for visibility in found if visibility is not None]
 
     def hidden_states(self, x: Tensor, pos: AnyPositions = None) -> list[Tensor]:
         """The input and the output of every layer, the last one after the final norm: N + 1 of (B, T, C)."""

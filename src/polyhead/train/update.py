@@ -124,14 +124,12 @@ def can_defer_metrics(training: TrainState) -> bool:
     return (
         training.device.type != "cpu"
         and training.loss_scale is None
-        and all(map(skips_on_device, training.optimizers))
-    )
-
-
-def skips_on_device(optimizer: Optimizer) -> bool:
-    """Whether an optimizer skips a step by a flag of the device, ``found_inf``: torch's fused ones do."""
-    return isinstance(optimizer, torch.optim.AdamW) and all(
-        group["fused"] for group in optimizer.param_groups
+        # torch's fused optimizers skip a step by a flag of the device, ``found_inf``
+        and all(
+            isinstance(optimizer, torch.optim.AdamW)
+            and all(group["fused"] for group in optimizer.param_groups)
+            for optimizer in training.optimizers
+        )
     )
 
 

@@ -3,7 +3,7 @@ import torch
 import torch.nn.functional as F
 from tests.kernels.build_extension_helpers import needs_kernels
 
-from polyhead.kernels.training.attention import AttentionCall, attend_in_training, can_attend
+from polyhead.kernels.training.attention import AttentionCall, AttentionFunction, can_attend
 
 pytestmark = needs_kernels
 
@@ -55,7 +55,7 @@ def output_and_gradients(out, inputs, grad):
 def check(size, call):
     qkv = draw_qkv(size)
     grad = torch.randn(*qkv[0].shape[:3], size[-1])
-    results = output_and_gradients(attend_in_training(*qkv, call), qkv, grad)
+    results = output_and_gradients(AttentionFunction.apply(*qkv, call), qkv, grad)
     references = output_and_gradients(reference_attention(*qkv, call), qkv, grad)
     for result, reference in zip(results, references, strict=True):
         torch.testing.assert_close(result.double(), reference.double(), rtol=1e-5, atol=1e-5)
@@ -106,7 +106,7 @@ def test_bf16_is_as_exact_as_torch(size, causal):
     heads[2] = F.pad(heads[2], (0, max(0, size[5] - size[6])))
     torch_output = F.scaled_dot_product_attention(*heads, is_causal=causal).transpose(1, 2)[..., : size[6]]
     torch_results = output_and_gradients(torch_output, qkv, grad)
-    actual = output_and_gradients(attend_in_training(*qkv, AttentionCall(causal=causal)), qkv, grad)
+    actual = output_and_gradients(AttentionFunction.apply(*qkv, AttentionCall(causal=causal)), qkv, grad)
     references = output_and_gradients(reference_attention(*qkv, AttentionCall(causal=causal)), qkv, grad)
     for a, b, reference in zip(actual, torch_results, references, strict=True):
         error, torch_error = ((x.double() - reference).norm() / reference.norm() for x in (a, b))
@@ -121,7 +121,7 @@ def test_a_row_does_not_depend_on_the_batch(dtype):
 
     def attend(rows, length, mask):
         inputs = [x.detach()[rows, :length].requires_grad_() for x in qkv]
-        output = attend_in_training(*inputs, AttentionCall(mask, causal=True))
+        output = AttentionFunction.apply(*inputs, AttentionCall(mask, causal=True))
         return output_and_gradients(output, tuple(inputs), grad[rows, :length])
 
     batch = attend(slice(3), 40, mask)
@@ -136,7 +136,7 @@ def test_nan_propagates(dtype):
     q, k, v = draw_qkv((1, 40, 40, 2, 2, 32, 32), dtype)
     with torch.no_grad():
         k[0, 30, 0, 5] = torch.nan
-    output = attend_in_training(q, k, v, AttentionCall(causal=True))
+    output = AttentionFunction.apply(q, k, v, AttentionCall(causal=True))
     out, dq, dk, dv = output_and_gradients(output, (q, k, v), torch.ones(1, 40, 2, 32))
     assert out[0, 30:, 0].isnan().all()
     assert not out[0, :30].isnan().any() and not out[0, :, 1].isnan().any()

@@ -15,8 +15,8 @@ from polyhead.nn.loss import Loss
 from polyhead.train.distributed import replicate_model
 from polyhead.train.distributed.process_group import SINGLE_PROCESS
 from polyhead.train.loop import train_step
+from polyhead.train.strategies.base import Replicated
 from polyhead.train.strategies.parallelize import parallelize
-from polyhead.train.strategies.replicated import Replicated
 from polyhead.train.train_state import TrainState
 from polyhead.train.update import record_step
 

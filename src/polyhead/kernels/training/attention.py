@@ -150,13 +150,9 @@ class AttentionCall(NamedTuple):
         return out, log_sums
 
 
-def attend_in_training(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> Tensor:
-    """(B, T, H, D), (B, S, K, D), (B, S, K, Dv) -> (B, T, H, Dv), with gradients of q, k and v."""
-    out: Tensor = _AttentionFunction.apply(q, k, v, call)
-    return out
+class AttentionFunction(torch.autograd.Function):
+    """(B, T, H, D), (B, S, K, D), (B, S, K, Dv), a call -> (B, T, H, Dv), with gradients of q, k and v."""
 
-
-class _AttentionFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> Tensor:
         q, k, v = (x if x.stride(3) == 1 else x.contiguous() for x in (q, k, v))
@@ -208,7 +204,8 @@ def fuse_attend(
         causal and mask is None,
         scale,
     )
-    return attend_in_training(heads, keys, values, call).transpose(1, 2)
+    out: Tensor = AttentionFunction.apply(heads, keys, values, call)
+    return out.transpose(1, 2)
 
 
 def fuse_attention(
@@ -231,7 +228,12 @@ def fuse_attention(
     if not is_fusable(x, residual, layer, *schemes, *inputs, layer.o_proj):
         return None
     in_weight = copy_weights(copies, *(part.weight for part in inputs))
-    if memory is not None and not _can_read(memory, len(x), in_weight.dtype):
+    if memory is not None and not (
+        type(memory) is KV
+        and memory.log_count is None
+        and len(memory.k) == len(x)
+        and all(part.dtype == in_weight.dtype and part.stride(3) == 1 for part in (memory.k, memory.v))
+    ):
         return None
     form = AttentionForm(
         _describe_call(x, layer, pos, memory, position, documents),
@@ -263,12 +265,6 @@ def _is_supported(layer: Attention, position: Position, inputs: list[nn.Linear])
         and len({part.bias is None for part in inputs}) == 1
         and all(n % LANES == 0 and n <= MAX_HEAD_DIM for n in (layer.head_dim, layer.v_head_dim))
     )
-
-
-def _can_read(memory: KV, rows: int, dtype: torch.dtype) -> bool:
-    """Whether the keys and values are those of as many rows, in the dtype of the products."""
-    is_plain = type(memory) is KV and memory.log_count is None and len(memory.k) == rows
-    return is_plain and all(x.dtype == dtype and x.stride(3) == 1 for x in (memory.k, memory.v))
 
 
 def _describe_call(

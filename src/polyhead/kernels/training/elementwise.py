@@ -54,15 +54,14 @@ class Norm(NamedTuple):
     is_centred: bool | None
     eps: float = 0.0
     shift: float = 0.0
-    has_weight: bool = False
 
     @classmethod
     def of(cls, norm: nn.Module) -> Norm | None:
         """The norm of a module; None if it is another one."""
         if type(norm) is LayerNorm:
-            return cls(True, norm.eps, has_weight=True)
+            return cls(True, norm.eps)
         if type(norm) is RMSNorm:
-            return cls(False, norm.eps, float(norm.zero_centered), isinstance(norm.weight, nn.Parameter))
+            return cls(False, norm.eps, float(norm.zero_centered))
         return cls(None) if type(norm) is NoNorm else None
 
     def forward(

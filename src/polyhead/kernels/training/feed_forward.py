@@ -50,10 +50,11 @@ def fuse_feed_forward(
     """A feed-forward layer; with a gate, one product computes the gate and the features that it scales."""
     is_gated, down = isinstance(layer, GatedFeedForward), layer.down_proj
     inner_maps = [layer.gate_proj, layer.up_proj] if isinstance(layer, GatedFeedForward) else [layer.up_proj]
-    maps, parts = (*inner_maps, down), [layer.activation] if isinstance(layer.activation, nn.Module) else []
+    maps = *inner_maps, down
+    parts = layer.activation.modules() if isinstance(layer.activation, nn.Module) else ()
     if not all(type(linear) is nn.Linear for linear in maps):
         return None
-    if not is_fusable(x, residual, layer, layer.dropout, *maps, *parts):
+    if not is_fusable(x, residual, layer, layer.dropout, *maps, *parts):  # no learned activations either
         return None
     activation, rows = Activation.of(layer.activation, is_gated), x.numel() // x.size(-1)
     if activation is None:

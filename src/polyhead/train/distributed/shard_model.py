@@ -37,7 +37,8 @@ def shard_weights(
     )
 
     policy = MixedPrecisionPolicy(reduce_dtype=torch.bfloat16 if reduce_dtype == "bf16" else None)
-    blocks = list_blocks(root)
+    stacks = [part for part in root.modules() if isinstance(part, Stack)]
+    blocks = list(dict.fromkeys(block for stack in stacks for block in stack.layers))  # shared ones once
     shared = find_shared_weights(root, blocks)
     # of the root, also where only blocks have them
     root.shared = nn.ModuleList(
@@ -79,9 +80,3 @@ def get_sharding_mesh(mesh: DeviceMesh, shape: MeshShape) -> DeviceMesh:
         sharded = "shard_context"
         mesh["shard", "context"]._flatten(sharded)
     return mesh["replicate", sharded] if shape.replicate > 1 else mesh[sharded]
-
-
-def list_blocks(model: nn.Module) -> list[nn.Module]:
-    """The blocks of all stacks of a model; blocks that share their weights once."""
-    blocks = [block for part in model.modules() if isinstance(part, Stack) for block in part.layers]
-    return list(dict.fromkeys(blocks))

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from polyhead.config.recipe import TrainConfig
 from polyhead.train.distributed.context_parallel import shard_batch
@@ -136,6 +137,21 @@ class Single(Strategy):
         if self.delay and count:
             return queue_update(self.training, losses, count, self.clip)
         return update_weights(self.training, losses, count, self.clip, self.ranks)
+
+
+class Replicated(Strategy):
+    """Ranks with the same weights, whose gradients are summed in buckets during the last backward pass."""
+
+    def forward_backward(self, batches: Sequence[Any], counts: Sequence[float]) -> list[Tensor]:
+        if self.root is self.loss_module:
+            self.root = self.ranks.replicate(self.loss_module)  # torch's DistributedDataParallel
+        return super().forward_backward(batches, counts)
+
+    def sync_context(self, is_last: bool) -> AbstractContextManager[None]:
+        """Context for the passes of a batch: gradients are summed in the last one."""
+        if isinstance(self.root, DistributedDataParallel) and not is_last:
+            return self.root.no_sync()
+        return nullcontext()
 
 
 def collate_shard(task: TrainingTask, rows: Any, ranks: ProcessGroup) -> Any:

@@ -6,8 +6,7 @@ from typing import Any
 
 from polyhead.config.recipe import TrainConfig
 from polyhead.train.distributed.process_group import SINGLE_PROCESS, ProcessGroup
-from polyhead.train.strategies.base import Single, Strategy
-from polyhead.train.strategies.replicated import Replicated
+from polyhead.train.strategies.base import Replicated, Single, Strategy
 from polyhead.train.strategies.sharded import Sharded
 from polyhead.train.train_state import TrainState, build_optimizers
 

@@ -15,10 +15,9 @@ from polyhead.train.distributed.pipeline_stages import replace_parts
 from polyhead.train.distributed.process_group import ProcessGroup
 from polyhead.train.distributed.shard_model import get_sharding_mesh, shard_weights
 from polyhead.train.distributed.stage_state import ModelLayout, StageState
-from polyhead.train.gradient_norm import clip_sharded_gradients
 from polyhead.train.optim import list_parameters
 from polyhead.train.precision import autocast
-from polyhead.train.strategies.partial_model import PartialModel
+from polyhead.train.strategies.sharded import PartialModel, clip_sharded_gradients
 from polyhead.train.train_state import TrainState
 
 

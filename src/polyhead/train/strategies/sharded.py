@@ -1,20 +1,43 @@
-"""Shards: each rank has a part of every weight, of sharded data parallelism, tensor parallelism or both."""
+"""Strategies of ranks with a part of the model: how it is saved, becomes whole, and its gradient norm."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from polyhead.config.recipe import TrainConfig
+from polyhead.train.distributed.local_tensor import get_local, is_dtensor
 from polyhead.train.distributed.process_group import ProcessGroup
 from polyhead.train.distributed.shard_model import get_sharding_mesh, shard_weights
-from polyhead.train.gradient_norm import clip_sharded_gradients
 from polyhead.train.optim import list_parameters
-from polyhead.train.strategies.partial_model import PartialModel
+from polyhead.train.strategies.base import Replicated, Strategy
 from polyhead.train.train_state import TrainState
+
+
+class PartialModel(Strategy):
+    """A rank with a part of the model, and the optimizer state of that part."""
+
+    has_full_model = False
+    no_gradients = torch.no_grad  # gathered weights are no inference tensors
+
+    def save(self, root: Path, extra: dict[str, str], prepare: Callable[[], None]) -> None:
+        from polyhead.train.distributed.sharded_checkpoint import save_sharded  # slow to import
+
+        saved_state = self.training.export_state()
+        self.ranks.on_rank0(prepare)
+        is_sharded = self.config.parallel.checkpoint == "sharded"
+        save_sharded(root, saved_state, extra, self.ranks, is_sharded)
+        self.training.saved_best_step = self.training.progress.best_step
+
+    def gather(self, model: nn.Module) -> Strategy:
+        self.training.replace_model(model, self.config)
+        return Replicated(self.training, self.task, self.config, self.ranks)
 
 
 class Sharded(PartialModel):
@@ -49,3 +72,41 @@ class Sharded(PartialModel):
         if self.is_fully_sharded:
             root.reshard()  # type: ignore[operator]  # its weights stay gathered for a backward pass
         return results
+
+
+def clip_sharded_gradients(
+    parameters: Iterable[nn.Parameter],
+    max_norm: float,
+    ranks: ProcessGroup,
+    other_ranks_parameters: Iterable[nn.Parameter] = (),
+) -> float:
+    """As ``nn.utils.clip_grad_norm_`` over all ranks; each weight counts once, sharded or copied.
+
+    ``other_ranks_parameters`` count on another rank. All ranks call it.
+    """
+    trained = [p for p in parameters if p.grad is not None]
+    grads = [get_local(p.grad) for p in trained if p.grad is not None]
+    norms: list[Tensor] = list(torch._foreach_norm(grads)) if grads else []
+    other_ids = set(map(id, other_ranks_parameters))
+    squares = sum(
+        float(norm) ** 2 * _count_shards(p)
+        for p, norm in zip(trained, norms, strict=True)
+        if id(p) not in other_ids
+    )
+    [total] = ranks.all_reduce(squares / ranks.place.shape.n_ranks_per_stage)  # each part is on several ranks
+    total_norm = math.sqrt(total)
+    if grads and total_norm > max_norm:
+        torch._foreach_mul_(grads, max_norm / (total_norm + 1e-6))
+    return total_norm
+
+
+def _count_shards(tensor: Tensor) -> int:
+    """Number of different parts of a tensor."""
+    if not is_dtensor(tensor):
+        return 1
+    sizes = tensor.device_mesh.shape
+    return math.prod(
+        int(size)
+        for size, placement in zip(sizes, tensor.placements, strict=True)
+        if not placement.is_replicate()
+    )
