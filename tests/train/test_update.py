@@ -13,14 +13,14 @@ from tests.train.test_loop import NaNTask
 
 from polyhead.checkpoint import checkpoint
 from polyhead.train import loop
-from polyhead.train.strategies import single
+from polyhead.train.strategies import base
 from polyhead.train.update import PendingMetrics, can_defer_metrics
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
 
 
 def set_late(monkeypatch, is_late=True) -> None:
-    monkeypatch.setattr(single, "can_defer_metrics", lambda training: is_late)
+    monkeypatch.setattr(base, "can_defer_metrics", lambda training: is_late)
 
 
 @pytest.fixture
