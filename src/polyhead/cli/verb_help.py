@@ -11,9 +11,9 @@ _TYPES = {"int": "NUMBER", "int range": "NUMBER", "float": "NUMBER", "str": "TEX
 _TYPES |= {"float range": "NUMBER", "list[str]": "TEXT", "list[int]": "NUMBER"}
 _WORDS = [
     (r"default: \((.+)\)", r"default: \1"),
-    (r"(\S+)<=x<=(\S+)(?=\]$)", r"\1 to \2"),
-    (r"x>=(\S+)(?=\]$)", r"at least \1"),
-    (r"x<=(\S+)(?=\]$)", r"at most \1"),
+    (r"(\S+)<=x<=(\S+)(?=[];])", r"\1 to \2"),
+    (r"x>=(\S+)(?=[];])", r"at least \1"),
+    (r"x<=(\S+)(?=[];])", r"at most \1"),
 ]
 
 
