@@ -1,6 +1,7 @@
 """Templates of checkpoints are rendered to the text and the tokens of transformers."""
 
 import json
+from itertools import groupby
 from typing import Any
 
 import jinja2.exceptions
@@ -10,7 +11,7 @@ from tests.chat.published_chats import LOOKALIKES, PUBLISHED_TEMPLATES
 from transformers.utils.chat_template_utils import _compile_jinja_template
 
 import tokenizers
-from polyhead.chat.apply_template import encode_chat, encode_end_tokens, render_chat
+from polyhead.chat.apply_template import encode_answers, encode_chat, encode_end_tokens, render_chat
 from polyhead.chat.base import Message, ToolCall, ToolChoice, build_tool_choice
 from polyhead.chat.jinja import JinjaChat
 from polyhead.chat.tool_calls import ToolCallParser
@@ -230,3 +231,33 @@ def test_answers_of_a_complete_conversation_are_marked(name, end):
     text = "".join(piece.text if piece.is_assistant else "\0" for piece in pieces)
     answers = [answer.strip().removeprefix("ASSISTANT: ") for answer in text.split("\0") if answer]
     assert answers == [f"yes{end}", f"<b>{end}"]
+
+
+WITHOUT_END = {
+    "qwen1.5": """{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] }}{%
+        if not loop.last %}{{ '<|im_end|>\n' }}{% endif %}{% endfor %}{{
+        '<|im_start|>assistant\n' if add_generation_prompt }}""",
+    "deci": """{% for m in messages %}{{ '### ' + m['role'] + ':\n' + m['content'] + '\n' }}{% endfor %}{{
+        '### assistant:\n' if add_generation_prompt }}""",
+    "marked": """{% for m in messages %}{{ '<|' + m['role'] + '|>' }}{%
+        if m['role'] == 'user' %}{{ m['content'] }}{%
+        else %}{% generation %}{{ m['content'] }}{% endgeneration %}{% endif %}{{ '<|end|>' }}{% endfor %}{{
+        '<|assistant|>' if add_generation_prompt }}""",
+}
+
+
+@pytest.mark.parametrize("name", [*LOOKALIKES, *PUBLISHED_TEMPLATES, *WITHOUT_END])
+@pytest.mark.whole
+def test_learned_answers_end_where_generation_stops(tokenizer, name):
+    templates = PUBLISHED_TEMPLATES | LOOKALIKES | WITHOUT_END
+    format = JinjaChat(template=templates[name])
+    talk = to_messages([HELLO, {"role": "assistant", "content": "So."}] * 2)
+    encoded = encode_answers(format, tokenizer, talk, [m.role == "assistant" for m in talk])
+    runs = groupby(zip(encoded.assistant_mask, encoded.ids, strict=True), lambda pair: pair[0])
+    answers = [[i for _, i in run] for is_answer, run in runs if is_answer]
+    end_ids, eos = encode_end_tokens(format, tokenizer), tokenizer.eos_id
+    expected = {"qwen1.5": "<|im_end|>", "glm4": "<|user|>", "nemotron": "<extra_id_1>", "marked": "<|end|>"}
+    assert name not in expected or end_ids == (tokenizer.token_to_id(expected[name]), eos)
+    assert {answer.pop() for answer in answers} == {end_ids[0]}
+    assert not set(end_ids) & {i for answer in answers for i in answer}
+    assert [text.count("So.") for text in tokenizer.decode(answers)] == [1, 1]

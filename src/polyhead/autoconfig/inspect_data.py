@@ -210,8 +210,8 @@ def _iter_row_sizes(
             yield _byte_lengths(*example.texts)
     elif summary.task == "chat":
         conversations = open_conversations(paths)
-        for conversation in conversations.read():
-            yield (sum(_byte_lengths(*(message.content for message in conversation.messages))),)
+        for _, row in conversations.read():
+            yield (sum(_byte_lengths(*(message.content for message in row.messages))),)
     else:
         text = open_text(paths, data.document_separator, columns=data.text, format=data.format)
         size = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, groupby, takewhile, zip_longest
 from typing import TYPE_CHECKING, NamedTuple
 
 import tokenizers
@@ -84,6 +85,63 @@ def encode_chat(
         before = messages[:-1] if is_prefill(messages) else messages
         pieces = format.render_without_reasoning(before, tools)
     return encode_pieces(pieces, tokenizer)
+
+
+def encode_answers(
+    format: ChatFormat,
+    tokenizer: Tokenizer,
+    messages: Sequence[Message],
+    is_learned: Sequence[bool],
+    tools: ToolChoice = ToolChoice(),
+) -> EncodedChat:
+    """Render and tokenize a complete conversation to learn some of its answers, each with its end token.
+
+    ``is_learned`` is that of each message, of which the last is learned; the mask has the tokens of these
+    answers. UserError if the format does not write a part of the conversation.
+    """
+    syntax = reasoning_syntax(format)
+    reasons = [i for i, message in enumerate(messages) if message.reasoning]
+    pieces = render_chat(format, insert_reasoning(messages, syntax), False, tools)
+    runs = [list(run) for _, run in groupby(pieces, lambda piece: piece.is_assistant)]
+    answers = [run for run in runs if run[0].is_assistant]
+    texts = ["".join(piece.text for piece in answer) for answer in answers]
+    last_text = "".join(texts[-1:])
+    if reasons and not (syntax and messages[-1].reasoning.strip() in last_text.partition(syntax.end)[0]):
+        raise UserError(f"message {reasons[-1]} has reasoning, which this chat format does not write")
+    turns = [i for i, message in enumerate(messages) if message.role == "assistant"]
+    if len(turns) != len(answers):
+        if not all(is_learned[i] for i in turns):
+            raise UserError("this chat format does not tell answers apart, of which some are not learned")
+        turns = []
+    for i, answer, text in zip(turns, answers, texts, strict=False):
+        if not is_learned[i]:
+            answer[:] = [piece._replace(is_assistant=False) for piece in answer]
+        elif messages[i].tool_calls and messages[i].content.strip() not in text:
+            raise UserError(f"message {i} has a text and calls, of which this chat format writes the calls")
+    return encode_pieces([*_add_ends(chain.from_iterable(runs), format, tokenizer)], tokenizer)
+
+
+def _add_ends(pieces: Iterable[ChatPiece], format: ChatFormat, tokenizer: Tokenizer) -> Iterator[ChatPiece]:
+    """The pieces, with an end token in each answer: its own, else the one that follows it, else a new one."""
+    end_ids = encode_end_tokens(format, tokenizer)
+
+    def is_end(piece: ChatPiece) -> bool:
+        special = None if piece.kind == "text" else _find_special_token(piece, tokenizer)
+        return special is not None and special.id in end_ids
+
+    parts = _find_template_tokens(pieces, tokenizer)
+    runs = [list(run) for _, run in groupby(parts, lambda piece: piece.is_assistant)]
+    for run, following in zip_longest(runs, runs[1:], fillvalue=list[ChatPiece]()):
+        yield from run
+        if run and run[0].is_assistant and not any(map(is_end, run)):
+            blanks = len(
+                [*takewhile(lambda piece: piece.kind == "text" and not piece.text.strip(), following)]
+            )
+            if is_end(next(iter(following[blanks:]), ChatPiece(""))):
+                yield from (piece._replace(is_assistant=True) for piece in following[: blanks + 1])
+                del following[: blanks + 1]
+            else:
+                yield ChatPiece(tokenizer.ids_to_tokens([end_ids[0]])[0], "token", True)
 
 
 def encode_end_tokens(format: ChatFormat, tokenizer: Tokenizer) -> tuple[int, ...]:

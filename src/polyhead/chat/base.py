@@ -260,6 +260,48 @@ def validate_tool_choice(choice: Any) -> str | list[str]:
     return [name]
 
 
+def parse_messages(value: Any) -> list[Message]:
+    """Parse the messages of a conversation; the role developer becomes system."""
+    if not isinstance(value, list) or not value:
+        raise UserError(f"{format_value(value)} is not a list of messages")
+    messages = []
+    for number, fields in enumerate(value):
+        label = f"message {number}"
+        if not isinstance(fields, dict):
+            raise UserError(f"{label} is {format_value(fields)}, expected an object with role and content")
+        for name in ("function_call", "audio"):
+            if fields.get(name):
+                raise UserError(f"{label} has {name}, which is not supported; supported: text and tool_calls")
+        role, content, tool_call_id = fields.get("role"), fields.get("content"), fields.get("tool_call_id")
+        if not isinstance(role, str):
+            raise UserError(f"{label} has the role {format_value(role)}, expected {', '.join(MESSAGE_ROLES)}")
+        calls = parse_tool_calls(fields.get("tool_calls"), number)
+        reasoning = fields.get("reasoning_content")
+        reasoning = (fields.get("reasoning") if reasoning is None else reasoning) or ""
+        if not isinstance(reasoning, str):
+            raise UserError(f"{label} has the reasoning {format_value(reasoning)}, expected a string")
+        if content is None and role in ROLES_WITHOUT_CONTENT:
+            content = ""
+        if isinstance(content, list):
+            for part in content:
+                kind = part.get("type") if isinstance(part, dict) else part
+                if kind != "text" or not isinstance(part, dict) or not isinstance(part.get("text"), str):
+                    raise UserError(
+                        f"{label} has a part {format_value(kind)}; this model supports text only: "
+                        "{type: text, text: ...}"
+                    )
+            content = "".join(part["text"] for part in content)
+        if not isinstance(content, str):
+            raise UserError(
+                f"{label} has the content {format_value(content)}, expected a string or a list of texts"
+            )
+        if not isinstance(tool_call_id, str | None):
+            raise UserError(f"{label} has the tool_call_id {format_value(tool_call_id)}, expected a string")
+        role = MESSAGE_ROLE_ALIASES.get(role, role)
+        messages.append(Message(role, content, calls, tool_call_id or "", reasoning))
+    return messages
+
+
 def parse_tool_calls(value: Any, number: int) -> tuple[ToolCall, ...]:
     """Parse the tool_calls of message ``number`` in OpenAI's format."""
     if not value:

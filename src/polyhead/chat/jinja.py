@@ -6,6 +6,7 @@ import copy
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from typing import Any
 
@@ -89,12 +90,15 @@ class JinjaChat:
 
     @cached_property
     def end_tokens(self) -> tuple[ChatPiece, ...]:
-        """The token after an answer, if it has one, and EOS."""
-        rendering = self._write([_QUESTION, _ANSWER])
-        text = _plain(rendering).replace(rendering.placeholders.answer_end, "")
-        mark = _END.match(text, text.rindex(_ANSWER.content) + len(_ANSWER.content))
-        token = mark[0].strip() if mark else ""
-        return (EOS,) if not token or token in _ROLE_CHARACTERS.values() else (ChatPiece(token, "mark"), EOS)
+        """The token after the last answer, or else after one before a question, if there is one, and EOS."""
+        for conversation in ([_QUESTION, _ANSWER], [_QUESTION, _ANSWER, _QUESTION]):
+            with suppress(TemplateError):
+                rendering = self._write(conversation)
+                text = _plain(rendering).replace(rendering.placeholders.answer_end, "")
+                if mark := _END.match(text, text.rindex(_ANSWER.content) + len(_ANSWER.content)):
+                    token = mark[0].strip()
+                    return (EOS,) if token in _ROLE_CHARACTERS.values() else (ChatPiece(token, "mark"), EOS)
+        return (EOS,)
 
     @cached_property
     def trim_content(self) -> bool:
@@ -135,7 +139,12 @@ class JinjaChat:
                 "a call cannot be required: the marks of tool calls in this chat template are unknown"
             )
         messages, rendering = self._write_all(messages, add_generation_prompt, tools)
-        if not all(name in _plain(rendering) for name in tools.tool_names):
+        text = _plain(rendering)
+        is_written = all(name in text for name in tools.tool_names)
+        # a name may be that of a call only
+        if not is_written or (
+            tools.all_tools and text == _plain(self._write(messages, add_generation_prompt))
+        ):
             raise no_tools_error(f"tools are given ({', '.join(tools.tool_names)})")
         spans = [] if add_generation_prompt else list(self._answer_spans(messages, rendering, tools))
         return list(_split_pieces(rendering, spans))
@@ -243,15 +252,30 @@ class JinjaChat:
             prompt = _plain(self._write(messages[:i], True, tools))
             if text.startswith(prompt) and len(prompt) <= start:
                 start = len(prompt)
-            elif message.tool_calls and self.tool_syntax:
-                start = max(text.rfind(self.tool_syntax.start_marker or "{", 0, start), 0)
-            end_mark = (self._find_end if message.tool_calls else _END.match)(text, end)
-            yield start, end_mark.end() if end_mark else end
+            elif message.tool_calls:  # where the text differs if the answer calls nothing
+                start = _common_len(text, _plain(self._write([*messages[:i], _ANSWER], False, tools)))
+            limit = len(text)
+            if message.tool_calls and i + 1 < len(
+                messages
+            ):  # where the text differs if the next message does
+                following = messages[i + 1]._replace(content=f"{_ANSWER.content} {messages[i + 1].content}")
+                changed = _plain(
+                    self._write([*messages[: i + 1], following, *messages[i + 2 :]], False, tools)
+                )
+                limit = _common_len(text, changed)
+            yield start, self._find_end(text, end, limit, message)
 
-    def _find_end(self, text: str, start: int) -> re.Match[str] | None:
-        """The first token in a text that ends an answer."""
+    def _find_end(self, text: str, start: int, limit: int, message: Message) -> int:
+        """Where an answer ends: its text ends at ``start``, but if it calls functions up to ``limit``."""
         names = [_ROLE_CHARACTERS.get(piece.text, piece.text) for piece in self.end_tokens]
-        return re.compile("|".join(map(re.escape, names))).search(text, start)
+        end = re.compile(rf"\s*(?:{'|'.join(map(re.escape, names))})")
+        if mark := (end.search if message.tool_calls else end.match)(text, start, limit):
+            return mark.end()
+        if not message.tool_calls:
+            return start
+        if limit < len(text):
+            raise UserError("the chat template writes no end token after tool calls: choose another format")
+        return len(text.rstrip())
 
 
 def _move_system(messages: Sequence[Message]) -> Sequence[Message]:

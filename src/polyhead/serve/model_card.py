@@ -207,8 +207,8 @@ def _read_labeled(recipe: Recipe) -> Iterator[TextSample]:
 
 def _read_questions(recipe: Recipe) -> Iterator[TextSample]:
     dataset = open_conversations(*recipe.data.select_split("valid"))
-    for _, messages in dataset.read(ConversationReport(dataset.source_label)):
-        yield from [(message.content,) for message in messages if message.role == "user"][:1]
+    for _, row in dataset.read(ConversationReport(dataset.source_label)):
+        yield from [(message.content,) for message in row.messages if message.role == "user"][:1]
 
 
 def _read_lines(recipe: Recipe) -> Iterator[TextSample]:

@@ -51,7 +51,7 @@ def test_repeated_questions_are_in_one_split(write_file):
     for is_validation in (False, True):
         report = ConversationReport("x")
         examples = open_conversations([path], 0.3, is_validation).read(report)
-        splits.append([example.messages[0].content for example in examples])
+        splits.append([row.messages[0].content for _, row in examples])
         assert report.malformed == (not is_validation)  # counted once
     train, valid = splits
     assert valid == [q for q in questions if zlib.crc32(q.encode()) < 0.3 * 2**32] != []

@@ -5,27 +5,33 @@ Lines that cannot be used are counted, never dropped silently.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from polyhead.chat.base import Message
+from polyhead.chat.base import Message, ToolChoice, build_tool_choice, parse_messages
 from polyhead.core.blank_text import is_blank
-from polyhead.core.errors import UserError
+from polyhead.core.errors import UserError, format_value
 from polyhead.data.readers.files import check_file, is_text, iter_lines
 from polyhead.data.readers.rows import ReadReport, Rows
 from polyhead.data.readers.tabular import SAMPLE_LINES, is_blank_line, parse_json_line, parse_lines
 
 MESSAGE_KEYS = ("messages", "conversations")
+_SHAREGPT_KEYS = {"role": "from", "content": "value"}
 _ROLE_NAMES = {"human": "user", "gpt": "assistant", "developer": "system"}  # roles of other formats
+# what other programs write into the text, or take out of the loss
+_UNREAD_ROW_KEYS = ("functions", "documents", "chat_template_kwargs", "images", "audios", "videos")
+_UNREAD_MESSAGE_KEYS = ("refusal", "thinking", "train_detail", "images")
 
 
-class ConversationExample(NamedTuple):
-    """The messages of one conversation, up to the last answer."""
+class ChatRow(NamedTuple):
+    """A conversation up to the last answer that is learned."""
 
-    location: str
     messages: list[Message]
+    is_learned: list[bool]  # of each message: whether it is an answer that is learned
+    tools: ToolChoice = ToolChoice()
 
 
 class ConversationReport(ReadReport):
@@ -40,21 +46,20 @@ class Conversations(Rows):
 
     unit = "conversation"
 
-    def read(self, report: ConversationReport | None = None) -> Iterator[ConversationExample]:
-        """Yield the usable conversations; the caller counts those that it uses in the report."""
-        for place, _, messages in self.read_rows(report or ConversationReport(self.source_label)):
-            yield ConversationExample(place, messages)
+    def read(self, report: ConversationReport | None = None) -> Iterator[tuple[str, ChatRow]]:
+        """Yield (location, row) of the usable conversations; the caller counts those that it uses."""
+        for place, _, row in self.read_rows(report or ConversationReport(self.source_label)):
+            yield place, row
 
-    def read_file(self, path: Path) -> Iterator[tuple[int, list[Message] | str]]:
+    def read_file(self, path: Path) -> Iterator[tuple[int, ChatRow | str]]:
         return parse_lines(path, parse_chat_line)
 
-    def get_split_text(self, row: list[Message] | str) -> str | None:
+    def get_split_text(self, row: ChatRow | str) -> str | None:
         """The messages before the first answer; None for a line that is unusable."""
         if isinstance(row, str):
             return None
-        return "\n".join(
-            message.content for message in takewhile(lambda message: message.role != "assistant", row)
-        )
+        questions = takewhile(lambda message: message.role != "assistant", row.messages)
+        return "\n".join(message.content for message in questions)
 
 
 def open_conversations(
@@ -66,63 +71,94 @@ def open_conversations(
     paths = tuple(check_file(path) for path in files)
     for path in paths:
         sample = [parse_chat_line(raw) for raw in islice(iter_lines(path), SAMPLE_LINES)]
-        if all(isinstance(messages, str) for messages in sample):
+        problems = [row for row in sample if isinstance(row, str)]
+        if len(problems) == len(sample):
+            reason = next((problem for problem in problems if ": " in problem), "").partition(": ")[2]
             raise UserError(
-                f"{path.name}: none of its first {len(sample)} lines is a conversation; expected JSONL such "
+                f"{path.name}: none of its first {len(sample)} lines is a conversation; "
+                f"{reason and reason + '; '}expected JSONL such "
                 'as {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": '
                 '"..."}]}'
             )
     return Conversations(paths, validation_fraction=validation_fraction, is_validation=is_validation)
 
 
-def parse_chat_line(raw: bytes | None) -> list[Message] | str:
-    """The messages of a line up to the last answer, or the kind of problem."""
+def parse_chat_line(raw: bytes | None) -> ChatRow | str:
+    """The conversation of a line up to the last answer that is learned, or the kind of problem."""
     if raw is None:
         return "too_long"
     if is_blank_line(raw):
         return "empty"
     try:
         row = parse_json_line(raw) if is_text(raw) else None
+        if not isinstance(row, dict) or (raw_messages := _find_messages(row)) is None:
+            return "malformed"
+        parts = [raw_messages, row.get("tools")]
+        json.dumps(parts, ensure_ascii=False).encode()  # half of a surrogate pair is a ValueError
     except (ValueError, RecursionError):
         return "malformed"
-    raw_messages = (
-        next((row[key] for key in MESSAGE_KEYS if key in row), None) if isinstance(row, dict) else None
-    )
-    if not isinstance(raw_messages, list):
-        return "malformed"
-    messages = [
-        message_dict for message_dict in map(_parse_message, raw_messages) if message_dict is not None
-    ]
-    if len(messages) < len(raw_messages):
-        return "malformed"
-    answers = [
-        message_dict
-        for message_dict, message in zip(raw_messages, messages, strict=True)
-        if message.role == "assistant"
-    ]
-    if any(message_dict.get("weight") not in (None, 1) for message_dict in answers):
-        return "unsupported"
-    while messages and (messages[-1].role != "assistant" or is_blank(messages[-1].content)):
-        messages.pop()
-    return messages or "unsupported"
-
-
-def _parse_message(raw: Any) -> Message | None:
-    """Parse one message, with the keys of OpenAI (role, content) or of ShareGPT (from, value)."""
-    if not isinstance(raw, dict):
-        return None
-    role, content = (raw.get(a, raw.get(b)) for a, b in (("role", "from"), ("content", "value")))
-    if not isinstance(role, str) or not isinstance(content, str):
-        return None
     try:
-        content.encode()
-    except UnicodeEncodeError:  # half of a surrogate pair
+        return _parse_row(row, raw_messages)
+    except UserError as error:
+        return f"unsupported: {error}"
+
+
+def _find_messages(row: dict[str, Any]) -> list[dict[str, Any]] | None:
+    """The messages of a row with the keys of OpenAI, of which ShareGPT has others; None if there are none."""
+    values = next((row[key] for key in MESSAGE_KEYS if key in row), None)
+    if not isinstance(values, list) or not all(isinstance(value, dict) for value in values):
         return None
-    return Message(_ROLE_NAMES.get(role, role), content)
+    messages = [
+        value | {key: value.get(key, value.get(other)) for key, other in _SHAREGPT_KEYS.items()}
+        for value in values
+    ]
+    for message in messages:
+        role, content = message["role"], message["content"]
+        if not isinstance(role, str) or not isinstance(content, str | list | None):
+            return None
+        message["role"] = _ROLE_NAMES.get(role, role)
+    return messages
+
+
+def _parse_row(row: dict[str, Any], raw_messages: list[dict[str, Any]]) -> ChatRow | str:
+    """Parse a conversation as the service does; UserError for what would be left out."""
+    for subject, fields, keys in (
+        ("the row", row, _UNREAD_ROW_KEYS),
+        *((f"message {i}", raw, _UNREAD_MESSAGE_KEYS) for i, raw in enumerate(raw_messages)),
+    ):
+        if unread := [key for key in keys if fields.get(key)]:
+            raise UserError(f"{subject} has {unread[0]}, which is not supported")
+    messages = parse_messages(raw_messages)
+    if row.get("system") and messages[:1] and messages[0].role != "system":
+        raise UserError("the row has system, which is read only as the first of its messages")
+    is_learned = [_is_learned(raw, i) for i, raw in enumerate(raw_messages)]
+    while messages and not (is_learned[-1] and _has_output(messages[-1])):
+        del messages[-1], is_learned[-1]
+    return ChatRow(messages, is_learned, build_tool_choice(row.get("tools"))) if messages else "unsupported"
+
+
+def _is_learned(raw: dict[str, Any], number: int) -> bool:
+    """Whether a message is an answer that is learned: its ``weight`` and ``train`` are not 0 or false."""
+    if raw["role"] != "assistant":
+        if raw.get("train"):
+            raise UserError(f"message {number} has train, but only answers are learned")
+        return False
+    values = {key: raw[key] for key in ("weight", "train") if raw.get(key) is not None}
+    for key, value in values.items():
+        if value not in (0, 1):
+            raise UserError(f"message {number} has the {key} {format_value(value)}, expected 0 or 1")
+    if raw["content"] is None and not any(map(raw.get, ("tool_calls", "reasoning", "reasoning_content"))):
+        raise UserError(f"message {number} has neither content nor tool_calls")
+    return all(values.values())
+
+
+def _has_output(message: Message) -> bool:
+    return bool(message.tool_calls or message.reasoning) or not is_blank(message.content)
 
 
 def read_conversation_texts(conversations: Conversations) -> Iterator[str]:
-    """Yield the texts that the tokenizer is trained on: role and content of each message."""
-    for _, messages in conversations.read():
-        for role, content, *_ in messages:
-            yield f"{role.capitalize()}: {content}"
+    """Yield the texts that the tokenizer is trained on: those of each message, after its role."""
+    for _, row in conversations.read():
+        for message in row.messages:
+            yield f"{message.role.capitalize()}: {message.content}"
+            yield from filter(None, [message.reasoning, *(call.arguments for call in message.tool_calls)])

@@ -37,11 +37,11 @@ class ReadReport:
     """Read counts: total = used + the rows of each kind that cannot be used.
 
     header is a line that repeats the header; too_long is a line longer than the limit of a line, or a row
-    that does not fit; unsupported is a conversation with an order of roles that the chat format cannot write,
-    no answer, or an answer that must not be learned as it is (its ``weight`` is set and not 1; weights of
-    other messages are ignored, because only answers are learned). A row that is used, but cut to fit, is also
-    counted as ``truncated``. ``bom`` counts byte order marks at the start of further lines, and
-    ``fractions`` the labels that are numbers with a fraction.
+    that does not fit; unsupported is a conversation without an answer that is learned, or with a part that
+    cannot be read or that the chat format cannot write, such as an image, tools or an order of roles: it is
+    never used without this part. A row that is used, but cut to fit, is also counted as ``truncated``.
+    ``bom`` counts byte order marks at the start of further lines, and ``fractions`` the labels that are
+    numbers with a fraction.
     """
 
     unit: ClassVar[str]  # what a row is
@@ -174,8 +174,9 @@ class Rows:
         """Yield (location, line number, values) of the rows of this split; others are counted."""
         for place, line, row in self._iter_split():
             report.total += row != "bom"
-            if isinstance(row, str):
-                report.count_problem(row, place)
+            if isinstance(row, str):  # a kind of problem, or kind: reason
+                kind, _, reason = row.partition(": ")
+                report.count_problem(kind, f"{place}, {reason}" if reason else place)
             else:
                 yield place, line, row
 

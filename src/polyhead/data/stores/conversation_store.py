@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_left
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
 import torch
 
-from polyhead.chat.apply_template import EncodedChat, encode_pieces
+from polyhead.chat.apply_template import EncodedChat, encode_answers
 from polyhead.chat.base import ChatFormat, Message
 from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError
 from polyhead.core.registry import CHAT
 from polyhead.data.batching.token_windows import TokenWindows
-from polyhead.data.readers.conversations import ConversationReport, Conversations
+from polyhead.data.readers.conversations import ChatRow, ConversationReport, Conversations
 from polyhead.data.readers.files import fingerprint
 from polyhead.data.stores.build_cache import FlatWriter, IdArray, IdStore
 from polyhead.nn.loss import IGNORE_INDEX
@@ -27,10 +27,11 @@ _LAYOUT = 1  # version of the file layout; another version makes another cache
 
 
 class ConversationStore(IdStore):
-    """The tokens of conversations, with a mask of the assistant's tokens, in the order of the files."""
+    """The tokens of conversations, with a mask of the answers that are learned, in the order of the files."""
 
     kind = "chat"
-    dtypes: ClassVar = {"ids": np.int32, "learned": np.int8, "offsets": np.int64}
+    # of older caches the mask has another name: they are written again in the directory that runs know
+    dtypes: ClassVar = {"ids": np.int32, "assistant_mask": np.int8, "offsets": np.int64}
 
     def __init__(self, directory: Path, report: ConversationReport) -> None:
         super().__init__(directory, report)
@@ -83,38 +84,38 @@ def _write_rows(
     out: dict[str, FlatWriter],
     report: ConversationReport,
 ) -> None:
-    for place, messages in conversations.read(report):
+    for place, row in conversations.read(report):
         try:
-            pieces = format.render(messages, False)
+            encoded, kept_messages = _encode_within(row, format, tokenizer, max_len)
         except UserError as error:
             report.count_problem("unsupported", f"{place}, {error}")
             continue
-        row, kept_messages = _truncate_conversation(
-            encode_pieces(pieces, tokenizer), messages, format, tokenizer, max_len
-        )
-        if row is None:
+        if encoded is None:
             report.count_problem("too_long", place)
             continue
-        if len(kept_messages) < len(messages):
+        if len(kept_messages) < len(row.messages):
             report.count_problem("truncated", place)
         report.used += 1
-        report.answers += sum(message.role == "assistant" for message in kept_messages)
-        out["ids"].append_rows([row.ids], out["offsets"])
-        out["learned"].append(row.assistant_mask)
+        report.answers += sum(row.is_learned[: len(kept_messages)])
+        out["ids"].append_rows([encoded.ids], out["offsets"])
+        out["assistant_mask"].append(encoded.assistant_mask)
     report.check_usable()
 
 
-def _truncate_conversation(
-    row: EncodedChat, messages: list[Message], format: ChatFormat, tokenizer: Tokenizer, max_len: int
+def _encode_within(
+    row: ChatRow, format: ChatFormat, tokenizer: Tokenizer, max_len: int
 ) -> tuple[EncodedChat | None, list[Message]]:
     """The conversation, without its last turns if it is too long; None if no turn fits."""
-    if len(row.ids) <= max_len:
-        return row, messages
-    ends = [i + 1 for i, message in enumerate(messages[:-1]) if message.role == "assistant"]
 
+    @cache
     def encode_prefix(end: int) -> EncodedChat:
-        return encode_pieces(format.render(messages[:end], False), tokenizer)
+        return encode_answers(format, tokenizer, row.messages[:end], row.is_learned[:end], row.tools)
 
+    ends = [i + 1 for i, is_learned in enumerate(row.is_learned) if is_learned]
+    if len(encode_prefix(ends[-1]).ids) <= max_len:
+        return encode_prefix(ends[-1]), row.messages
     # number of ends that fit
-    n_fitting = bisect_left(ends, True, key=lambda end: len(encode_prefix(end).ids) > max_len)
-    return (encode_prefix(ends[n_fitting - 1]), messages[: ends[n_fitting - 1]]) if n_fitting else (None, [])
+    n_fitting = bisect_left(ends[:-1], True, key=lambda end: len(encode_prefix(end).ids) > max_len)
+    if not n_fitting:
+        return None, []
+    return encode_prefix(ends[n_fitting - 1]), row.messages[: ends[n_fitting - 1]]

@@ -67,10 +67,11 @@ def language_samples(task: LanguageModelingTask, run: Run) -> Samples:
 
 @take_samples.register
 def chat_samples(task: ChatTask, run: Run) -> Samples:
-    """Answers to the first user turns of some validation conversations."""
+    """Answers to the first user turns of some validation conversations without tools."""
     assert run.recipe is not None
-    conversations = open_split_conversations(run.recipe, "valid")
-    turns = [_split_first_turn(c.messages) for c in islice(conversations.read(), MAX_CONVERSATIONS)]
+    read = open_split_conversations(run.recipe, "valid").read()
+    conversations = (row.messages for _, row in read if not row.tools.all_tools)
+    turns = [*map(_split_first_turn, islice(conversations, MAX_CONVERSATIONS))]
     chat = run.chat_session(run.generation.chat or ChatTask.chat)
     examples: list[dict[str, Any]] = []
     for messages, answer in turns:
