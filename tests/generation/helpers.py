@@ -46,13 +46,17 @@ def ids_by_row(events, n_rows, first_row=0):
 
 
 @torch.no_grad()
-def decode_plain(model, prompt, limit, sampling=GREEDY, seed=0, row=0, max_len=64, eos_id=2):
+def decode_plain(model, prompt, limit, sampling=GREEDY, seed=0, row=0, max_len=64, eos_id=2, prefix=()):
     """Plain decoding: the visible text is read again for every token, without a cache."""
+    prefix = list(prefix) if list(prompt[: len(prefix)]) == list(prefix) else []
     y, start, streams = list(prompt), 0, RandomStreams(seed, 1, row)
     while len(y) < len(prompt) + limit and (len(y) == len(prompt) or y[-1] != eos_id):
         if len(y) - start > max_len:
             start = len(y) - max_len // 2
-        logits = sampling.apply(model(torch.tensor([y[start:]]))[:, -1], [y], (0,), [y[len(prompt) :]])
+        head = prefix if start else []
+        logits = sampling.apply(
+            model(torch.tensor([[*head, *y[start + len(head) :]]]))[:, -1], [y], (0,), [y[len(prompt) :]]
+        )
         y.append(int(logits.argmax()) if sampling.temperature == 0 else streams.sample(logits, [0])[0])
     return y[len(prompt) :]
 

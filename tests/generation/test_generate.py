@@ -48,11 +48,13 @@ def test_samples_do_not_depend_on_other_rows(model):
     assert rows == [tokens[:2] if row % 3 == 0 else tokens for row, tokens in enumerate(expected)]
 
 
-@pytest.mark.parametrize("design", ["gpt-2", "lstm"])
-def test_texts_past_max_len_continue_from_second_half(design):
+@pytest.mark.parametrize(("design", "prefix"), [("gpt-2", ()), ("lstm", (4, 4)), ("gpt-2", (5,))])
+def test_texts_past_max_len_continue_from_second_half(design, prefix):
+    """Those that begin with the prefix keep it."""
     model, prompts = make(design, max_len=8), [[5, 6, 7], [9], [4, 4, 8, 11, 3, 12, 20, 5]]
-    options = {"max_new_tokens": 18, "max_len": 8, "eos_id": NO_EOS}
-    expected = [decode_plain(model, prompt, 18, max_len=8, eos_id=NO_EOS) for prompt in prompts]
+    ends = {"max_len": 8, "eos_id": NO_EOS}
+    expected = [decode_plain(model, prompt, 18, prefix=prefix, **ends) for prompt in prompts]
+    options = ends | {"max_new_tokens": 18, "prefix_ids": prefix}
     assert collect(model, prompts, **options)[0] == expected
     samples, _ = collect(model, prompts, sampling=WARM, n=2, **options)
     for row, prompt in enumerate(prompts):

@@ -1,5 +1,5 @@
 import pytest
-from tests.generation.helpers import REFUSALS
+from tests.generation.helpers import REFUSALS, decode_plain
 from tests.generation.run_helpers import TEXTS, make_run
 from tests.generation.run_helpers import run as run
 
@@ -32,6 +32,18 @@ def test_engine_texts_equal_generate(cache, changes):
         assert stream.collect_texts() == expected  # a second time
         assert set(stream.finish_reasons) <= {"stop", "length"}
     assert engine.engine.idle
+
+
+def test_texts_past_max_len_begin_as_texts_do():
+    run = make_run("decoder", max_len=12)
+    run.tokenizer = run.tokenizer.with_template([run.tokenizer.token_to_id("<s>")], [])
+    (prompt,) = run._encode_prompts(TEXTS[:1])
+    options = {"temperature": 0.0, "max_new_tokens": 30}
+    ends = {"max_len": 12, "eos_id": run.tokenizer.eos_id}
+    ids, without = (decode_plain(run.model, prompt, 30, prefix=prompt[:n], **ends) for n in (1, 0))
+    stream = run.engine().submit(TEXTS[0], **options)
+    assert stream.collect_texts() == run.generate(TEXTS[:1], **options)
+    assert list(stream.tokens[0]) == ids != without
 
 
 def test_engine_translations_equal_translate(translator):

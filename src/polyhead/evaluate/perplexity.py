@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from polyhead.core.errors import NotFiniteError, UserError, format_value
-from polyhead.data.batching.token_windows import TokenWindows, collate_windows
+from polyhead.data.batching.token_windows import TokenWindows
 from polyhead.data.readers.plain_text import TextFiles
 from polyhead.data.stores.build_cache import IdArray
 from polyhead.data.stores.token_store import TokenStore
@@ -129,14 +129,50 @@ def text_perplexity(
 
 
 def plan_rows(store: TokenStore, width: int, rows: int) -> list[IdArray]:
-    """Starts of the rows of every batch of a whole text: each token but the first is predicted once."""
-    starts = np.arange(0, len(store) - 1, width)
-    return [starts[i : i + rows] for i in range(0, len(starts), rows)]
+    """The rows of every batch of a whole text, in which each token but the first is predicted once: (B, 2).
+
+    A row is the range of its input tokens, after ``count_prefix`` tokens. It ends between documents if it
+    can, so a document that fits into a row is read from its beginning; a longer one is cut into rows.
+    """
+    documents, n_inputs = store.document_starts, len(store) - 1
+    n_unused = int(store.has_document_prefix)  # the token before a prefix predicts nothing
+    plan, start = list[tuple[int, int]](), 0
+    while start < n_inputs:
+        limit = start + width - count_prefix(store, np.array([[start]]), width).item()
+        last = int(documents[np.searchsorted(documents, limit + n_unused, side="right") - 1])
+        stop = last if start < last and limit < n_inputs else min(limit, n_inputs)
+        plan.append((start, stop))
+        start = stop
+    return [np.array(plan[i : i + rows]) for i in range(0, len(plan), rows)]
 
 
-def collate_rows(store: TokenStore, row_starts: IdArray, width: int) -> TokenWindows:
-    """The rows of a text at ``row_starts``; attention does not cross documents."""
-    return collate_windows(store, row_starts, width, has_documents=len(store.document_starts) > 1)
+def count_prefix(store: TokenStore, starts: IdArray, width: int) -> IdArray:
+    """Number of the store's ``prefix_ids`` before rows that do not begin with them: (B, 1) -> (B, 1)."""
+    n = len(store.prefix_ids) if len(store.prefix_ids) < width else 0
+    first_tokens = store.ids[np.minimum(starts + np.arange(n), len(store) - 1)]
+    return n * (first_tokens != store.prefix_ids[:n]).any(1, keepdims=True)
+
+
+def collate_rows(store: TokenStore, rows: IdArray, width: int) -> TokenWindows:
+    """Rows of ``plan_rows``, of ``width`` tokens each; attention does not cross documents."""
+    starts, stops = rows[:, :1], rows[:, 1:]
+    origins = starts - count_prefix(store, starts, width)
+    positions = origins + np.arange(width + 1)
+    cells = store.ids[np.clip(positions, 0, len(store) - 1)].astype(np.int64)
+    for column, token in enumerate(store.prefix_ids):
+        cells[(positions < starts)[:, column], column] = token
+    documents = np.searchsorted(store.document_starts, np.maximum(positions, starts), side="right") - 1
+    first = store.document_starts[documents]
+    pos = positions - np.where(first > starts, first, origins)
+    is_label = (positions > starts) & (positions <= stops) & ~(store.has_document_prefix & (pos == 0))
+    labels = np.where(is_label, cells, IGNORE_INDEX)
+    has_documents = len(store.document_starts) > 1
+    return TokenWindows(
+        torch.from_numpy(cells[:, :-1]),
+        torch.from_numpy(pos[:, :-1]) if has_documents else None,
+        torch.from_numpy(labels[:, 1:]),
+        has_documents,
+    )
 
 
 @torch.no_grad()
@@ -153,8 +189,8 @@ def compute_perplexity(
             f"{store.report.source_label}: only one token, so there is nothing to predict; use more text"
         )
 
-    def read_rows(row_starts: IdArray) -> TokenLoss:
-        batch = to_model_device(model, collate_rows(store, row_starts, width))
+    def read_rows(batch_rows: IdArray) -> TokenLoss:
+        batch = to_model_device(model, collate_rows(store, batch_rows, width))
         return token_losses(model.features(batch.tokens, batch.pos), model.head, batch.labels)
 
     total = TokenLoss.from_parts(map_fn(read_rows, plan))

@@ -29,22 +29,31 @@ def generate(
     cache: Choice | None = None,
     grammar: GrammarConstraint | None = None,
     refusals: dict[int, str] | None = None,
+    prefix_ids: Sequence[int] = (),
 ) -> Generator[TokenOutput, set[int] | None, None]:
     """Yield new tokens of all sequences; prompt i has sequences n * i to n * i + n - 1, plus ``row_offset``.
 
     A sequence ends with ``eos_id``, with a token of ``extra_eos_ids`` or after ``max_new_tokens``. If prompt
     and output outgrow ``max_len``, the model's maximum length, the sequence continues from its last ``max_len
-    // 2`` tokens. A caller ends sequences early by sending their numbers (``generator.send({row, ...})``).
-    The samples of a sequence depend only on (seed, its number), never on the others; sequences run together
-    up to ``batch_tokens`` tokens at their ends, at least those of one prompt. A prompt that fails is a
-    UserError; with ``refusals`` it ends, with the reason there.
+    // 2`` tokens, of which the first are ``prefix_ids`` if the prompt begins with them. A caller ends
+    sequences early by sending their numbers (``generator.send({row, ...})``). The samples of a sequence
+    depend only on (seed, its number), never on the others; sequences run together up to ``batch_tokens``
+    tokens at their ends, at least those of one prompt. A prompt that fails is a UserError; with ``refusals``
+    it ends, with the reason there.
     """
     check_sampling_request(prompts, max_new_tokens, n, seed, row_offset, max_len)
     if not prompts:
         return
     lengths = [min(len(prompt) + max_new_tokens, max_len or 2**62) for prompt in prompts]
     engine, strategy = (
-        Engine(model, max_len=max(lengths), cache=cache, max_batch_tokens=batch_tokens, refill_threshold=0.5),
+        Engine(
+            model,
+            max_len=max(lengths),
+            cache=cache,
+            max_batch_tokens=batch_tokens,
+            refill_threshold=0.5,
+            prefix_ids=prefix_ids,
+        ),
         SamplingStrategy(sampling, eos_id, *extra_eos_ids, grammar=grammar),
     )
     requests = [

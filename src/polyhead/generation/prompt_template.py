@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,6 +21,14 @@ class PromptTemplate(NamedTuple):
     def build_prompt(self, ids: list[int]) -> list[int]:
         """The prompt to continue a text; for an empty text, the prefix alone."""
         return [*self.prefix_ids, *ids] if self.always_add_prefix or not ids else ids
+
+
+def keep_last(ids: Sequence[int], n: int, prefix_ids: Sequence[int]) -> list[int]:
+    """The last ``n`` tokens of a text, of which the first are ``prefix_ids`` if the text begins with them."""
+    n_prefix, start = len(prefix_ids), max(0, len(ids) - n)
+    if n_prefix >= n or list(ids[:n_prefix]) != list(prefix_ids):
+        return list(ids[start:])
+    return [*prefix_ids, *ids[start + n_prefix :]]
 
 
 def get_prompt_template(recipe: Recipe | None, tokenizer: Tokenizer) -> PromptTemplate:

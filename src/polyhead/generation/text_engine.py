@@ -97,6 +97,7 @@ class TextEngine:
             model,
             max_len=max_len,
             cache=CACHE.check(Choice.from_config(choice)) if choice else None,
+            prefix_ids=tokenizer.prefix_ids if prompt_template else (),
             **options,
         )
         self.proposer = proposer  # source of draft tokens for texts of one sequence

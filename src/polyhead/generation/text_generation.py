@@ -56,6 +56,7 @@ def generate_texts(
         "batch_tokens": config.batch_tokens,
         "cache": config.cache,
         "grammar": constraint_for(config.grammar, tokenizer, eos_ids),
+        "prefix_ids": tokenizer.prefix_ids,
     }
     tokens = (
         generate(model, prompts, refusals=refusals, **options)

@@ -260,7 +260,9 @@ def test_texts_past_max_len_continue_from_second_half(cache, max_len):
     model, small = make(5, max_len=max_len), make(6, n_layers=1)
     prompts = [prompt[:max_len] for prompt in PROMPTS[1:]]
     options = {"max_new_tokens": 11, "max_len": max_len, "eos_id": NO_EOS, "cache": Choice(cache)}
-    expected = [decode_plain(model, prompt, 11, max_len=max_len, eos_id=NO_EOS) for prompt in prompts]
+    prefix = options["prefix_ids"] = prompts[0][:1] if max_len == 8 else []
+    ends = {"max_len": max_len, "eos_id": NO_EOS, "prefix": prefix}
+    expected = [decode_plain(model, prompt, 11, **ends) for prompt in prompts]
     for tokens, draft_len in ((4, 64), (4, 3), (9, 1)):
         assert speculate(model, prompts, draft_model(small, tokens, draft_len), **options)[0] == expected
     options["sampling"], proposer = WARM, draft_model(small, 4, 5)
@@ -270,7 +272,7 @@ def test_texts_past_max_len_continue_from_second_half(cache, max_len):
         assert row == [samples[2 * i + 1]]
     rows, _ = speculate(model, prompts, PromptLookup(None), seed=4, **options)
     for row, prompt in enumerate(prompts):
-        assert rows[row] == decode_plain(model, prompt, 11, WARM, 4, row, max_len, NO_EOS)
+        assert rows[row] == decode_plain(model, prompt, 11, WARM, 4, row, **ends)
 
 
 def test_states_that_cannot_rewind_are_refused(model):

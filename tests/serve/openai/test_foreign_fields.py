@@ -90,6 +90,18 @@ def test_truncate_prompt_tokens_keeps_the_prompt_end(client):
         assert get_error(client.ask(PATH, body))
 
 
+def test_truncated_prompts_keep_the_token_before_texts(client, monkeypatch):
+    engine, begin = client.service.engine, 1
+    monkeypatch.setattr(engine, "tokenizer", engine.tokenizer.with_template([begin], []))
+    ids = [begin, *engine.tokenizer.encode(["a dog barks . two dogs bark . " * 9])[0]]
+    options = GREEDY | {"echo": True, "logprobs": 1, "max_tokens": 1}
+    for fields, n in (({"truncate_prompt_tokens": 5}, 5), ({"truncate": True}, engine.max_len)):
+        bodies = (fields | {"prompt": ids}, {"prompt": [begin, *ids[1 - n :]]}, {"prompt": ids[-n:]})
+        choices = [client.ask(PATH, options | body).json()["choices"][0] for body in bodies]
+        tokens, expected, other = (choice["logprobs"]["tokens"] for choice in choices)
+        assert tokens == expected != other
+
+
 NEUTRAL = json.loads((Path(__file__).parent / "neutral_values.json").read_text())
 
 

@@ -60,7 +60,7 @@ def test_truncated_prompt_leaves_room_for_the_default_length(client, options, n_
     ("length", "n_prompt", "max_new_tokens"), [(10, 10, 39), (24, 24, 25), (30, 25, 24), (300, 25, 24)]
 )
 def test_default_length_takes_half_the_context_at_most(length, n_prompt, max_new_tokens):
-    engine = SimpleNamespace(max_len=48)
+    engine = SimpleNamespace(max_len=48, tokenizer=SimpleNamespace(prefix_ids=[]))
     service = SimpleNamespace(limits=SimpleNamespace(max_tokens=100), default_max_tokens=100)
     body = CompletionBody.model_validate({"prompt": "", "beam_size": 2, "truncate": True})
     ids = list(range(length))

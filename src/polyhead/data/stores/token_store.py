@@ -24,15 +24,23 @@ class TokenStore(IdStore):
     If there may be several documents (``TextFiles.has_documents``), each starts with the end-of-sentence
     token, so that the end of one is the start of the next; one more ends the last document. A model learns
     from this token alone how documents start. With ``has_document_prefix``, documents start with their own
-    tokens, such as the <s> of Llama, which are never predicted.
+    tokens, such as the <s> of Llama, which are never predicted. ``prefix_ids`` are the tokens that the
+    tokenizer puts before a text.
     """
 
     kind = "text"
     dtypes: ClassVar = {"ids": np.int32, "begins": np.int64}
 
-    def __init__(self, directory: Path, report: TextReport, has_document_prefix: bool = False) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        report: TextReport,
+        has_document_prefix: bool = False,
+        prefix_ids: Sequence[int] = (),
+    ) -> None:
         super().__init__(directory, report)
         self.has_document_prefix, self.document_starts = has_document_prefix, self.arrays["begins"]
+        self.prefix_ids = prefix_ids
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -61,7 +69,7 @@ class TokenStore(IdStore):
             *([list(prefix_ids)] if has_prefix else []),
         ]
         write = partial(_write_tokens, text, tokenizer, prefix_ids if has_prefix else ())
-        return cls(*cls.build(cache, settings, TextReport(text.source_label), write), has_prefix)
+        return cls(*cls.build(cache, settings, TextReport(text.source_label), write), has_prefix, prefix_ids)
 
 
 def _write_tokens(

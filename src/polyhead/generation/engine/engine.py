@@ -64,6 +64,7 @@ class Engine:
         refill_threshold: float = 0.0,
         deterministic: bool = False,
         shortlist: Shortlist | None = None,
+        prefix_ids: Sequence[int] = (),  # stay before a text that begins with them and outgrows the model
     ) -> None:
         assert not model.training, "decoding requires model.eval(): dropout would make the outputs random"
         for name, value in (
@@ -84,6 +85,7 @@ class Engine:
         )
         self.shortlist = shortlist
         self.truncated_len = max(1, max_len // 2)  # context that remains when a text outgrows the model
+        self.prefix_ids = prefix_ids if len(prefix_ids) < self.truncated_len else ()
         self._admitted = 0  # number of running requests after the last admission
         self.waiting_requests: deque[Request] = deque()
         self.batches: list[DecodingBatch] = []
@@ -126,6 +128,7 @@ class Engine:
                 f"{state.width} sequences were requested; the engine runs at most {self.max_num_seqs}"
             )
         request = Request(self, prompt, state, source, cost, drafter)
+        request.prefix_ids = self.prefix_ids
         request.max_kv_tokens, capacity = (
             self._max_kv_tokens(request),
             self._empty_batch.cache.free_tokens(state.width),

@@ -11,6 +11,7 @@ from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError
 from polyhead.core.registry import CACHE
 from polyhead.generation.engine.interface import Decoder, move_inputs, pad_next_inputs
+from polyhead.generation.prompt_template import keep_last
 from polyhead.nn.cache import Cache
 from polyhead.nn.positions import AnyPositions
 
@@ -35,16 +36,24 @@ class IncrementalDecoder:
     """The tokens that a model has read of some texts, one row of its cache each.
 
     ``max_total_len`` is the number of tokens of the longest text, draft tokens included. A text that outgrows
-    ``max_len``, the model's maximum length, is visible from its last ``max_len // 2`` tokens on.
+    ``max_len``, the model's maximum length, is visible from its last ``max_len // 2`` tokens on, of which the
+    first are ``prefix_ids`` if it begins with them.
     """
 
     def __init__(
-        self, model: Decoder, n: int, max_total_len: int, max_len: int | None, cache: Choice | None
+        self,
+        model: Decoder,
+        n: int,
+        max_total_len: int,
+        max_len: int | None,
+        cache: Choice | None,
+        prefix_ids: Sequence[int] = (),
     ) -> None:
         assert not model.training, "decoding requires model.eval(): dropout would make the outputs random"
         self.model, self.max_len, self.max_total_len = model, max_len, max_total_len
         self.cache = make_cache(cache, model.cache_shape, n, min(max_total_len, max_len or max_total_len))
         check_rewinds(self.cache, model, cache)
+        self.prefix_ids = prefix_ids if max_len and len(prefix_ids) < max_len // 2 else ()
         self.window_starts = [0] * n  # the first visible token of each text
         self.cached_lens = [0] * n  # number of cached tokens from there on
 
@@ -104,7 +113,7 @@ class IncrementalDecoder:
     ) -> tuple[Tensor, AnyPositions]:
         """Start a step: uncached tokens of some rows and their positions (N, T), padded on the right."""
         new = [
-            text[self.window_starts[row] + self.cached_lens[row] :]
+            keep_last(text, len(text) - self.window_starts[row], self.prefix_ids)[self.cached_lens[row] :]
             for row, text in zip(rows, texts, strict=True)
         ]
         tokens, pos = pad_next_inputs(new, [self.cached_lens[row] for row in rows])

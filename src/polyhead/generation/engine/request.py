@@ -10,6 +10,7 @@ from torch import Tensor
 
 from polyhead.core.errors import UserError
 from polyhead.generation.engine.interface import Decoder, GreedyPlan, Hypothesis, TokenOutput, encode_of
+from polyhead.generation.prompt_template import keep_last
 from polyhead.generation.shortlist.shortlist import ShortlistHead
 
 
@@ -120,7 +121,8 @@ class Request:
         self.engine, self.state, self.source, self.cost = engine, state, source, cost
         self.drafter = drafter
         self.prompt = list(prompt)  # tokens before the new ones
-        self.window_start = 0  # the first visible token
+        self.window_start = 0  # the first visible token, before which only ``prefix_ids`` is visible
+        self.prefix_ids: Sequence[int] = ()
         self.max_kv_tokens = 0  # maximum cache tokens
         self.num_cached_tokens: int | None = None  # tokens found in the prefix cache, once it has started
         self.events: deque[TokenOutput] = deque()
@@ -128,7 +130,8 @@ class Request:
 
     def visible_tokens(self, row: int) -> list[int]:
         """All visible tokens of a row, the last one included."""
-        return [*self.prompt, *self.state.rows[row]][self.window_start :]
+        tokens = [*self.prompt, *self.state.rows[row]]
+        return keep_last(tokens, len(tokens) - self.window_start, self.prefix_ids)
 
     @property
     def common_prefix_len(self) -> int:

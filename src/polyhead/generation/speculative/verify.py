@@ -121,6 +121,7 @@ def speculative_generate(
     batch_tokens: int = 2**62,
     cache: Choice | None = None,
     grammar: GrammarConstraint | None = None,
+    prefix_ids: Sequence[int] = (),
 ) -> Generator[TokenOutput, set[int] | None, None]:
     """``polyhead.generation.generate.generate`` with draft tokens.
 
@@ -137,7 +138,7 @@ def speculative_generate(
         while end < len(prompts) and n * sum(lengths[start : end + 1]) <= batch_tokens:
             end += 1
         sequences = [list(prompt) for prompt in prompts[start:end] for _ in range(n)]
-        decoder = IncrementalDecoder(model, end - start, max(lengths[start:end]), max_len, cache)
+        decoder = IncrementalDecoder(model, end - start, max(lengths[start:end]), max_len, cache, prefix_ids)
         random_streams = RandomStreams(seed, len(sequences), row_offset + n * start)
         context = DraftContext(
             sampling, random_streams, (eos_id, *extra_eos_ids), max(map(len, sequences)) + max_new_tokens

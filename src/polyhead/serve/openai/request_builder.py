@@ -11,6 +11,7 @@ from polyhead.config.generation_config import SAMPLING_KEYS, SETTING_USES, Gener
 from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError, format_value
 from polyhead.generation.constraints.terminology import Terminology
+from polyhead.generation.prompt_template import keep_last
 from polyhead.generation.text_engine import PreparedRequest, TextEngine
 from polyhead.serve.api_errors import ApiError, invalid_value_error
 from polyhead.serve.openai.schemas import SamplingParams
@@ -78,7 +79,8 @@ def build_requests(
     requests = []
     for text in texts:
         ids = engine.encode_prompt(text, parse_special) if isinstance(text, str) else text
-        ids = ids if max_prompt_tokens is None else ids[max(0, len(ids) - max_prompt_tokens) :]
+        prefix_ids = engine.tokenizer.prefix_ids
+        ids = ids if max_prompt_tokens is None else keep_last(ids, max_prompt_tokens, prefix_ids)
         seed = body.seed if "seed" in fields_set else 0 if service.deterministic else secrets.randbelow(2**31)
         try:
             ids, length_options = (_fit_prompt if engine.prompt_template else _fit_source)(
@@ -171,7 +173,7 @@ def _fit_prompt(
         # sampling drops the oldest tokens beyond max_len; beam search ends there
         room = max_len - num_new + 1 if has_beams else max_len
         if room > 0:
-            return ids[-room:], {"max_new_tokens": num_new}
+            return keep_last(ids, room, engine.tokenizer.prefix_ids), {"max_new_tokens": num_new}
     if len(ids) > max_len:
         hint = "" if body.truncate else ", or send truncate=true to keep only the end of the prompt"
         raise ApiError(

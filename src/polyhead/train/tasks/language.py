@@ -114,10 +114,10 @@ class LanguageModelingTask:
         return compute_perplexity(model, store, self.width, self.batch_rows, map_fn).compute_metrics()
 
     def eval_batches(self, split: str) -> Iterator[tuple[IdArray, TokenWindows]]:
-        """Start positions and windows of the rows of a text, in order."""
+        """First positions and windows of the rows of a text, in order."""
         store = self.stores[split]
         plan = plan_rows(store, self.width, self.batch_rows)
-        return ((starts, collate_rows(store, starts, self.width)) for starts in plan)
+        return ((rows[:, 0], collate_rows(store, rows, self.width)) for rows in plan)
 
     def collect_facts(self, run: Run, map_fn: MapFn = map) -> dict[str, str]:
         """The metrics of ``evaluate`` on the test text, if there is one."""
