@@ -6,7 +6,7 @@ from polyhead.generation.text_generation import generate_texts
 
 
 class LetterTokenizer:
-    pad_id, vocab_size, token_bytes = PAD, V, None
+    pad_id, vocab_size, token_bytes, prefix_ids = PAD, V, None, ()
 
     def __init__(self, eos_id=EOS):
         self.eos_id, self.skipped_ids = eos_id, {eos_id}
