@@ -23,8 +23,8 @@ import torch
 from _shared import memory, table
 
 from polyhead.config.recipe import Recipe
-from polyhead.estimate import data_sample as looked_at
-from polyhead.estimate.data_sample import open_data_sample
+from polyhead.estimate import inputs
+from polyhead.estimate.inputs import open_data_sample
 from polyhead.estimate.plan import estimate
 from polyhead.kernels.malloc_tuning import tune_malloc
 from polyhead.models import build
@@ -152,7 +152,7 @@ def trained(recipe: str, changes: list[str], steps: int) -> Seen:
     the model.
     """
     tune_malloc()
-    looked_at._MAX_SPLIT_BYTES = 1 << 62  # all of the text
+    inputs._MAX_SPLIT_BYTES = 1 << 62  # all of the text
     read: Recipe = load_recipe(recipe, changes)
     with tempfile.TemporaryDirectory() as folder:
         texts = open_data_sample(read, None, Path(folder))

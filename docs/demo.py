@@ -20,7 +20,7 @@ from polyhead.train.loggers import read_metrics
 from polyhead.viz.attention_page import heat_map_svg
 from polyhead.viz.html_page import save_page
 from polyhead.viz.plot import line_chart
-from polyhead.viz.training_report import metric_curves
+from polyhead.viz.run_page import metric_curves
 
 HERE = Path(__file__).parent
 CHART_WIDTH, MARGIN, HEAD = 460, 24, 62

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -11,12 +10,21 @@ from torch import Tensor, nn
 
 from polyhead import Choice, ModelConfig
 from polyhead.models.seq2seq import Seq2Seq
-from polyhead_lab.registry import EXPERIMENTS, LabContext
-from polyhead_lab.result import Claim, DotPlot, ExperimentResult, Figure, LinePlot, ResultTable
+from polyhead_lab.registry import (
+    EXPERIMENTS,
+    Claim,
+    DotPlot,
+    ExperimentResult,
+    Figure,
+    LabContext,
+    LinePlot,
+    ResultTable,
+)
 from polyhead_lab.short_training import (
     FIRST_HELD_OUT,
     TrainingResult,
     collect_first_curves,
+    make_lookup_task,
     make_small_config,
     run_short_training,
     shrink_if_quick,
@@ -29,7 +37,6 @@ from polyhead_lab.statistics import (
     verdict_below,
     verdict_less,
 )
-from polyhead_lab.tasks import make_lookup_task
 
 LOOKUP_TASK = make_lookup_task(symbols=10)
 D_FF = 192
@@ -181,12 +188,12 @@ def make_activation_config(name: str) -> ModelConfig:
 @torch.inference_mode()
 def dead_unit_share(model: Seq2Seq) -> float:
     """Share of all hidden units whose output is the same for every held-out token."""
-    inputs_by_layer: dict[str, list[Tensor]] = {}
+    inputs_by_layer: dict[nn.Module, list[Tensor]] = {}
     hooks = []
     for name, module in model.named_modules():
         if name.endswith("ffn.down_proj"):
-            inputs_by_layer[name] = []
-            hooks.append(module.register_forward_pre_hook(record_inputs(inputs_by_layer[name])))
+            inputs_by_layer[module] = []
+            hooks.append(module.register_forward_pre_hook(lambda part, x: inputs_by_layer[part].append(x[0])))
     model.eval()
     for number in range(FIRST_HELD_OUT, FIRST_HELD_OUT + 4):
         batch = LOOKUP_TASK.batch(0, number)
@@ -196,11 +203,6 @@ def dead_unit_share(model: Seq2Seq) -> float:
     return statistics.mean(
         compute_dead_share(torch.cat([x.flatten(0, 1) for x in layer])) for layer in inputs_by_layer.values()
     )
-
-
-def record_inputs(records: list[Tensor]) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
-    """Forward pre-hook that appends the input of a module to ``records``."""
-    return lambda module, inputs: records.append(inputs[0])
 
 
 def compute_dead_share(hidden: Tensor) -> float:

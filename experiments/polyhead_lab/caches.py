@@ -20,19 +20,32 @@ from polyhead.models.seq2seq import Seq2Seq
 from polyhead.nn.cache import Cache
 from polyhead.nn.kv import EncoderMemory
 from polyhead.nn.loss import IGNORE_INDEX
-from polyhead.viz.plot import Curve
-from polyhead_lab.cache_claims import (
+from polyhead_lab.divergence import (
+    BATCH_ROWS,
     KL_ROUNDING,
+    Divergence,
     Divergences,
+    decode_greedy,
     format_change,
     loss_changes,
     make_cache_claims,
+    measure_divergence,
     peak_bytes,
+    token_agreement,
 )
-from polyhead_lab.divergence import BATCH_ROWS, Divergence, decode_greedy, measure_divergence, token_agreement
 from polyhead_lab.models import EvalRows, ModelUnderTest, load_subject, make_eval_rows
-from polyhead_lab.registry import EXPERIMENTS, LabContext, mark_accepts_run
-from polyhead_lab.result import Claim, ExperimentResult, Figure, LinePlot, ParetoPlot, ResultTable
+from polyhead_lab.registry import (
+    EXPERIMENTS,
+    Claim,
+    ExperimentResult,
+    Figure,
+    LabContext,
+    LinePlot,
+    ParetoPlot,
+    ResultTable,
+    SeedValues,
+    mark_accepts_run,
+)
 from polyhead_lab.statistics import format_mean, time_ratios, verdict_above, verdict_all
 
 
@@ -135,7 +148,7 @@ def save_low_rank_basis(model: Any, fit_rows: EvalRows, path: Path) -> Path | No
     return path
 
 
-def compare_continuations(model: Any, policies: Sequence[Policy], rows: EvalRows) -> dict[str, list[float]]:
+def compare_continuations(model: Any, policies: Sequence[Policy], rows: EvalRows) -> SeedValues:
     """Share of tokens equal to those of the plain cache, for continuations of half a window by a quarter."""
     half, new = rows.input_ids.size(1) // 2, max(1, rows.input_ids.size(1) // 4)
     outputs = {
@@ -152,7 +165,7 @@ def compare_continuations(model: Any, policies: Sequence[Policy], rows: EvalRows
 
 def compare_translations(
     subject: ModelUnderTest, policies: Sequence[Policy], start: int, n: int
-) -> tuple[dict[str, list[float]], dict[str, float]]:
+) -> tuple[SeedValues, dict[str, float]]:
     """Share of tokens equal to those of the plain cache, for greedy translations, and BLEU.
 
     BLEU is computed against the references, or against the output of the plain cache if there are none.
@@ -180,9 +193,7 @@ def compare_translations(
     )
 
 
-def greedy_claims(
-    subject: ModelUnderTest, agreement: Mapping[str, Sequence[float]], scores: Mapping[str, float]
-) -> list[Claim]:
+def greedy_claims(subject: ModelUnderTest, agreement: SeedValues, scores: Mapping[str, float]) -> list[Claim]:
     """Claim about greedy outputs."""
     names = [name for name in ("8 bits", "h2o 1/5", "window+sink 1/4") if name in agreement]
     agreement_text = ", ".join(f"{name} {100 * fmean(agreement[name]):.1f} %" for name in names)
@@ -213,7 +224,14 @@ def make_cache_figures(policies: Sequence[Policy], divergences: Divergences, n_t
         ]
         for family, family_policies in groupby(policies, key=lambda policy: policy.family)
     }
-    lines = [name for name in _QUARTER_POLICIES if name in divergences] or list(divergences)
+    curves = {}
+    for name in [name for name in _QUARTER_POLICIES if name in divergences] or list(divergences):
+        means = divergences[name].kl_by_position
+        size = -(-len(means) // _CURVE_POINTS)  # neighbouring tokens that are averaged
+        curves[name] = [
+            (i * size + (len(part) + 1) / 2, max(float(part.mean()), KL_ROUNDING))
+            for i, part in enumerate(means.split(size))
+        ]
     return [
         ParetoPlot(
             "Divergence and bytes",
@@ -227,25 +245,16 @@ def make_cache_figures(policies: Sequence[Policy], divergences: Divergences, n_t
         LinePlot(
             "Divergence by position in the text",
             "token",
-            [Curve(name, average_by_position(divergences[name].kl_by_position)) for name in lines],
+            curves,
             "Nats per token, means over the texts of that length and over neighbouring positions, at a "
             f"quarter of the tokens or of the width; values below {KL_ROUNDING:.0e} are shown as that.",
         ),
     ]
 
 
-def average_by_position(means: Tensor) -> list[tuple[float, float]]:
-    """(token, mean divergence there), averaged over neighbouring tokens."""
-    size = -(-len(means) // _CURVE_POINTS)
-    parts: list[Tensor] = list(means.split(size))
-    return [
-        (i * size + (len(part) + 1) / 2, max(float(part.mean()), KL_ROUNDING)) for i, part in enumerate(parts)
-    ]
-
-
 def make_cache_table(
     subject: ModelUnderTest, policies: Sequence[Policy], divergences: Divergences, baseline: Divergence,
-        agreement: Mapping[str, Sequence[float]], scores: Mapping[str, float]
+        agreement: SeedValues, scores: Mapping[str, float]
 ) -> ResultTable:  # fmt: skip
     """Table of all numbers, one row for each cache."""
     base = policies[0].name

@@ -1,4 +1,4 @@
-"""How many heads attention needs, and how many key and value heads."""
+"""How many heads and projections attention needs, and how many key and value heads."""
 
 from __future__ import annotations
 
@@ -6,13 +6,23 @@ from functools import partial
 
 import torch
 
-from polyhead import build
+from polyhead import Choice, build
 from polyhead_lab.caches import Stepper, cache_bytes_per_token
-from polyhead_lab.registry import EXPERIMENTS, LabContext
-from polyhead_lab.result import Claim, DotPlot, ExperimentResult, Figure, ResultTable
+from polyhead_lab.registry import (
+    EXPERIMENTS,
+    Claim,
+    DotPlot,
+    ExperimentResult,
+    Figure,
+    LabContext,
+    ResultTable,
+    SeedValues,
+)
 from polyhead_lab.short_training import (
+    COPY_AND_RECALL,
     describe_steps,
     format_by_task,
+    make_copy_task,
     make_small_config,
     train_by_task,
     verdict_by_task,
@@ -25,7 +35,6 @@ from polyhead_lab.statistics import (
     verdict_above,
     verdict_all,
 )
-from polyhead_lab.tasks import COPY_AND_RECALL, make_copy_task
 
 SHAZEER, AINSLIE = "Shazeer, 2019", "Ainslie et al., 2023"
 HEAD_DESIGNS = {"1 head": (1, 1), "MHA: 4 heads": (4, 4), "GQA: 4 on 2": (4, 2), "MQA: 4 on 1": (4, 1)}
@@ -135,7 +144,7 @@ def kv_bytes(n_heads: int, n_kv_heads: int) -> int:
     return 2 * 2 * n_kv_heads * (64 // n_heads) * 4
 
 
-def time_long_cache(lab: LabContext) -> tuple[int, dict[str, list[float]]]:
+def time_long_cache(lab: LabContext) -> tuple[int, SeedValues]:
     """Context length, and seconds of a decoding step over such a cache, for MHA, GQA and MQA interleaved."""
     context, rows = lab.pick_size((1024, 8), (16, 2))
     problem = make_copy_task(16)
@@ -151,3 +160,77 @@ def time_long_cache(lab: LabContext) -> tuple[int, dict[str, list[float]]]:
         steppers[name].feed(torch.full((rows, context), 2))
     runners = {name: partial(stepper.feed, token) for name, stepper in steppers.items()}
     return context, time_interleaved(runners, lab.pick_size(15, 3))
+
+
+_TIES = {"Q, K, V": "none", "Q, K=V": "kv", "Q=K, V": "qk", "Q=K=V": "qkv"}
+_SEPARATE, _SHARED_KV, _SHARED_QK, _SHARED_ALL = _TIES
+
+
+@EXPERIMENTS.register("tied-qkv")
+def measure_tied_projections(lab: LabContext) -> ExperimentResult:
+    """Queries, keys and values from one, two or three projections: quality and parameters."""
+    designs = {name: {"attention": Choice("softmax", tie=tie)} for name, tie in _TIES.items()}
+    runs = train_by_task(lab, _TASKS, designs)
+    parameters = {name: seeds[0].parameters for name, seeds in runs["recall"].items()}
+    matrices = {
+        name: sum(  # weights and biases; shared ones are counted once
+            p.numel()
+            for part, p in seeds[0].model.named_parameters()
+            if part.split(".")[-2] in ("q_proj", "k_proj", "v_proj")
+        )
+        for name, seeds in runs["recall"].items()
+    }
+
+    def make_claim(name: str, sentence: str, source: str) -> Claim:
+        return Claim(
+            sentence,
+            source,
+            f"Loss, {runs.compare(name, _SEPARATE)}, of three projections (hurts: either is at least "
+            f"{_WORSE_MARGIN} nats worse).",
+            runs.verdict_no_worse(name, _SEPARATE, _WORSE_MARGIN),
+        )
+
+    claims = [
+        Claim(
+            "Each tie removes one of three projections in every attention.",
+            "by counting",
+            ", ".join(f"{name}: {n:,} weights and biases" for name, n in matrices.items())
+            + " of query, key and value projections.",
+            [3 * n / matrices[_SEPARATE] for n in matrices.values()] == [3, 2, 2, 1],
+        ),
+        make_claim(
+            _SHARED_KV, "Sharing keys and values (K=V) does not hurt.", "not answered in the literature"
+        ),
+        make_claim(
+            _SHARED_QK,
+            "Sharing queries and keys (Q=K) does not hurt.",
+            "Kitaev et al., 2020 (Reformer), section 5: shared-QK attention",
+        ),
+        make_claim(
+            _SHARED_ALL,
+            "One projection for all three (Q=K=V) does not hurt.",
+            "not answered in the literature",
+        ),
+    ]
+    figures = [
+        *runs.make_figures(),
+        ResultTable(
+            "All numbers",
+            ("projections", "parameters of the model", *(f"loss, {task}" for task in _TASKS)),
+            [
+                (name, parameters[name], *(format_mean(losses[name]) for losses in runs.loss.values()))
+                for name in _TIES
+            ],
+        ),
+    ]
+    return ExperimentResult(
+        "One, two or three projections",
+        "Attention has separate projections for queries, keys and values. Sharing some of them saves "
+        "parameters, and with K=V half of the cache could be saved. Does it hurt?",
+        claims,
+        figures,
+        "Encoder-decoders of 2+2 layers, d_model 64, 4 heads, pre-norm, sinusoidal positions; "
+        f"{describe_steps(lab, _TASKS)} The tie applies in "
+        "encoder, decoder and cross-attention; in the latter one matrix projects the target to "
+        "queries and the source to keys.",
+    )

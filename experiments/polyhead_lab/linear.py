@@ -15,11 +15,26 @@ from polyhead.config.model import AttentionShape
 from polyhead.core.registry import ATTENTION
 from polyhead.nn.kv import KV
 from polyhead.nn.position.base import Position
-from polyhead.viz.plot import Curve
 from polyhead_lab.caches import Stepper, decode_stepwise
-from polyhead_lab.registry import EXPERIMENTS, LabContext
-from polyhead_lab.result import SEEDS_NOTE, Claim, DotPlot, ExperimentResult, Figure, LinePlot, ResultTable
-from polyhead_lab.short_training import collect_losses, make_small_config, train_designs
+from polyhead_lab.registry import (
+    EXPERIMENTS,
+    SEEDS_NOTE,
+    Claim,
+    DotPlot,
+    ExperimentResult,
+    Figure,
+    LabContext,
+    LinePlot,
+    ResultTable,
+)
+from polyhead_lab.short_training import (
+    collect_losses,
+    make_copy_task,
+    make_recall_task,
+    make_small_config,
+    pick_model_size,
+    train_designs,
+)
 from polyhead_lab.statistics import (
     format_mean,
     time_interleaved,
@@ -30,7 +45,6 @@ from polyhead_lab.statistics import (
     verdict_less,
     verdict_within,
 )
-from polyhead_lab.tasks import make_copy_task, make_recall_task
 
 KATHAROPOULOS = "Katharopoulos et al., 2020"
 _KINDS = ("softmax", "linear")
@@ -52,9 +66,17 @@ def measure_linear_attention(lab: LabContext) -> ExperimentResult:
     lab.info("a layer measured; now generation after long texts")
     contexts = lab.pick_size([1024, 4096, 16384, 65536], [32, 64])
     step_times, cache_bytes = time_generation(lab, contexts)
-    difference = compare_forms(lab)
+    problem = make_copy_task(lab.pick_size(200, 8), 64)
+    model = build(make_small_config(problem, attention=Choice("linear")), lab.seed).eval()
+    batch = problem.batch(lab.seed, 0, 4)
+    with torch.inference_mode():
+        logits: Tensor = model(batch.source, batch.target)
+    stepwise = decode_stepwise(model, batch.source, batch.target)
+    difference = float((logits - stepwise).abs().max())
     lab.info("generation measured; now recall")
-    loss = train_recall(lab)
+    problem = make_recall_task()
+    designs = {kind: make_small_config(problem, attention=Choice(kind)) for kind in _KINDS}
+    loss = collect_losses(train_designs(lab, problem, designs, steps=lab.pick_size(250, 4)))
     first, last = contexts[0], contexts[-1]
     flat, grown = (
         time_ratios(step_times[kind][last], step_times[kind][first]) for kind in ("linear", "softmax")
@@ -113,17 +135,17 @@ def measure_linear_attention(lab: LabContext) -> ExperimentResult:
         ),
     ]  # fmt: skip
     figures: list[Figure] = [
-        LinePlot("One causal layer, forward", "tokens N", [Curve(kind,
-            find_medians(forward[kind])) for kind in _KINDS],
+        LinePlot("One causal layer, forward", "tokens N",
+             {kind: find_medians(forward[kind]) for kind in _KINDS},
              "Milliseconds of one row, both axes logarithmic: a straight line is a power of N.", log=True),
-        LinePlot("One causal layer, forward and backward", "tokens N", [Curve(kind,
-            find_medians(training[kind])) for kind in _KINDS], log=True),
+        LinePlot("One causal layer, forward and backward", "tokens N",
+             {kind: find_medians(training[kind]) for kind in _KINDS}, log=True),
         LinePlot("Time of a generated token", "context tokens",
-             [Curve(kind, [(n, 1e3 * sorted(t)[len(t) // 2]) for n,
-                 t in step_times[kind].items()]) for kind in _KINDS],
+             {kind: [(n, 1e3 * sorted(t)[len(t) // 2]) for n,
+                 t in step_times[kind].items()] for kind in _KINDS},
              "Milliseconds of a decoder of 2 layers.", log=True),
         LinePlot("Memory of a row", "context tokens",
-             [Curve(kind, [(n, b / 1024) for n, b in cache_bytes[kind].items()]) for kind in _KINDS],
+             {kind: [(n, b / 1024) for n, b in cache_bytes[kind].items()] for kind in _KINDS},
              "KiB of the cache, both layers.", log=True),
         DotPlot("Held-out loss on a recall task", "nats per token", loss, SEEDS_NOTE),
         ResultTable(
@@ -237,7 +259,7 @@ def time_generation(
 ) -> tuple[dict[str, dict[int, list[float]]], dict[str, dict[int, int]]]:
     """Seconds of the next token for every round, and bytes of the cache, by the length of one row."""
     problem = make_copy_task(8, 64)._replace(max_len=contexts[-1] + 256)
-    size = lab.pick_size({"d_model": 128, "d_ff": 256}, {"d_model": 16, "d_ff": 16})
+    size = pick_model_size(lab)
     token = torch.full((1, 1), 2)
     steppers: dict[tuple[str, int], Stepper] = {}
     for kind in _KINDS:
@@ -246,9 +268,11 @@ def time_generation(
         for context in contexts:
             stepper = Stepper(model, problem.batch(1, 0, 1).source, context + 256)
             while stepper.position < context:
-                (feed_tokens if kind == "linear" else fill_cache)(
-                    stepper, min(_FILL_CHUNK, context - stepper.position)
-                )
+                n = min(_FILL_CHUNK, context - stepper.position)
+                if kind == "linear":
+                    stepper.feed(torch.full((1, n), 2))
+                else:
+                    fill_cache(stepper, n)
             steppers[kind, context] = stepper
     cache_bytes = {kind: {n: steppers[kind, n].cache.nbytes for n in contexts} for kind in _KINDS}
     step_times = {}
@@ -257,11 +281,6 @@ def time_generation(
         runners = {n: partial(steppers[kind, n].feed, token) for n in contexts}
         step_times[kind] = time_interleaved(runners, lab.pick_size(15, 3))
     return step_times, cache_bytes
-
-
-def feed_tokens(stepper: Stepper, n: int) -> None:
-    """Feed ``n`` tokens."""
-    stepper.feed(torch.full((1, n), 2))
 
 
 @torch.inference_mode()
@@ -274,20 +293,3 @@ def fill_cache(stepper: Stepper, n: int) -> None:
         k, v = (torch.randn(1, shape.n_kv_heads, n, width) for width in (shape.head_dim, shape.v_dim))
         layer.update(KV(k, v, pos[:, None]))
     stepper.position += n
-
-
-def compare_forms(lab: LabContext) -> float:
-    """Largest difference of a logit between linear attention in one pass and token by token."""
-    problem = make_copy_task(lab.pick_size(200, 8), 64)
-    model = build(make_small_config(problem, attention=Choice("linear")), lab.seed).eval()
-    batch = problem.batch(lab.seed, 0, 4)
-    with torch.inference_mode():
-        logits: Tensor = model(batch.source, batch.target)
-    return float((logits - decode_stepwise(model, batch.source, batch.target)).abs().max())
-
-
-def train_recall(lab: LabContext) -> dict[str, list[float]]:
-    """Losses of both kinds of attention on a recall task."""
-    problem = make_recall_task()
-    designs = {kind: make_small_config(problem, attention=Choice(kind)) for kind in _KINDS}
-    return collect_losses(train_designs(lab, problem, designs, steps=lab.pick_size(250, 4)))

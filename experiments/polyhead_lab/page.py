@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from html import escape
 from typing import Any
 
 from polyhead.core.array_types import is_named_tuple
 from polyhead.core.i18n import get_language, tr, translate_message
-from polyhead.viz.html_page import PageSection, read_asset, render_html, scroll_region
+from polyhead.viz.html_page import PageSection, paragraph, read_asset, render_html, scroll_region
 from polyhead.viz.plot import (
     BOTTOM,
     X_SPACING,
+    Curve,
     Scale,
-    caption,
     enclosing_axis,
     format_number,
     format_scale,
@@ -28,7 +29,15 @@ from polyhead.viz.plot import (
     x_tick_labels,
 )
 from polyhead.viz.plots import ParetoChart, ParetoPoint, pareto_svg
-from polyhead_lab.result import Claim, DotPlot, ExperimentResult, LinePlot, ParetoPlot, ResultTable
+from polyhead_lab.registry import (
+    Claim,
+    DotPlot,
+    ExperimentResult,
+    Figure,
+    LinePlot,
+    ParetoPlot,
+    ResultTable,
+)
 from polyhead_lab.statistics import mean_interval
 
 _ROW_HEIGHT, _TOP, _VALUE_WIDTH, _MAX_NAME = 34, 8, 96, 30  # three lengths in pixels, one in characters
@@ -45,7 +54,11 @@ def render_dot_plot(plot: DotPlot, width: int) -> str:
     parts.append(text("label end", x.scale.end, base + 36, plot.x_label))
     for i, (name, values) in enumerate(plot.rows.items()):
         parts += draw_row(name, values, x.scale, _TOP + _ROW_HEIGHT * (i + 0.5))
-    alt_text = dot_plot_alt_text(plot)
+    means = []
+    for name, values in plot.rows.items():
+        finite = [v for v in values if math.isfinite(v)]
+        means.append(f"{name} {format_number(mean_interval(finite).mean) if finite else tr('diverged')}")
+    alt_text = f"{plot.x_label}: {'; '.join(means)}"
     return svg("chart dots", width, base + BOTTOM, alt_text, parts, data_x=format_scale(x.scale))
 
 
@@ -66,15 +79,6 @@ def draw_row(name: str, values: Sequence[float], x: Scale, y: float) -> list[str
     return [*parts, text("tick value", x.end + 14, y + 4, label)]
 
 
-def dot_plot_alt_text(plot: DotPlot) -> str:
-    """Text alternative of the chart, for screen readers."""
-    parts = []
-    for name, values in plot.rows.items():
-        finite = [v for v in values if math.isfinite(v)]
-        parts.append(f"{name} {format_number(mean_interval(finite).mean) if finite else tr('diverged')}")
-    return f"{plot.x_label}: {'; '.join(parts)}"
-
-
 # pixels, for wide and for narrow screens
 _LINE_SIZES, _PARETO_SIZES = ((900, 330), (380, 260)), ((900, 460), (400, 420))
 _DOT_WIDTHS = (900, 460)
@@ -84,11 +88,12 @@ _VERDICT_CLASSES = {True: "held", False: "not", None: "open"}
 def render_lab_page(result: ExperimentResult, quick: bool, note: str) -> str:
     """Complete HTML page; ``note`` is its footer."""
     result = translate_result(result)
+    tally = Counter(claim.verdict for claim in result.claims)
     lead = tr(
         "Claims of the literature, measurements of this machine, and verdicts: {tally}.",
-        tally=count_verdicts(result.claims),
+        tally=tr(", ").join(f"{n} {tr(verdict)}" for verdict, n in tally.items()),
     )
-    figures = "\n".join(_RENDERERS[type(figure)](figure) for figure in result.figures)
+    figures = "\n".join(map(render_figure, result.figures))
     method = "".join(f"<p>{escape(p)}</p>" for p in result.method.split("\n\n"))
     sections = [
         PageSection(tr("Claims"), lead, render_claims(result.claims)),
@@ -112,7 +117,12 @@ def translate_result(result: ExperimentResult) -> ExperimentResult:
 def _translate_value(value: Any) -> Any:
     """Translate each text of a value that the catalog of the lab has."""
     if isinstance(value, str):
-        return "\n\n".join(map(_translate_paragraph, value.split("\n\n")))
+        paragraphs = value.split("\n\n")
+        for i, text in enumerate(paragraphs):
+            paragraphs[i] = tr(translate_message(text, "lab"))
+            if paragraphs[i] == text:  # the catalog may have its parts
+                paragraphs[i] = "; ".join(tr(translate_message(part, "lab")) for part in text.split("; "))
+        return "\n\n".join(paragraphs)
     if isinstance(value, ExperimentResult):
         return replace(
             value, **{field.name: _translate_value(getattr(value, field.name)) for field in fields(value)}
@@ -124,20 +134,6 @@ def _translate_value(value: Any) -> Any:
     if isinstance(value, Sequence):
         return [_translate_value(inner) for inner in value]
     return value
-
-
-def _translate_paragraph(text: str) -> str:
-    """Translate a paragraph, or if the catalog lacks it, each of its parts between semicolons."""
-    translation = tr(translate_message(text, "lab"))
-    if translation != text or "; " not in text:
-        return translation
-    return "; ".join(tr(translate_message(part, "lab")) for part in text.split("; "))
-
-
-def count_verdicts(claims: Sequence[Claim]) -> str:
-    """Numbers of claims that held, did not hold, and are undecided."""
-    words = [claim.verdict for claim in claims]
-    return tr(", ").join(f"{words.count(word)} {tr(word)}" for word in dict.fromkeys(words))
 
 
 def render_claims(results: Sequence[Claim]) -> str:
@@ -152,31 +148,28 @@ def render_claims(results: Sequence[Claim]) -> str:
     return f'<ol class="claims">{"".join(items)}</ol>'
 
 
-def render_line_figure(plot: LinePlot) -> str:
-    """Line charts with a legend of values."""
-    return line_figure(
-        plot.title, plot.curves, plot.x_label, *_LINE_SIZES, note=plot.caption, from_zero=plot.from_zero,
-        log_x=plot.log
-    )  # fmt: skip
-
-
-def render_dot_figure(plot: DotPlot) -> str:
-    """Dot plots; they have no curves whose values the script could show."""
-    return render_still_figure(plot.title, plot.caption, [render_dot_plot(plot, w) for w in _DOT_WIDTHS])
-
-
-def render_pareto_figure(plot: ParetoPlot) -> str:
-    """Pareto plots with the families as legend."""
-    chart = make_error_chart(plot)
+def render_figure(figure: Figure) -> str:
+    """A plot with its legend, of which only line charts have values that the script shows, or a table."""
+    if isinstance(figure, ResultTable):
+        return render_result_table(figure)
+    if isinstance(figure, LinePlot):
+        curves = [Curve(*curve) for curve in figure.curves.items()]
+        return line_figure(
+            figure.title, curves, figure.x_label, *_LINE_SIZES, note=figure.caption,
+            from_zero=figure.from_zero, log_x=figure.log,
+        )  # fmt: skip
+    if isinstance(figure, DotPlot):
+        return render_still_figure(figure, [render_dot_plot(figure, width) for width in _DOT_WIDTHS])
+    chart = make_error_chart(figure)
     charts = [pareto_svg(chart, *size) for size in _PARETO_SIZES]
-    return render_still_figure(plot.title, plot.caption, charts, legend(list(plot.families)))
+    return render_still_figure(figure, charts, legend(list(figure.families)))
 
 
-def render_still_figure(title: str, note: str, charts: Sequence[str], names: str = "") -> str:
+def render_still_figure(plot: DotPlot | ParetoPlot, charts: Sequence[str], names: str = "") -> str:
     """A figure without a script: charts in two sizes, of which the style sheet shows the one that fits."""
     return (
-        f'<figure class="dotted sizes"><figcaption><b>{escape(title)}</b> {names}{caption(note)}</figcaption>'
-        f"{''.join(charts)}</figure>"
+        f'<figure class="dotted sizes"><figcaption><b>{escape(plot.title)}</b> {names}'
+        f"{paragraph(plot.caption)}</figcaption>{''.join(charts)}</figure>"
     )
 
 
@@ -200,30 +193,19 @@ def make_error_chart(plot: ParetoPlot) -> ParetoChart:
 def render_result_table(table: ResultTable) -> str:
     """Table with its title and caption."""
     head = "".join(f"<th>{escape(str(cell))}</th>" for cell in table.head)
-    rows = "".join(
-        f"<tr>{''.join(f'<td>{escape(format_table_cell(cell))}</td>' for cell in row)}</tr>"
-        for row in table.rows
-    )
+    rows = ""
+    for row in table.rows:
+        # an interval or a percentage does not break over lines
+        cells = (
+            cell.replace(" ± ", "\u00a0±\u00a0").replace(" %", "\u00a0%")
+            if isinstance(cell, str)
+            else format_number(cell)
+            for cell in row
+        )
+        rows += f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>"
     more = f"<span>{escape(table.caption)}</span>" if table.caption else ""
     body = (
         f'<table class="figures"><caption>{escape(table.title)}{more}</caption>'
         f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
     )
     return scroll_region(body, table.title, "sheet")
-
-
-def format_table_cell(cell: str | float) -> str:
-    """Format a cell; an interval or a percentage does not break over lines."""
-    return (
-        cell.replace(" ± ", "\u00a0±\u00a0").replace(" %", "\u00a0%")
-        if isinstance(cell, str)
-        else format_number(cell)
-    )
-
-
-_RENDERERS: dict[type, Callable[..., str]] = {
-    LinePlot: render_line_figure,
-    DotPlot: render_dot_figure,
-    ResultTable: render_result_table,
-    ParetoPlot: render_pareto_figure,
-}

@@ -12,10 +12,18 @@ from polyhead.cache.block_manager import BlockManager, BlockStats, WriteSpan
 from polyhead.cache.paged import PagedCache, choose_block_size, estimate_waste
 from polyhead.core.errors import UserError
 from polyhead.run.run import Run
-from polyhead.viz.plot import Curve
 from polyhead_lab.models import ModelUnderTest, load_subject
-from polyhead_lab.registry import EXPERIMENTS, LabContext, mark_accepts_run
-from polyhead_lab.result import Claim, DotPlot, ExperimentResult, Figure, LinePlot, ResultTable
+from polyhead_lab.registry import (
+    EXPERIMENTS,
+    Claim,
+    DotPlot,
+    ExperimentResult,
+    Figure,
+    LabContext,
+    LinePlot,
+    ResultTable,
+    mark_accepts_run,
+)
 from polyhead_lab.serving import (
     SCHEDULE_BATCHES,
     SCHEDULE_PAGES,
@@ -101,7 +109,8 @@ def measure_full_waste(lengths: Sequence[int], block_size: int) -> float:
     for row, n in enumerate(lengths):
         pages.admit(row)
         pages.allocate([WriteSpan(row, 0, n)])
-    return empty_share(pages.block_stats())
+    usage = pages.block_stats()
+    return usage.wasted_slots / max(1, usage.used_blocks * usage.block_size)
 
 
 def measure_growing_waste(lengths: Sequence[int], block_size: int, rows: int) -> float:
@@ -130,11 +139,6 @@ def measure_growing_waste(lengths: Sequence[int], block_size: int, rows: int) ->
         for seq in [seq for seq, n in active.items() if pages.lengths[seq] == n]:
             pages.release(seq)
             del active[seq]
-
-
-def empty_share(usage: BlockStats) -> float:
-    """Share of slots without a token in the used blocks."""
-    return usage.wasted_slots / max(1, usage.used_blocks * usage.block_size)
 
 
 KWON = "Kwon et al., 2023 (PagedAttention)"
@@ -364,11 +368,9 @@ def make_paging_figures(
         LinePlot(
             "Empty slots by page size",
             "tokens per page",
-            [
-                Curve("full rows", [(b, 100 * share) for b, share in full_waste.items()]),
-                Curve("by the formula", [(b, 100 * estimate_waste(b, mean)) for b in full_waste]),
-                Curve("while rows grow", [(b, 100 * share) for b, share in growing_waste.items()]),
-            ],
+            {"full rows": [(b, 100 * share) for b, share in full_waste.items()],
+"by the formula": [(b, 100 * estimate_waste(b, mean)) for b in full_waste],
+"while rows grow": [(b, 100 * share) for b, share in growing_waste.items()]},
             "Percent of the slots of allocated pages.",
             log=True,
             from_zero=True,

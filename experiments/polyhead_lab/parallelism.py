@@ -12,13 +12,18 @@ from torch import Tensor
 
 from polyhead import build
 from polyhead.models.seq2seq import Seq2Seq
-from polyhead.viz.plot import Curve
 from polyhead_lab.caches import decode_stepwise
-from polyhead_lab.registry import EXPERIMENTS, LabContext
-from polyhead_lab.result import Claim, ExperimentResult, Figure, LinePlot, ResultTable
-from polyhead_lab.short_training import make_small_config
+from polyhead_lab.registry import (
+    EXPERIMENTS,
+    Claim,
+    ExperimentResult,
+    Figure,
+    LabContext,
+    LinePlot,
+    ResultTable,
+)
+from polyhead_lab.short_training import make_copy_task, make_small_config, pick_model_size
 from polyhead_lab.statistics import format_mean, median_times, time_interleaved, time_ratios, verdict_above
-from polyhead_lab.tasks import make_copy_task
 
 _ROWS = 4
 _ROUNDING = 1e-4  # largest difference of logits that a different summation order may cause in fp32
@@ -31,9 +36,7 @@ def measure_parallelism(lab: LabContext) -> ExperimentResult:
     longest_again = lab.pick_size(64, 4)
     problem = make_copy_task(max(lengths), 64)
     model = build(
-        make_small_config(
-            problem, **lab.pick_size({"d_model": 128, "d_ff": 256}, {"d_model": 16, "d_ff": 16})
-        ),
+        make_small_config(problem, **pick_model_size(lab)),
         lab.seed,
     )
     model.eval()
@@ -97,7 +100,7 @@ def measure_parallelism(lab: LabContext) -> ExperimentResult:
         LinePlot(
             f"Time for {_ROWS} rows",
             "tokens",
-            [Curve(name, points) for name, points in seconds.items()],
+            seconds,
             "Milliseconds of the forward pass. The full sequence is one pass of large matrix products; "
             "token by token there are many passes of small ones.",
             log=True,
@@ -105,7 +108,7 @@ def measure_parallelism(lab: LabContext) -> ExperimentResult:
         LinePlot(
             "Time of token by token relative to the whole sequence",
             "tokens",
-            [Curve("token by token / whole", [(n, fmean(r)) for n, r in times.items()])],
+            {"token by token / whole": [(n, fmean(r)) for n, r in times.items()]},
             log=True,
             from_zero=True,
         ),

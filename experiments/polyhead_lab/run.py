@@ -17,8 +17,7 @@ from polyhead.core.output_paths import check_output_dir
 from polyhead.kernels.malloc_tuning import tune_malloc
 from polyhead.viz.html_page import save_page
 from polyhead_lab.page import render_lab_page
-from polyhead_lab.registry import EXPERIMENTS, LabContext
-from polyhead_lab.result import ExperimentResult
+from polyhead_lab.registry import EXPERIMENTS, ExperimentResult, LabContext
 
 
 class ExperimentOutput(NamedTuple):

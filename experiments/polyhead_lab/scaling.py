@@ -6,13 +6,28 @@ import math
 import statistics
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from polyhead import Choice, build
-from polyhead.viz.plot import Curve
-from polyhead_lab.registry import EXPERIMENTS, LabContext
-from polyhead_lab.result import SEEDS_NOTE, Claim, DotPlot, ExperimentResult, Figure, LinePlot, ResultTable
-from polyhead_lab.short_training import collect_losses, make_small_config, train_designs
+from polyhead_lab.registry import (
+    EXPERIMENTS,
+    SEEDS_NOTE,
+    Claim,
+    DotPlot,
+    ExperimentResult,
+    Figure,
+    LabContext,
+    LinePlot,
+    ResultTable,
+    SeedValues,
+)
+from polyhead_lab.short_training import (
+    collect_losses,
+    make_recall_task,
+    make_small_config,
+    pick_model_size,
+    train_designs,
+)
 from polyhead_lab.statistics import (
     format_mean,
     mean_interval,
@@ -21,7 +36,6 @@ from polyhead_lab.statistics import (
     verdict_less,
     verdict_within,
 )
-from polyhead_lab.tasks import make_recall_task
 
 VASWANI = "Vaswani et al., 2017, section 3.2.1"
 N_KEYS = 64  # keys per query
@@ -100,10 +114,8 @@ def measure_scaling(lab: LabContext) -> ExperimentResult:
         LinePlot(
             "Variance of q.k",
             "d_k",
-            [
-                Curve(_WITHOUT_SCALE, [(d, statistics.fmean(variances[d])) for d in widths]),
-                Curve(_WITH_SCALE, [(d, ratio[d].mean) for d in widths]),
-            ],
+            {_WITHOUT_SCALE: [(d, statistics.fmean(variances[d])) for d in widths],
+_WITH_SCALE: [(d, ratio[d].mean) for d in widths]},
             "q and k of independent standard normal components. The variance is d_k, and dividing by "
             "sqrt(d_k) makes it 1.",
             log=True,
@@ -111,7 +123,7 @@ def measure_scaling(lab: LabContext) -> ExperimentResult:
         LinePlot(
             f"Largest of {N_KEYS} weights",
             "d_k",
-            [Curve(name, [(d, s.peak) for d, s in of.items()]) for name, of in both],
+            {name: [(d, s.peak) for d, s in of.items()] for name, of in both},
             "1 means that softmax selects a single key: it no longer mixes, and no longer learns.",
             log=True,
             from_zero=True,
@@ -119,7 +131,7 @@ def measure_scaling(lab: LabContext) -> ExperimentResult:
         LinePlot(
             "Norm of the softmax's Jacobian (median)",
             "d_k",
-            [Curve(name, [(d, s.slope) for d, s in of.items()]) for name, of in both],
+            {name: [(d, s.slope) for d, s in of.items()] for name, of in both},
             "Change of the weights with the scores. Where it is near 0, no gradient passes through the "
             "softmax.",
             log=True,
@@ -208,7 +220,8 @@ def measure_model_variance(lab: LabContext) -> list[float]:
         outputs: list[Tensor] = []  # q and k of every layer, alternating
         for layer in range(len(model.encoder.layers)):
             for name in ("q_proj", "k_proj"):
-                record_output(model.get_submodule(f"encoder.layers.{layer}.attn.{name}"), outputs)
+                part = model.get_submodule(f"encoder.layers.{layer}.attn.{name}")
+                part.register_forward_hook(lambda *call, outputs=outputs: outputs.append(call[-1]))
         model.encode(problem.batch(seed, 0).source)
         shares = []
         for q, k in zip(outputs[::2], outputs[1::2], strict=True):
@@ -218,17 +231,9 @@ def measure_model_variance(lab: LabContext) -> list[float]:
     return ratios
 
 
-def record_output(module: nn.Module, records: list[Tensor]) -> None:
-    """Register a forward hook that appends the output of a module to ``records``."""
-    module.register_forward_hook(lambda module, inputs, output: records.append(output))
-
-
-def train_scales(lab: LabContext, steps: int) -> dict[str, list[float]]:
+def train_scales(lab: LabContext, steps: int) -> SeedValues:
     """Losses of one wide head with and without the scale, one value per seed."""
-    problem, size = (
-        make_recall_task(),
-        lab.pick_size({"d_model": 128, "d_ff": 128}, {"d_model": 16, "d_ff": 16}),
-    )
+    problem, size = make_recall_task(), pick_model_size(lab, 128)
     designs = {
         name: make_small_config(
             problem, n_heads=1, n_layers=1, attention=Choice("softmax", scale=scale), **size

@@ -5,33 +5,147 @@ from __future__ import annotations
 import math
 import statistics
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import nn
 
 from polyhead import ModelConfig, build
 from polyhead.config.recipe import TrainConfig
+from polyhead.core.array_types import Ints
 from polyhead.core.errors import UserError
 from polyhead.data.batching.collate import PairBatch, make_dummy_pairs
 from polyhead.evaluate.perplexity import TokenLoss, token_losses
 from polyhead.models.seq2seq import Seq2Seq
-from polyhead.nn.loss import Loss
+from polyhead.nn.loss import IGNORE_INDEX, Loss
 from polyhead.train.distributed.process_group import MapFn
 from polyhead.train.loggers import MetricsRow
 from polyhead.train.loop import train_model
 from polyhead.train.strategies.parallelize import parallelize
 from polyhead.train.tasks.common import seq2seq_features, seq2seq_loss
 from polyhead.train.train_state import TrainState
-from polyhead.viz.plot import Curve
-from polyhead_lab.registry import LabContext
-from polyhead_lab.result import SEEDS_NOTE, DotPlot, Figure, LinePlot
+from polyhead_lab.registry import SEEDS_NOTE, DotPlot, Figure, LabContext, LinePlot, Points, SeedValues
 from polyhead_lab.statistics import format_mean, time_interleaved, verdict_all, verdict_less
-from polyhead_lab.tasks import SyntheticTask
+
+PAD, START = 0, 1
+FIRST_SYMBOL = 2  # first token id that is not a special token
+
+Drawn = tuple[Ints, Ints, Ints]
+DrawRows = Callable[[np.random.Generator, int], Drawn]
+"""(generator, rows) -> source (B, S), decoder input (B, T), labels (B, T)."""
+
+
+class SyntheticTask(NamedTuple):
+    """A synthetic task: its vocabulary size, its maximum length, and how its rows are drawn."""
+
+    vocab_size: int
+    max_len: int
+    draw: DrawRows
+    rows: int = 64  # rows of a batch
+
+    def batch(self, seed: int, number: int, rows: int | None = None) -> PairBatch:
+        """The batch with this number; the same for every model that is compared."""
+        rng = np.random.default_rng([seed, number])
+        source, target, labels = (torch.from_numpy(x) for x in self.draw(rng, rows or self.rows))
+        is_padding = source == PAD
+        pos = torch.arange(source.size(1)).expand_as(source).masked_fill(is_padding, -1)
+        n_labels = int((labels != IGNORE_INDEX).sum())
+        return PairBatch(source, pos if bool(is_padding.any()) else None, target, labels, n_labels)
+
+
+def make_copy_task(length: int = 12, symbols: int = 16, shortest: int | None = None) -> SyntheticTask:
+    """Copy the source; with ``shortest`` rows have random lengths and the rest is padding."""
+
+    def draw(rng: np.random.Generator, rows: int) -> Drawn:
+        lengths = rng.integers(shortest or length, length + 1, rows)
+        source = np.full((rows, length), PAD)
+        labels = np.full((rows, length), IGNORE_INDEX)
+        for row, n in enumerate(lengths):
+            source[row, :n] = labels[row, :n] = rng.integers(FIRST_SYMBOL, FIRST_SYMBOL + symbols, n)
+        target = np.full_like(labels, START)  # and all labels but the last
+        target[:, 1:] = np.where(labels[:, :-1] == IGNORE_INDEX, PAD, labels[:, :-1])
+        return source, target, labels
+
+    return SyntheticTask(FIRST_SYMBOL + symbols, length + 1, draw)
+
+
+def make_recall_task(items: int = 16, keys: int = 16, values: int = 8) -> SyntheticTask:
+    """Associative recall: a source token is a key and a value; given a key, predict its value.
+
+    Keys of a row are distinct. Query number i of the target is a key, its label the value. Queries have an
+    order that is independent of the source, so that only the key identifies the value.
+    """
+    assert items <= keys, f"{items} distinct keys of {keys}"
+
+    def draw(rng: np.random.Generator, rows: int) -> Drawn:
+        key = rng.permuted(np.tile(np.arange(keys), (rows, 1)), axis=1)[:, :items]
+        value = rng.integers(0, values, (rows, items))
+        query_items = rng.permuted(np.tile(np.arange(items), (rows, 1)), axis=1)
+        first_answer = FIRST_SYMBOL + keys * values + keys
+        return (
+            FIRST_SYMBOL + key * values + value,
+            FIRST_SYMBOL + keys * values + np.take_along_axis(key, query_items, 1),
+            first_answer + np.take_along_axis(value, query_items, 1),
+        )
+
+    return SyntheticTask(FIRST_SYMBOL + keys * values + keys + values, items + 1, draw)
+
+
+def make_lookup_task(length: int = 8, symbols: int = 16) -> SyntheticTask:
+    """Predict the entry of a fixed table for the source token and the decoder input at the same position.
+
+    The table is drawn at random once, so only the feed-forward layers can store its symbols^2 entries.
+    """
+    table = np.random.default_rng(0).integers(0, symbols, (symbols, symbols))
+
+    def draw(rng: np.random.Generator, rows: int) -> Drawn:
+        a, b = rng.integers(0, symbols, (2, rows, length))
+        return FIRST_SYMBOL + a, FIRST_SYMBOL + b, FIRST_SYMBOL + table[a, b]
+
+    return SyntheticTask(FIRST_SYMBOL + symbols, length + 1, draw)
+
+
+def make_delay_task(length: int = 24, delay: int = 2, symbols: int = 16) -> SyntheticTask:
+    """Repeat the decoder's own input from ``delay`` tokens before; the source carries no information.
+
+    Positions are all that is needed. The first ``delay`` tokens have no label.
+    """
+
+    def draw(rng: np.random.Generator, rows: int) -> Drawn:
+        target = rng.integers(FIRST_SYMBOL, FIRST_SYMBOL + symbols, (rows, length))
+        labels = np.full((rows, length), IGNORE_INDEX)
+        labels[:, delay:] = target[:, :-delay]
+        return np.full((rows, 1), START), target, labels
+
+    return SyntheticTask(FIRST_SYMBOL + symbols, length, draw)
+
+
+def make_latch_task(length: int = 32, values: int = 8) -> SyntheticTask:
+    """Output the one marked token of the decoder's own input from its place on (Bengio et al., 1994).
+
+    The marked token is one of ``values`` symbols, at a random place; the others are noise of as many other
+    symbols. Tokens before it have no label. The source carries no information.
+    """
+
+    def draw(rng: np.random.Generator, rows: int) -> Drawn:
+        value, place = rng.integers(0, values, rows), rng.integers(0, length, rows)
+        target = rng.integers(FIRST_SYMBOL + values, FIRST_SYMBOL + 2 * values, (rows, length))
+        target[np.arange(rows), place] = FIRST_SYMBOL + value
+        is_label = np.arange(length) >= place[:, None]
+        labels = np.where(is_label, FIRST_SYMBOL + value[:, None], IGNORE_INDEX)
+        return np.full((rows, 1), START), target, labels
+
+    return SyntheticTask(FIRST_SYMBOL + 2 * values, length, draw)
+
+
+COPY_AND_RECALL = {"copying": (make_copy_task(), 200), "recall": (make_recall_task(), 250)}
+"""Tasks that attention designs are compared on, with their numbers of training steps."""
+
 
 FIRST_HELD_OUT = 1_000_000  # batch numbers from here on are not used in training
 _BASE_CONFIG: dict[str, Any] = {
@@ -81,6 +195,11 @@ def make_small_config(problem: SyntheticTask, **changes: Any) -> ModelConfig:
     return ModelConfig(
         **{**_BASE_CONFIG, "vocab_size": problem.vocab_size, "max_len": problem.max_len, **changes}
     )
+
+
+def pick_model_size(lab: LabContext, d_ff: int = 256) -> dict[str, int]:
+    """Sizes of the models whose speed is measured."""
+    return lab.pick_size({"d_model": 128, "d_ff": d_ff}, {"d_model": 16, "d_ff": 16})
 
 
 def run_short_training(
@@ -137,7 +256,7 @@ def train_designs(
     return runs
 
 
-LossesByTask = dict[str, dict[str, list[float]]]
+LossesByTask = dict[str, SeedValues]
 """task -> design -> a loss of every seed."""
 
 
@@ -176,7 +295,15 @@ class TaskRuns(dict[str, dict[str, list[TrainingResult]]]):
         """Held-out losses of each task, mean training losses of each, and the curves of each."""
         return [
             *(plot_losses(task, losses) for task, losses in self.loss.items()),
-            *(plot_mean_losses(task, losses) for task, losses in self.mean_loss.items()),
+            *(
+                DotPlot(
+                    f"Speed of learning: mean loss over training, {task}",
+                    "nats per token",
+                    losses,
+                    "Low if a design learns early.",
+                )
+                for task, losses in self.mean_loss.items()
+            ),
             *(plot_loss_curves(task, runs) for task, runs in self.items()),
         ]
 
@@ -219,25 +346,19 @@ def train_by_task(
     return runs
 
 
-def collect_losses(runs: Mapping[str, Sequence[TrainingResult]]) -> dict[str, list[float]]:
+def collect_losses(runs: Mapping[str, Sequence[TrainingResult]]) -> SeedValues:
     """Held-out loss of every seed."""
     return {name: [run.loss for run in seeds] for name, seeds in runs.items()}
 
 
-def collect_first_curves(runs: Mapping[str, Sequence[TrainingResult]]) -> list[Curve]:
+def collect_first_curves(runs: Mapping[str, Sequence[TrainingResult]]) -> dict[str, Points]:
     """Training loss of the first seed of every design, if it has a curve."""
-    return [Curve(name, seeds[0].curve) for name, seeds in runs.items() if seeds[0].curve]
+    return {name: seeds[0].curve for name, seeds in runs.items() if seeds[0].curve}
 
 
-def plot_losses(label: str, losses: Mapping[str, Sequence[float]]) -> DotPlot:
+def plot_losses(label: str, losses: SeedValues) -> DotPlot:
     """Dot plot of the held-out losses of designs, for every seed."""
     return DotPlot(f"Held-out loss, {label}", "nats per token", losses, SEEDS_NOTE)
-
-
-def plot_mean_losses(label: str, losses: Mapping[str, Sequence[float]]) -> DotPlot:
-    """Dot plot of the mean training losses of designs, for every seed."""
-    title = f"Speed of learning: mean loss over training, {label}"
-    return DotPlot(title, "nats per token", losses, "Low if a design learns early.")
 
 
 def plot_loss_curves(label: str, runs: Mapping[str, Sequence[TrainingResult]]) -> LinePlot:
@@ -304,7 +425,7 @@ class GeneratedTask:
 
 def time_training_steps(
     lab: LabContext, designs: Mapping[str, ModelConfig], batch: PairBatch, rounds: int
-) -> dict[str, list[float]]:
+) -> SeedValues:
     """Seconds of a training step of every design, interleaved.
 
     Without the optimizer, whose cost depends only on the parameters.

@@ -135,8 +135,11 @@ def verdict_less(a: Sequence[float], b: Sequence[float], margin: float = 0.0) ->
     whether a is at most that much greater: no worse, within a tolerance. A non-finite value (a training that
     diverged) counts as worse than every other.
     """
-    if any(not math.isfinite(v) for v in (*a, *b)):
-        return _verdict_diverged(a, b)
+    diverged_a, diverged_b = ([not math.isfinite(v) for v in side] for side in (a, b))
+    if any(diverged_a + diverged_b):  # decided only if all of one side diverged and none of the other
+        if all(diverged_b) and not any(diverged_a):
+            return True
+        return False if all(diverged_a) and not any(diverged_b) else None
     return verdict_below([x - y for x, y in zip(a, b, strict=True)], -margin)
 
 
@@ -156,11 +159,3 @@ def verdict_any(verdicts: Iterable[bool | None]) -> bool | None:
     """Held if one held, not held if all did not hold, else undecided."""
     items = list(verdicts)
     return True if True in items else None if None in items else False
-
-
-def _verdict_diverged(a: Sequence[float], b: Sequence[float]) -> bool | None:
-    """Verdict on diverged trainings: decided only if all of one side diverged and none of the other."""
-    diverged_a, diverged_b = ([not math.isfinite(v) for v in side] for side in (a, b))
-    if all(diverged_b) and not any(diverged_a):
-        return True
-    return False if all(diverged_a) and not any(diverged_b) else None

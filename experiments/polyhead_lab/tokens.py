@@ -16,10 +16,18 @@ from polyhead.core.i18n import load_catalog
 from polyhead.tokenizers.special_tokens import SPECIAL_TOKENS
 from polyhead.tokenizers.tokenizer import Tokenizer
 from polyhead.tokenizers.train_tokenizer import train_tokenizer
-from polyhead.viz.plot import Curve
 from polyhead_lab.models import list_source_files
-from polyhead_lab.registry import EXPERIMENTS, LabContext
-from polyhead_lab.result import SEEDS_NOTE, Claim, DotPlot, ExperimentResult, Figure, LinePlot, ResultTable
+from polyhead_lab.registry import (
+    EXPERIMENTS,
+    SEEDS_NOTE,
+    Claim,
+    DotPlot,
+    ExperimentResult,
+    Figure,
+    LabContext,
+    LinePlot,
+    ResultTable,
+)
 from polyhead_lab.statistics import (
     format_mean,
     format_mean_percent,
@@ -124,10 +132,10 @@ def measure_tokens(lab: LabContext) -> ExperimentResult:
         LinePlot(
             "Tokens of a word, by its frequency in the training text",
             "size of the vocabulary",
-            [
-                Curve(name, [(size, fmean(fit.word_lengths[name] for fit in fits[size])) for size in sizes])
+            {
+                name: [(size, fmean(fit.word_lengths[name] for fit in fits[size])) for size in sizes]
                 for name, _, _ in GROUPS
-            ],
+            },
             "Means over different words of the held-out text. 1 is the least.",
             log=True,
             from_zero=True,
@@ -135,10 +143,8 @@ def measure_tokens(lab: LabContext) -> ExperimentResult:
         LinePlot(
             "Words of the held-out text that are unknown, in percent",
             "size of the vocabulary",
-            [
-                Curve("whole words", [(size, 100 * fmean(unknown[size])) for size in sizes]),
-                Curve("subwords", [(size, 0.0) for size in sizes]),
-            ],
+            {"whole words": [(size, 100 * fmean(unknown[size])) for size in sizes],
+"subwords": [(size, 0.0) for size in sizes]},
             "Whole words: the most frequent ones of the training text. With bytes as the smallest pieces, "
             "nothing is unknown.",
             log=True,

@@ -4,13 +4,12 @@ import pytest
 from tests.browser.conftest import check_accessibility
 from tests.browser.page_texts import find_english, run_command, use_language
 
-from polyhead.viz.plot import Curve
 from polyhead_lab.page import render_lab_page
-from polyhead_lab.result import Claim, DotPlot, ExperimentResult, LinePlot, ParetoPlot, ResultTable
+from polyhead_lab.registry import Claim, DotPlot, ExperimentResult, LinePlot, ParetoPlot, ResultTable
 
 NAN = float("nan")
 DOTS = "One small dot per text."
-CURVES = [Curve("alibi", [(1, 4.0), (10, 2.5), (100, 2.0)]), Curve("rope", [(1, 5.0), (100, 1.0)])]
+CURVES = {"alibi": [(1, 4.0), (10, 2.5), (100, 2.0)], "rope": [(1, 5.0), (100, 1.0)]}
 FINDINGS = ("At 8 tokens, token by token takes 2 times as long.", "relu: 1.5 against 1.7")
 FINDINGS += ("The same ratio: 3.1 (about equal: within a factor of 2).",)
 LOSSES = {"alibi": [1.0, 2.0], "rope": [NAN, 3.0], "shaw": [NAN, NAN]}

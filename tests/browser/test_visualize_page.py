@@ -10,8 +10,7 @@ from polyhead.config.generation_config import GenerationConfig
 from polyhead.config.recipe import Recipe
 from polyhead.run.run import Run
 from polyhead.tokenizers.train_tokenizer import train_tokenizer
-from polyhead.viz.embedding_page import find_embeddings
-from polyhead.viz.position_plots import measure_bias, measure_embedding
+from polyhead.viz.embedding_page import find_embeddings, measure_bias, measure_embedding
 
 TEXTS = {"en": ["a dog barks .", "two dogs run in the park", "the cat looks at the bird"] * 5}
 TEXTS["zh"] = ["一只狗在叫。", "两只狗在公园里跑", "猫看着鸟 😀"] * 5

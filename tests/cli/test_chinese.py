@@ -19,7 +19,7 @@ from polyhead.core import i18n
 from polyhead.core.extras import install_command
 from polyhead.train.lock import RunLock
 from polyhead.train.loggers import TextLogger
-from polyhead.viz.eta_model import format_seconds
+from polyhead.viz.run_record import format_seconds
 
 RECIPE = """\
 data: {train: [train.en, train.de], valid: [valid.en, valid.de]}

@@ -11,7 +11,7 @@ from tests.viz.html_pages import Page
 
 import polyhead
 from polyhead.config.recipe import Recipe
-from polyhead.viz.position_plots import position_matrices
+from polyhead.viz.embedding_page import position_matrices
 
 
 def headings(text):

@@ -5,8 +5,8 @@ import numpy as np
 import torch
 
 from polyhead.cli import main
-from polyhead.compare.budget import read_budget
 from polyhead.compare.plan import make_plan
+from polyhead.compare.sweep import read_budget
 from polyhead.compare.tasks.base import get_compared_task
 from polyhead.core.registry import TASK
 from polyhead.models import build
@@ -98,6 +98,9 @@ class UntrainedTask:
                 p.add_(noise * torch.randn_like(p))
         self.run = Run(self.model, self.tokenizer, self.recipe.generation, self.recipe)
         self.compared = get_compared_task(self.recipe.task.name)
+
+    def eval_batches(self):
+        return (self.compared.make_batch(batch) for _, batch in self.task.eval_batches("valid"))
 
     def evaluate(self):
         return self.compared.evaluate(self.run, self.recipe, self.task)

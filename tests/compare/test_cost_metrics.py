@@ -21,7 +21,7 @@ def count_flops(task):
 
 
 def measure_dead(task):
-    return cost_metrics.measure_dead_units(task.model, task.compared.eval_batches(task.task))
+    return cost_metrics.measure_dead_units(task.model, task.eval_batches())
 
 
 def capture_arguments(batch):
@@ -81,7 +81,7 @@ def test_dead_units_ignore_padding(toy):
     # a unit that only padding activates: the input at padding is the embedding of the padding token
     inputs = []
     handle = layers[0].register_forward_pre_hook(lambda m, args: inputs.append(args[0]))
-    batches = toy.compared.eval_batches(toy.task)
+    batches = toy.eval_batches()
     padded_batch = next(batch for batch in batches if capture_arguments(batch)[2] is not None)
     with torch.no_grad():
         padded_batch.features(toy.model)

@@ -2,7 +2,7 @@ import pytest
 from tests.compare.compare_helpers import make_toy_plan
 
 from polyhead.compare.cost_metrics import count_parameters
-from polyhead.compare.match_parameters import match_parameters
+from polyhead.compare.plan import match_parameters
 from polyhead.compare.sweep import DesignSpec
 
 pytestmark = pytest.mark.usefixtures("workdir")

@@ -1,8 +1,11 @@
 import csv
 import json
+import signal
+import sys
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from tests.cli.cli_helpers import cli as cli
@@ -11,7 +14,8 @@ from tests.compare.compare_helpers import compare, read_rows
 from polyhead.checkpoint.checkpoint import list_steps
 from polyhead.cli import main
 from polyhead.compare import run
-from polyhead.compare.budget import Budget
+from polyhead.compare.run import StopHandler, run_subprocess
+from polyhead.compare.sweep import Budget
 from polyhead.evaluate.metrics import KNOWN_METRICS, score_translations
 from polyhead.run.load import load
 from polyhead.viz.run_record import read_metrics
@@ -131,7 +135,7 @@ def test_interrupted_comparison_resumes_with_equal_weights(run_trials, monkeypat
 
 def test_all_seeds_train_equally_many_steps(run_trials, monkeypatch):
     step_times = iter([0.5, 0.25])
-    monkeypatch.setattr("polyhead.compare.step_budget.measure_step_time", lambda *args: next(step_times))
+    monkeypatch.setattr("polyhead.compare.trial.measure_step_time", lambda *args: next(step_times))
     compare("toy", "--seeds", "2", budget="1s")
     results = [json.loads((OUT / f"cells/base.s{s}/result.json").read_text()) for s in (1, 2)]
     assert [result["steps"] for result in results] == [2, 2]
@@ -164,3 +168,24 @@ def test_killed_trial_is_run_again(run_trials, monkeypatch):
     assert main(command) == 0
     assert read_rows()["norm=rmsnorm"]["status"] == "done"
     assert run_trials == ["base.s1", "norm=rmsnorm.s1"]
+
+
+@pytest.mark.parametrize(("script", "code"), [("exit 3", 3), ("kill -9 $$", -9)])
+def test_exit_code_or_signal_of_trial(tmp_path, monkeypatch, script, code):
+    program = tmp_path / "python"
+    program.write_text(f'#!/bin/sh\n[ "$*" = "-m polyhead compare --cell {tmp_path}" ] && {script}\n')
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    stop = StopHandler()
+    assert run_subprocess(tmp_path, stop) == code
+    assert stop.child is None and not stop.is_requested
+
+
+def test_stop_signal_is_forwarded_to_trial():
+    stop = StopHandler()
+    with pytest.raises(KeyboardInterrupt):
+        stop(signal.SIGINT, None)
+    stop.child = Mock()
+    stop(signal.SIGINT, None)
+    stop.child.send_signal.assert_called_once_with(signal.SIGTERM)
+    assert stop.is_requested

@@ -5,7 +5,7 @@ import pytest
 from polyhead.config.data_config import DataConfig
 from polyhead.config.recipe import Recipe
 from polyhead.core.errors import UserError
-from polyhead.estimate.data_sample import find_missing_files
+from polyhead.estimate.inputs import find_missing_files
 
 CONVERTED_REVISION = "refs/convert/parquet"
 DATASET = "hf://datasets/owner/small"

@@ -10,7 +10,6 @@ from polyhead.cost.communication import (
     point_to_point_bytes,
     ring_all_reduce_bytes,
     shard_gather_bytes,
-    tensor_parallel_bytes,
 )
 from polyhead.cost.hardware import HARDWARE
 from polyhead.cost.workload import BatchShape
@@ -153,8 +152,6 @@ def test_traffic_of_combined_parallelism():
     traffic = estimate_traffic(CONFIG, BatchShape(8, 10), 1000, layout)
     assert traffic.data == pytest.approx(2 * 3 / 4 * 1000 * 2 / 2 * (2 * LAYER + TABLE) / NUMBERS)
     assert traffic.tensor == tensor_bytes(4, 8 * 10, size=2) / 2
-    # Shoeybi et al., 2019: four all-reduces a layer, whose B S H numbers are sent once among 2 ranks
-    assert tensor_parallel_bytes(2, 8, 16, layers=3, ranks=2, itemsize=4) == 4 * 3 * (2 * 8 * 16 * 4)
     # forward from one stage and backward from the other, and the gradients of the common table
     assert point_to_point_bytes(8, 10, 16, 4) == 2 * 8 * 10 * 16 * 4
     assert traffic.pipeline == 8 * 10 * 16 * 4 + TABLE * 2 / 2

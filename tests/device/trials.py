@@ -6,7 +6,7 @@ from tests.train.conftest import Notes, no_fsync
 from tests.train.distributed.rank_runs import corpus_dir, recipe_of
 
 from polyhead.compare import io as io_module
-from polyhead.compare import step_budget as counting
+from polyhead.compare import trial
 from polyhead.compare.io import read_json_file, write_json_file
 from polyhead.compare.tasks.base import COMPARED_TASKS, get_compared_task
 from polyhead.compare.trial import run_trial
@@ -52,7 +52,7 @@ def test_trials_match_the_cpu(task, corpus_dir):
 
 def test_time_budget_is_probed_on_the_device(corpus_dir, monkeypatch):
     devices = []
-    check_memory = counting.check_memory
+    check_memory = trial.check_memory
 
     def rehearse(training, task, *rest):
         assert isinstance(task, DistillationTask)
@@ -60,9 +60,9 @@ def test_time_budget_is_probed_on_the_device(corpus_dir, monkeypatch):
         devices.extend(p.device for one in models for p in one.parameters())
         check_memory(training, task, *rest)
 
-    monkeypatch.setattr(counting, "check_memory", rehearse)
-    monkeypatch.setattr(counting, "PROBE_SHARE", 0.0)
-    monkeypatch.setattr(counting, "MIN_PROBE_SECONDS", 0.1)
+    monkeypatch.setattr(trial, "check_memory", rehearse)
+    monkeypatch.setattr(trial, "PROBE_SHARE", 0.0)
+    monkeypatch.setattr(trial, "MIN_PROBE_SECONDS", 0.1)
     teacher = recipe_of(corpus_dir, "language-model", "teacher", precision="fp32", device="cpu")
     run_training(teacher, report=Notes())
     with ghost_device():

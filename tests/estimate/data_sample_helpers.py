@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from polyhead.config.recipe import Recipe
-from polyhead.estimate import data_sample
+from polyhead.estimate import inputs
 from polyhead.estimate.plan import estimate
 
 MODEL = {"d_model": 16, "n_layers": 1, "n_heads": 2, "max_len": 256}
@@ -16,7 +16,7 @@ WORDS = "the a cat dog bird fish sees eats likes hates red blue big small now he
 @pytest.fixture
 def workdir(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(data_sample, "_MAX_SPLIT_BYTES", 40_000)
+    monkeypatch.setattr(inputs, "_MAX_SPLIT_BYTES", 40_000)
     return tmp_path
 
 
@@ -39,7 +39,7 @@ def make_recipe(task, train, valid, **sections):
 def estimate_both(recipe, monkeypatch):
     sample = estimate(recipe, probe=False)
     with monkeypatch.context() as patch:
-        patch.setattr(data_sample, "_MAX_SPLIT_BYTES", 1 << 30)
+        patch.setattr(inputs, "_MAX_SPLIT_BYTES", 1 << 30)
         return sample, estimate(recipe, probe=False)
 
 

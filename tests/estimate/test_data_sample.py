@@ -14,8 +14,8 @@ from tests.estimate.data_sample_helpers import workdir as workdir
 
 from polyhead.core.errors import UserError
 from polyhead.core.registry import TASK
-from polyhead.estimate import data_sample
-from polyhead.estimate.data_sample import open_data_sample
+from polyhead.estimate import inputs
+from polyhead.estimate.inputs import open_data_sample
 
 
 def labels_of(lines):
@@ -71,7 +71,7 @@ def test_parallel_files_are_sampled_by_lines(workdir, monkeypatch):
         write_lines(f"t.{name}", side)
         write_lines(f"v.{name}", side[:20])
     recipe = make_recipe("translation", ["t.en", "t.de"], ["v.en", "v.de"], data={"max_len": 256})
-    names = data_sample._sample_files(recipe.data.split_paths("train"), workdir / "sample").names
+    names = inputs._sample_files(recipe.data.split_paths("train"), workdir / "sample").names
     source, target = (Path(name).read_text().splitlines() for name in names)
     assert 0 < len(source) < 1000
     assert target == [f"{line} {line[::-1]} {line}" for line in source]

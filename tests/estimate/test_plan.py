@@ -14,7 +14,7 @@ from polyhead.cost.communication import ParallelLayout
 from polyhead.cost.flops import count_forward, update_flops_factor
 from polyhead.cost.memory import estimate_training_memory
 from polyhead.cost.workload import BatchShape
-from polyhead.estimate import data_sample
+from polyhead.estimate import inputs
 from polyhead.estimate.plan import estimate
 from polyhead.estimate.report import format_details
 from polyhead.models import build, preset_config
@@ -58,7 +58,7 @@ def test_operations_of_update_are_mean_of_batches(workdir):
     plan = estimate(recipe, probe=False)
     tokenizer, task = open_task(recipe)
     config, epoch = recipe.model.with_vocabulary(tokenizer.vocab_size), task.epoch_batches(0)
-    assert len(epoch) <= data_sample._SAMPLED_BATCHES, "all are counted"
+    assert len(epoch) <= inputs._SAMPLED_BATCHES, "all are counted"
     total = 0
     for rows in epoch:
         batch = task.collate(rows)
@@ -128,7 +128,7 @@ def test_teachers_cost_a_forward_pass_and_their_weights(workdir, name):
     tokenizer, task = open_task(recipe)
     distillation, total = make_distillation_task(task, recipe, runs, tokenizer), 0
     epoch = distillation.epoch_batches(0)
-    assert len(epoch) <= data_sample._SAMPLED_BATCHES, "all are counted"
+    assert len(epoch) <= inputs._SAMPLED_BATCHES, "all are counted"
     for rows in epoch:
         for run, batch in zip(runs, distillation.collate(rows).teachers, strict=True):
             if name in ("translation", "denoising"):

@@ -10,7 +10,7 @@ from polyhead.estimate.report import format_details, format_si, summarize
 from polyhead.export.targets import describe_targets, find_obstacles
 from polyhead.models import preset_config
 from polyhead.run.recipe import load_recipe
-from polyhead.viz.eta_model import format_seconds
+from polyhead.viz.run_record import format_seconds
 
 
 def test_plan_is_json_and_text(workdir):

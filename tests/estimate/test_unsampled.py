@@ -8,7 +8,7 @@ from polyhead.config.config_sections import DistillConfig
 from polyhead.config.generation_config import GenerationConfig
 from polyhead.core.errors import UserError
 from polyhead.core.registry import TASK
-from polyhead.estimate import data_sample
+from polyhead.estimate import inputs
 from polyhead.estimate.plan import estimate
 from polyhead.models import build
 from polyhead.run.run import Run
@@ -53,8 +53,8 @@ def test_vocabulary_is_that_of_the_teacher(monkeypatch):
 @pytest.mark.parametrize("tokenizer", [{"kind": "char"}, {"kind": "bpe", "vocab_size": 301}], ids=str)
 def test_teacher_with_other_tokens_is_refused(monkeypatch, tokenizer):
     recipe = make_distillation_recipe("language-model", tokenizer)
-    for limit in (data_sample._MAX_SPLIT_BYTES, 1 << 30):
-        monkeypatch.setattr(data_sample, "_MAX_SPLIT_BYTES", limit)
+    for limit in (inputs._MAX_SPLIT_BYTES, 1 << 30):
+        monkeypatch.setattr(inputs, "_MAX_SPLIT_BYTES", limit)
         with pytest.raises(UserError, match="teacher has another tokenizer than the student"):
             estimate(recipe, probe=False)
 

@@ -1,4 +1,6 @@
+import base64
 import math
+import zlib
 from functools import cache
 
 import numpy as np
@@ -59,7 +61,22 @@ def explain_config(config, target=None, **options):
     if run.kind == "encoder-decoder":
         target = target or TARGET
     document = explain_walk(run, TEXT, target, **options)
-    return document, ArrayReader.from_document(document)
+    return document, read_document(document)
+
+
+def read_document(document):
+    """A reader of the arrays of an explanation, written without that of the package."""
+    values, blob = document["values"], zlib.decompress(base64.b64decode(document["data"]))
+
+    def read_stored(name):
+        value = values[name]
+        size = int(np.prod(value["shape"]))
+        zigzag = np.zeros(size, np.int64)
+        for i, start in enumerate(value["at"]):
+            zigzag |= np.frombuffer(blob, np.uint8, size, start).astype(np.int64) << 8 * i
+        return (((zigzag >> 1) ^ -(zigzag & 1)) * value["scale"]).reshape(value["shape"])
+
+    return ArrayReader(values, read_stored)
 
 
 def list_steps(document, kind):

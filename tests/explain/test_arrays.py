@@ -6,10 +6,10 @@ from importlib.resources import files
 import numpy as np
 import pytest
 import torch
-from tests.explain.explain_helpers import explain_config
+from tests.explain.explain_helpers import explain_config, read_document
 
 from polyhead.core.errors import NotFiniteError
-from polyhead.explain.arrays import OPERATIONS, ArrayReader, ArrayStore
+from polyhead.explain.arrays import OPERATIONS, ArrayStore
 
 SCRIPT = """
 openArrays(JSON.parse(require("fs").readFileSync(0, "utf8"))).then((arrays) => {
@@ -21,7 +21,7 @@ openArrays(JSON.parse(require("fs").readFileSync(0, "utf8"))).then((arrays) => {
 
 
 def read_back(store):
-    return ArrayReader.from_document({"data": store.pack(), "values": json.loads(json.dumps(store.values))})
+    return read_document({"data": store.pack(), "values": json.loads(json.dumps(store.values))})
 
 
 def roundtrip(x):

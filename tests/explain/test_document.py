@@ -12,7 +12,6 @@ from torch import nn
 from polyhead.config.model import ModelConfig
 from polyhead.core.errors import UserError
 from polyhead.core.registry import ATTENTION, BLOCK, FEED_FORWARD, NORM, POOLING, POSITION
-from polyhead.explain.arrays import ArrayReader
 from polyhead.explain.document import count_numbers, count_shown, explain
 from polyhead.nn.stack import Stack
 from polyhead.run.load import load
@@ -31,7 +30,7 @@ def test_numbers_match_equations(design):
     check_layers(run, helpers.explain_walk(run, helpers.TEXT, target))
     run.model.double()  # so that two orders of summation do not differ
     document = json.loads(json.dumps(helpers.explain_walk(run, helpers.TEXT, target)))
-    walk, read = helpers.ReferenceWalk(**options), ArrayReader.from_document(document)
+    walk, read = helpers.ReferenceWalk(**options), helpers.read_document(document)
     head_input = helpers.walk_model(run, document, walk)
     for name, expected in walk.arrays.items():
         helpers.check_close(read(name), expected)
@@ -58,7 +57,7 @@ def check_layers(run, document):
         run.model(*helpers.make_inputs(document))
     for hook in hooks:
         hook.remove()
-    read, layers = ArrayReader.from_document(document), document["layers"]
+    read, layers = helpers.read_document(document), document["layers"]
     assert len(states) == 2 * len(layers) > 0
     for i, layer in enumerate(layers):
         helpers.check_close(read(layer["in"]), states[2 * i][0])
@@ -148,7 +147,7 @@ def test_user_defined_part_is_explained(field, part, norm_first, kind):
     check_layers(run, document)
     steps = [step for step in document["walk"] if step["class"] == part]
     assert steps
-    read = ArrayReader.from_document(document)
+    read = helpers.read_document(document)
     if part == "MeanAttention":
         assert {step["kind"] for step in steps} == {"unknown"}
         weights = read(steps[-1]["values"]["weights"])

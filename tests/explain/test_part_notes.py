@@ -1,9 +1,11 @@
 from pathlib import Path
 
 import pytest
-from tests.explain.explain_helpers import explain_config
+from tests.explain.explain_helpers import TARGET, TEXT, explain_config, explain_walk, list_steps, make_run
 
 import polyhead
+from polyhead.cost.flops import count_forward, count_token
+from polyhead.cost.workload import BatchShape
 from polyhead.explain.part_notes import read_notes
 
 
@@ -52,3 +54,55 @@ def test_source_line_is_method_of_part(position, method):
         source = Path(polyhead.__file__).parent / step["source"]["file"]
         line = source.read_text().splitlines()[step["source"]["line"] - 1]
         assert f"def {method if step['kind'] == 'position' else 'forward'}(" in line
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {},
+        {"kind": "decoder", "n_kv_heads": 2, "feed_forward": "swiglu"},
+        {"kind": "decoder", "feed_forward": "moe"},
+        {"kind": "decoder", "attention": "linear"},
+        {"kind": "decoder", "d_embedding": 8},
+        {"kind": "encoder"},
+        {"kind": "encoder", "labels": ("yes", "no")},
+        {"block": "gated_conv"},
+        {"block": "lstm", "position": "none"},
+        {"layer_pattern": [{"block": "gru"}, {}]},
+    ],
+    ids=str,
+)
+def test_flops_of_steps_add_up(config):
+    run = make_run(**config)
+    document = explain_walk(run, TEXT, TARGET if run.kind == "encoder-decoder" else None)
+    lengths = [len(side["tokens"]) for side in document["sides"]]
+    shape = BatchShape(1, lengths[-1], lengths[0] if len(lengths) > 1 else 0)
+    total = sum(work.total for work in count_forward(run.config, shape))
+    assert document["costs"]["total"]["flops"] == total
+    assert sum(step["cost"]["flops"] for step in document["walk"]) == total
+    if run.kind in ("decoder", "encoder-decoder"):
+        parts = {work.name: work.total for work in count_token(run.config, lengths[-1] + 1, shape.source)}
+        decode_step = document["costs"]["decode_step"]
+        assert decode_step["parts"] == parts
+        assert decode_step["flops"] == sum(parts.values()) < total
+    for step in document["walk"]:
+        assert sum(step["cost"]["parts"].values()) == step["cost"]["flops"]
+
+
+def test_bytes_of_weights_and_activations():
+    config = {"kind": "decoder", "position": "learned", "feed_forward": {"name": "relu", "bias": False}}
+    document, _ = explain_config(config)
+    costs = {step["path"]: step["cost"] for step in document["walk"]}
+    rows = 4 * len(document["sides"][0]["tokens"]) * 32
+    assert costs["stack.layers.0.ffn"]["weight_bytes"] == 4 * 2 * 32 * 48
+    assert costs["stack.layers.0.ffn"]["activation_bytes"] == 2 * rows
+    assert costs["stack.layers.0.attn"]["weight_bytes"] == 4 * 4 * (32 * 32 + 32)
+    assert costs["embedding"]["weight_bytes"] == costs["embedding.position"]["weight_bytes"] == rows
+    assert costs["stack.layers.0.attn_residual"]["weight_bytes"] == 0
+    n_parameters = sum(p.numel() for p in make_run(**config).model.parameters())
+    assert document["costs"]["total"]["weight_bytes"] == 4 * n_parameters
+    # a part without a formula has no FLOPs
+    attention = {"name": "kernel", "sim": "polyhead.nn.similarity:square_similarity"}
+    document, _ = explain_config({"kind": "decoder", "attention": attention, "position": "none"})
+    assert document["costs"]["total"]["flops"] is None
+    assert {step["cost"]["flops"] for step in list_steps(document, "attention")} == {None}

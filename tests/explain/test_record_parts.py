@@ -5,8 +5,6 @@ import torch
 import torch.nn.functional as F
 from tests.explain import explain_helpers as helpers
 
-from polyhead.explain.arrays import ArrayReader
-
 
 class RecordedStep:
     def __init__(self, kind, **config):
@@ -122,7 +120,7 @@ def find_input(run, module, document):
 def test_recurrent_sums_and_states(block, first):
     run = helpers.make_run(kind="decoder", block=block)
     document = helpers.explain_walk(run, **({"first": first, "n_shown": 5} if first else {}))
-    (step, *_), read = helpers.list_steps(document, "recurrent"), ArrayReader.from_document(document)
+    (step, *_), read = helpers.list_steps(document, "recurrent"), helpers.read_document(document)
     rnn = run.model.stack.layers[0].rnn
     expected = run_recurrent(block, rnn, find_input(run, rnn, document))
     start = expected.pop("before")[first]
@@ -136,7 +134,7 @@ def test_recurrent_sums_and_states(block, first):
 def test_reverse_network_is_in_text_order(block, units):
     run = helpers.make_run(kind="encoder", block={"name": block, "units": units}, norm_first=True)
     document = helpers.explain_walk(run)
-    read = ArrayReader.from_document(document)
+    read = helpers.read_document(document)
     steps = {step["role"]: step for step in document["walk"] if step["layer"] == 0}
     reverse, forward = steps["reverse"], steps["rnn"]
     assert reverse["out"] == steps["o_proj"]["in"]

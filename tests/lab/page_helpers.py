@@ -1,7 +1,6 @@
 import math
 
-from polyhead.viz.plot import Curve
-from polyhead_lab.result import Claim, DotPlot, ExperimentResult, LinePlot, ResultTable
+from polyhead_lab.registry import Claim, DotPlot, ExperimentResult, LinePlot, ResultTable
 
 NAN = math.nan
 
@@ -15,7 +14,7 @@ RESULT = ExperimentResult(
         Claim("g", "Anybody", "5", None),
     ],
     [
-        LinePlot("Loss", "step", [Curve("<x>", [(1, 4.0), (2, NAN), (3, 2.0)]), Curve("lost", [(1, NAN)])]),
+        LinePlot("Loss", "step", {"<x>": [(1, 4.0), (2, NAN), (3, 2.0)], "lost": [(1, NAN)]}),
         DotPlot("Loss", "nats", {"one": [1.0, 2.0], "two <b>": [NAN, 3.0], "none": [NAN, NAN]}),
         ResultTable("Numbers", ("name", "n"), [("<i>", 12000), ("b", 0.03125)], "About & so on"),
     ],

@@ -1,7 +1,6 @@
 import pytest
 
-from polyhead_lab.registry import EXPERIMENTS
-from polyhead_lab.result import Claim, ExperimentResult
+from polyhead_lab.registry import EXPERIMENTS, Claim, ExperimentResult
 
 QUICK = ("linear", "parallelism", "scaling")  # whose quick runs take a second
 SLOW = ("activations", "caches", "embedding", "heads", "norms")

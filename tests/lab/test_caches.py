@@ -1,11 +1,12 @@
 import json
 
 import pytest
-from tests.lab.caches_helpers import TEXT, save_run
+from tests.lab.caches_helpers import TEXT, make_run, save_run
 
 from polyhead import load
 from polyhead.cli import main
 from polyhead.evaluate.metrics import KNOWN_METRICS, score_translations
+from polyhead_lab.models import ModelUnderTest, make_eval_rows
 
 
 @pytest.fixture
@@ -55,3 +56,11 @@ def test_translator_has_bleu(run_caches, tmp_path):
     assert score == pytest.approx(expected.value, abs=0.01)
     table = run_caches(run_dir, "a", limit="4")["figures"][2]
     assert "BLEU with the output of static" in table["caption"]
+
+
+def test_windows_of_text_are_consecutive():
+    run = make_run(lines=tuple(TEXT.splitlines()))
+    (ids,) = run.tokenizer.encode([TEXT])
+    rows = make_eval_rows(ModelUnderTest(run, "it", [TEXT], []), 3, 8)
+    assert rows.input_ids.tolist() == [ids[i : i + 8] for i in (0, 9, 18)]
+    assert rows.labels.tolist() == [ids[i + 1 : i + 9] for i in (0, 9, 18)]

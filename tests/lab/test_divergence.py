@@ -9,8 +9,17 @@ from tests.lab.caches_helpers import model
 from polyhead import Choice
 from polyhead.cache.policies import Policy
 from polyhead.nn.loss import IGNORE_INDEX
-from polyhead_lab.cache_claims import lossless_claim
-from polyhead_lab.divergence import decode_greedy, kl_divergence, measure_divergence, token_agreement
+from polyhead_lab.divergence import (
+    Divergence,
+    decode_greedy,
+    format_change,
+    kl_divergence,
+    loss_changes,
+    lossless_claim,
+    make_cache_claims,
+    measure_divergence,
+    token_agreement,
+)
 from polyhead_lab.models import EvalRows
 
 
@@ -101,3 +110,29 @@ def test_greedy_decoding_matches_forward_pass():
     for _ in range(5):
         ids = torch.cat([ids, lm(ids)[:, -1].argmax(-1, keepdim=True)], 1)
     assert decode_greedy(lm, Choice("paged", block_size=2), prompts, 5).tolist() == ids[:, 6:].tolist()
+
+
+COUNTS = [5, 5, 5]
+PLAIN = Divergence(nll=[1.0, 1.1, 0.9], token_counts=COUNTS)
+BAD = Divergence(kl=[0.5, 0.6, 0.55], nll=[2.0, 2.1, 1.9], top1_agreement=[0.5] * 3, token_counts=COUNTS)
+GOOD = Divergence(kl=[1e-9] * 3, nll=PLAIN.nll, top1_agreement=[1.0] * 3, token_counts=COUNTS)
+
+
+@pytest.mark.parametrize(("results", "verdict"), [((GOOD, BAD, GOOD), True), ((BAD, GOOD, BAD), False)])
+def test_claims_follow_from_divergence(results, verdict):
+    """The static cache is exact, a window breaks the model, a sink is better, and keeps the loss."""
+    names = ("static", "window 1/4", "window+sink 1/4")
+    static, *windows = (Policy(name, Fraction(1), Choice("window")) for name in names)
+    policies = [static._replace(family="static"), *windows]
+    claims = make_cache_claims(policies, dict(zip(names, results, strict=True)), PLAIN)
+    assert [claim.is_supported for claim in claims] == [verdict] * 4
+
+
+def test_loss_changes_and_their_text():
+    assert loss_changes(BAD, PLAIN) == pytest.approx([1.0] * 3)
+    assert format_change([math.log(1.5)] * 2).startswith("+50 ")
+    assert format_change([math.log(3)] * 2).startswith("+200 ")
+    assert format_change([1e-9, -1e-9]) == "none"
+    # the mean of the changes is the change of the perplexity
+    a, b = (Divergence(nll=nll, token_counts=[9, 1]) for nll in ([2.0, 1.1], [1.5, 1.4]))
+    assert sum(loss_changes(a, b)) / 2 == pytest.approx(math.log(a.perplexity / b.perplexity))

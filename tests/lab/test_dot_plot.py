@@ -4,7 +4,7 @@ import pytest
 from tests.lab.page_helpers import RESULT
 
 from polyhead_lab.page import render_dot_plot
-from polyhead_lab.result import DotPlot
+from polyhead_lab.registry import DotPlot
 
 
 def render(**values):

@@ -5,7 +5,7 @@ import pytest
 
 from polyhead.viz.plots import find_frontier, pareto_svg
 from polyhead_lab.page import make_error_chart
-from polyhead_lab.result import ParetoPlot
+from polyhead_lab.registry import ParetoPlot
 
 POINTS = {
     "a": [("a", 100.0, 1e-12), ("a 1/2", 50.0, 1e-3)],

@@ -9,7 +9,7 @@ from tests.lab.run_helpers import toy as toy
 
 from polyhead.cli import main
 from polyhead_lab.page import translate_result
-from polyhead_lab.result import Claim, ExperimentResult
+from polyhead_lab.registry import Claim, ExperimentResult
 
 # designs, caches, keys and functions, which are not translated
 TECHNICAL_TERMS = """

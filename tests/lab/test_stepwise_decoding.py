@@ -6,8 +6,7 @@ import torch
 from polyhead.models.build import build
 from polyhead_lab.caches import Stepper, cache_bytes_per_token, decode_stepwise
 from polyhead_lab.parallelism import count_decoder_tokens, decode_without_cache
-from polyhead_lab.short_training import make_small_config
-from polyhead_lab.tasks import make_copy_task
+from polyhead_lab.short_training import make_copy_task, make_small_config
 
 TASK = make_copy_task(6)
 

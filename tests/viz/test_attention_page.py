@@ -13,7 +13,7 @@ WEIGHTS = np.random.default_rng(0).dirichlet(np.ones(4), size=(2, 3, 5))
 
 def test_heat_map_shows_each_weight():
     source, target = ["in", " 3", " days", "</s>"], ["3", "天", "后", "。", "</s>"]
-    root = ElementTree.fromstring(heat_map_svg(AttentionMap(source, target, WEIGHTS), 0, 1, cell=26))
+    root = ElementTree.fromstring(heat_map_svg(AttentionMap(source, target, WEIGHTS), 0, 1))
     cells = [e for e in root.iter("rect") if e.get("class") == "cell"]
     opacities = {tuple(float(e.get(k)) for k in ("y", "x")): float(e.get("fill-opacity")) for e in cells}
     ys, xs = (sorted(set(values)) for values in zip(*opacities, strict=True))

@@ -17,7 +17,7 @@ from polyhead.core.strict_kwargs import strict_kwargs
 from polyhead.run.recipe import load_recipe, validate_recipe
 
 if TYPE_CHECKING:
-    from polyhead.compare.comparison import Comparison
+    from polyhead.compare.run import Comparison
     from polyhead.run.run import Run
 
 _StrPath = str | Path
@@ -65,7 +65,7 @@ def compare(
             f"compare expects a recipe file, got {format_value(recipe)}; ph.init_recipe(..., "
             "output=...) writes one"
         )
-    from polyhead.compare.comparison import run_comparison
+    from polyhead.compare.run import run_comparison
 
     return run_comparison(
         Path(recipe),

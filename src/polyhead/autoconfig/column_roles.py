@@ -25,6 +25,8 @@ from polyhead.data.readers.tabular import (
     parse_json_line,
 )
 
+Keys = Mapping[str, Any]
+"""Keys of a section of a recipe that the user set, or of a whole recipe with dots."""
 _LANGUAGE_CODE = re.compile("[a-z]{2}")  # language code as a column name
 _ID_COLUMN = re.compile(r"(^|[\W_\d])(id|ID|Id)$|[a-z]I[dD]$", re.ASCII)  # but not "paid"
 SEVERAL_COLUMNS = (
@@ -104,7 +106,7 @@ class TableColumns:
         length = {column: sum(map(len, self.values[column])) for column in columns}
         return sorted(columns, key=lambda column: (_name_rank(column, _TEXT_NAMES), -length[column]))
 
-    def infer_task(self, given_keys: Mapping[str, Any]) -> str:
+    def infer_task(self, given_keys: Keys) -> str:
         """The task that the columns allow; ``given_keys`` are the roles set by the user."""
         if any(column in MESSAGE_KEYS for column in self.values):
             return "chat"
@@ -132,7 +134,7 @@ class TableColumns:
             "language model"
         )
 
-    def assign_roles(self, task: str, given_keys: Mapping[str, Any]) -> dict[str, Any]:
+    def assign_roles(self, task: str, given_keys: Keys) -> dict[str, Any]:
         """The keys of the ``data`` section that assign columns to roles."""
         if task == "chat":
             return {}
@@ -161,7 +163,7 @@ class TableColumns:
             return {"text": given_keys.get("text", self._find_text_columns(label)), "label": label}
         return {"text": given_keys.get("text", self._first_text_column(self.text_columns))}
 
-    def _find_sides(self, given_keys: Mapping[str, Any]) -> list[ColumnKey]:
+    def _find_sides(self, given_keys: Keys) -> list[ColumnKey]:
         """The columns of source and target, from ``given_keys`` or by name; a UserError if ambiguous."""
         candidates = {
             use: [given_keys[use]] if use in given_keys else self._named_text_columns(names)
@@ -218,7 +220,11 @@ class TableColumns:
         candidates = [str(column) for column in self.label_columns if not _ID_COLUMN.search(str(column))]
         notes = []
         if len(candidates) > 1:
-            notes.append(tr(SEVERAL_COLUMNS, columns=_join_names(candidates), first=candidates[0]))
+            names = candidates[:5]
+            if more := len(candidates) - len(names):
+                names.append(tr("{count} more", count=more))
+            columns = tr("{names} and {last}", names=", ".join(names[:-1]), last=names[-1])
+            notes.append(tr(SEVERAL_COLUMNS, columns=columns, first=candidates[0]))
         for column, values in self.values.items():
             lists = all(isinstance(value, list) for value in values)
             if lists and _is_categorical([item for value in values for item in value]):
@@ -329,12 +335,6 @@ def _parse_json(sample: Iterator[bytes]) -> Iterator[dict[ColumnKey, Any]]:
             yield dict(flatten_object(row))
         elif isinstance(row, list):
             yield dict(enumerate(row))
-
-
-def _join_names(names: list[str]) -> str:
-    """The first few names, joined with "and"."""
-    parts = names[:5] + ([tr("{count} more", count=len(names) - 5)] if len(names) > 5 else [])
-    return tr("{names} and {last}", names=", ".join(parts[:-1]), last=parts[-1])
 
 
 def _last_key(column: ColumnKey) -> str:

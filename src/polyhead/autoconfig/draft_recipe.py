@@ -1,7 +1,13 @@
-"""From text files to a checked recipe: the code of ``polyhead init`` and ``ph.init_recipe``."""
+"""From text files to a checked recipe: the code of ``polyhead init`` and ``ph.init_recipe``.
+
+The example recipes of the package, with their bundled corpora, are here too.
+"""
 
 from __future__ import annotations
 
+import json
+import re
+import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from itertools import islice
@@ -14,6 +20,7 @@ from polyhead.config import yaml_io
 from polyhead.config.recipe import Recipe
 from polyhead.core.errors import UserError, unknown_name_error
 from polyhead.core.i18n import tr
+from polyhead.core.output_paths import write_atomic
 from polyhead.core.registry import TASK
 from polyhead.export.targets import FORMAT_NAMES, describe_targets, find_recipe_obstacles
 from polyhead.run.recipe import validate_recipe
@@ -115,3 +122,49 @@ def draft_recipe(
             f"starts from {recipe.init_from.run}; polyhead export shows its formats"
         )
     return RecipeDraft(recipe, render_recipe(tree, summary, name), summary.notes)
+
+
+_PACKAGE = Path(__file__).parents[1]
+
+
+def example_directory() -> Path:
+    """The directory of the recipes: in the package if installed, in the repository in a clone."""
+    installed = _PACKAGE / "recipes"
+    return installed if installed.is_dir() else _PACKAGE.parents[1] / "recipes"
+
+
+def list_examples() -> dict[str, str]:
+    """{name: title} of the examples; the title is the start of the comment at the top of the recipe."""
+    titles = {}
+    for path in sorted(example_directory().glob("*.yaml")):
+        (head,) = re.findall(r"\A(?:# .*\n)+", path.read_text(encoding="utf-8"))
+        first = re.split(r"[.:;] |\.$", head.replace("# ", "").replace("\n", " "))[0]
+        titles[path.stem] = re.sub(r" \([^()]*\)$", "", first.strip())
+    return titles
+
+
+def read_example(name: str, root: Path | None = None) -> str:
+    """The text of a recipe; ``root`` is the directory of its corpus, by default that of the package."""
+    if name not in (names := list_examples()):
+        raise unknown_name_error("example", name, names)
+    text = (example_directory() / f"{name}.yaml").read_text(encoding="utf-8")
+    return text.replace(
+        f"root: recipes/{name}\n", f"root: {json.dumps(str(root or example_directory() / name))}\n"
+    )
+
+
+def write_example(name: str, output: Path) -> Path | None:
+    """Write a recipe and, if it has a corpus, copy that to a directory next to it; return that directory."""
+    text, corpus = read_example(name, output.parent / name), example_directory() / name
+    if not corpus.is_dir():
+        write_atomic(output, text.encode())
+        return None
+    copy = output.parent / name
+    if copy.exists():
+        raise UserError(
+            f"{copy} already exists, and the text of the example would be written there; move it, "
+            "or choose another --output"
+        )
+    shutil.copytree(corpus, copy)
+    write_atomic(output, text.encode())
+    return copy

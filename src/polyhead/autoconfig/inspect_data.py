@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from polyhead.autoconfig.column_roles import TableColumns, read_columns
+from polyhead.autoconfig.column_roles import Keys, TableColumns, read_columns
 from polyhead.config.data_config import DataConfig
 from polyhead.core.errors import UserError, known_names_hint, unknown_name_error
 from polyhead.core.i18n import tr
@@ -44,12 +44,13 @@ class DataSummary:
     is_complete: bool = True  # whether everything was read
     notes: list[str] = field(default_factory=list)  # ambiguous inferences
 
-    def length_quantile(self, q: float = 0.99) -> int:
-        """The length in bytes that a fraction ``q`` of the rows does not exceed."""
-        return int(np.quantile(self.lengths, q)) if self.lengths else 0
+    @property
+    def usual_length(self) -> int:
+        """The length in bytes that 99 % of the rows do not exceed."""
+        return int(np.quantile(self.lengths, 0.99)) if self.lengths else 0
 
 
-def inspect_data(files: Sequence[str], given_keys: Mapping[str, Any], task: str | None = None) -> DataSummary:
+def inspect_data(files: Sequence[str], given_keys: Keys, task: str | None = None) -> DataSummary:
     """Inspect the files; ``given_keys`` are keys of the ``data`` section set by the user.
 
     A mistake in files or keys is a UserError.
@@ -80,25 +81,14 @@ def inspect_data(files: Sequence[str], given_keys: Mapping[str, Any], task: str 
         columns = read_columns(paths[0], table)
         _check_columns(columns, given_keys, paths[0])
         summary = DataSummary(task or columns.infer_task(given_keys), data)
-        data |= {
-            key: value
-            for key, value in columns.assign_roles(summary.task, given_keys).items()
-            if key not in given_keys
-        }
+        data |= {**columns.assign_roles(summary.task, given_keys), **given_keys}
         if task is None and summary.task == "language-model" and "text" not in given_keys:
             summary.notes = columns.describe_ignored()
     if summary.task == "translation":
-        data |= {
-            key: code
-            for key, code in _infer_languages(section, data, table is None).items()
-            if key not in given_keys
-        }
+        data |= {**_infer_languages(section, data, table is None), **given_keys}
     _measure_rows(summary, DataConfig.model_validate(data))
-    data |= {
-        key: value
-        for key, value in _choose_validation(summary).items()
-        if not {"valid", "valid_fraction"} & set(given_keys)
-    }
+    if not {"valid", "valid_fraction"} & set(given_keys):
+        data |= _choose_validation(summary)
     if summary.task == "translation":
         section = DataConfig.model_validate(data)
         opened = partial(open_corpus, format=section.format, source=section.source, target=section.target)
@@ -107,7 +97,7 @@ def inspect_data(files: Sequence[str], given_keys: Mapping[str, Any], task: str 
     return summary
 
 
-def _check_columns(columns: TableColumns, given_keys: Mapping[str, Any], path: Path) -> None:
+def _check_columns(columns: TableColumns, given_keys: Keys, path: Path) -> None:
     """Raise a UserError if a named column does not exist or is ambiguous; nested keys are checked later."""
     names = [name for name in columns.values if isinstance(name, str)]
     for role in ("source", "target", "text", "label"):
@@ -168,7 +158,7 @@ def _format_lines(count: int) -> str:
     return tr("{count:,} line" if count == 1 else "{count:,} lines", count=count)
 
 
-def _infer_languages(section: DataConfig, data: Mapping[str, Any], is_parallel: bool) -> dict[str, str]:
+def _infer_languages(section: DataConfig, data: Keys, is_parallel: bool) -> dict[str, str]:
     """The languages of the two sides, if the file suffixes or column names are language codes."""
     if is_parallel:
         ends = [path.name.removesuffix(".gz").rpartition(".")[2] for path in section.split_paths("train")]
@@ -259,14 +249,8 @@ def _is_readable(summary: DataSummary, names: Sequence[str]) -> bool:
     """Whether files of these names exist and can be read like the training files."""
     try:
         data = DataConfig.model_validate({**summary.data, "train": list(names)})
-        summary_of_names = DataSummary(summary.task, {})
-        next(
-            iter(
-                _iter_row_sizes(
-                    summary_of_names, data, [check_file(path) for path in data.split_paths("train")]
-                )
-            )
-        )
+        paths = [check_file(path) for path in data.split_paths("train")]
+        next(iter(_iter_row_sizes(DataSummary(summary.task, {}), data, paths)))
     except (UserError, StopIteration):
         return False
     return True

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from polyhead.autoconfig.column_roles import Keys
 from polyhead.autoconfig.inspect_data import DataSummary
 from polyhead.chat.apply_template import check_vocabulary
 from polyhead.config import yaml_io
@@ -90,22 +91,28 @@ _LENGTH_REASONS = {
 }
 
 
-def propose_recipe(
-    summary: DataSummary, given_keys: Mapping[str, Any] | None = None, export_format: str = ""
-) -> dict[str, Any]:
+def propose_recipe(summary: DataSummary, given_keys: Keys | None = None, export_format: str = "") -> _Section:
     """Propose a recipe, as a tree, for inspected data.
 
     It is consistent with ``given_keys``, such as "train.steps". The model can be exported to the format
     ``export_format``, if given.
     """
     given_keys = given_keys or {}
-    part = {
-        "translation": _propose_translation, "language-model": _propose_language_model,
-        "masked-lm": _propose_masked_lm, "classification": _propose_classification,
-        "chat": _propose_chat,
-    }  # fmt: skip
-    propose: Callable[[DataSummary, Mapping[str, Any]], dict[str, Any]] = part[summary.task]
-    tree = propose(summary, given_keys)
+    proposals = {
+        "translation": (PAIR_SIZES, _propose_translation),
+        "language-model": (TEXT_SIZES, _propose_language_model),
+        "masked-lm": (TEXT_SIZES, _propose_masked_lm),
+        "classification": (LABELED_SIZES, _propose_classification),
+        "chat": ([SizePreset(math.inf, 0, 0, 0.0, 0, 3)], _propose_chat),  # of the run that it starts from
+    }
+    sizes, propose = proposals[summary.task]
+    size = next(size for size in sizes if summary.size <= size.max_bytes)
+    width = _get_preset(given_keys).get("d_model", size.d_model)
+    size = size._replace(d_model=int(_get_number(given_keys, "model.d_model", width)))
+    tree = propose(summary, given_keys, size)
+    if "model" in tree:
+        tokenizer = {"kind": "bpe", "vocab_size": size.vocab_size}
+        tree = {"data": tree.pop("data"), "tokenizer": tokenizer} | tree
     if "model" in tree:
         tree["model"] |= _PORTABLE_PARTS.get(summary.task, {}).get(export_format, {})
     if any(key.partition(".")[0] == "init_from" for key in given_keys):  # the run provides both
@@ -121,7 +128,7 @@ def propose_recipe(
     return task | {"data": root | data} | tree
 
 
-def render_recipe(tree: Mapping[str, Any], summary: DataSummary, name: str) -> str:
+def render_recipe(tree: Keys, summary: DataSummary, name: str) -> str:
     """The recipe as YAML with comments, a title at the top; ``name`` is the name of its file."""
     names = [entry.rpartition("/")[2] for entry in summary.data["train"]]
     file_list = ", ".join(names[:3]) + (" ..." if len(names) > 3 else "")
@@ -161,12 +168,10 @@ def _format_line(indent: str, key: str, value: Any, reason: str | None) -> str:
     return f"{line:<38}  # {tr(reason)}" if reason else line
 
 
-def _propose_translation(summary: DataSummary, given_keys: Mapping[str, Any]) -> dict[str, Any]:
-    size = _pick_size(PAIR_SIZES, summary, given_keys)
+def _propose_translation(summary: DataSummary, given_keys: Keys, size: SizePreset) -> _Section:
     batch = 2048 if size.d_model <= 128 else 4096
     return {
         "data": {"max_len": _max_len(summary)},
-        "tokenizer": {"kind": "bpe", "vocab_size": size.vocab_size},
         "model": {
             **_model_section(size, 4 if size.d_model <= 128 else 8),
             "d_ff": (2 if size.d_model <= 128 else 4) * size.d_model,
@@ -180,11 +185,9 @@ def _propose_translation(summary: DataSummary, given_keys: Mapping[str, Any]) ->
     }
 
 
-def _propose_language_model(summary: DataSummary, given_keys: Mapping[str, Any]) -> dict[str, Any]:
-    size = _pick_size(TEXT_SIZES, summary, given_keys)
+def _propose_language_model(summary: DataSummary, given_keys: Keys, size: SizePreset) -> _Section:
     return {
         "data": {"max_len": 256},
-        "tokenizer": {"kind": "bpe", "vocab_size": size.vocab_size},
         "model": {
             **_model_section(size, max(1, size.d_model // 64)), "max_len": 256, "position": "rope",
                 "norm": "rmsnorm",
@@ -196,11 +199,9 @@ def _propose_language_model(summary: DataSummary, given_keys: Mapping[str, Any])
     }  # fmt: skip
 
 
-def _propose_masked_lm(summary: DataSummary, given_keys: Mapping[str, Any]) -> dict[str, Any]:
-    size = _pick_size(TEXT_SIZES, summary, given_keys)
+def _propose_masked_lm(summary: DataSummary, given_keys: Keys, size: SizePreset) -> _Section:
     return {
         "data": {"document_separator": "line", "max_len": 128},
-        "tokenizer": {"kind": "bpe", "vocab_size": size.vocab_size},
         "model": {
             **_model_section(size, max(1, size.d_model // 64)), "max_len": 128, "position": "learned",
                 "feed_forward": "gelu",
@@ -211,11 +212,10 @@ def _propose_masked_lm(summary: DataSummary, given_keys: Mapping[str, Any]) -> d
     }  # fmt: skip
 
 
-def _propose_classification(summary: DataSummary, given_keys: Mapping[str, Any]) -> dict[str, Any]:
-    size, length = _pick_size(LABELED_SIZES, summary, given_keys), _max_len(summary)
+def _propose_classification(summary: DataSummary, given_keys: Keys, size: SizePreset) -> _Section:
+    length = _max_len(summary)
     return {
         "data": {"max_len": length},
-        "tokenizer": {"kind": "bpe", "vocab_size": size.vocab_size},
         "model": {
             "block": {"name": "gated_conv", "kernel": 5}, **_model_section(size, 4), "max_len": length,
                 "position": "learned",
@@ -226,11 +226,8 @@ def _propose_classification(summary: DataSummary, given_keys: Mapping[str, Any])
     }  # fmt: skip
 
 
-def _propose_chat(summary: DataSummary, given_keys: Mapping[str, Any]) -> dict[str, Any]:
-    schedule_only = SizePreset(math.inf, 0, 0, 0.0, 0, 3)
-    train = _train_section(
-        summary, given_keys, schedule_only, 2048, 2e-5, "cosine", 1.0 / 20, optimizer="adamw"
-    )
+def _propose_chat(summary: DataSummary, given_keys: Keys, size: SizePreset) -> _Section:
+    train = _train_section(summary, given_keys, size, 2048, 2e-5, "cosine", 1.0 / 20, optimizer="adamw")
     chat, length = _chat_and_length(given_keys.get("init_from"))
     return {
         "init_from": "HuggingFaceTB/SmolLM2-135M",
@@ -256,22 +253,12 @@ def _chat_and_length(init_from: object) -> tuple[str, int]:
     return chat, length
 
 
-def _pick_size(sizes: list[SizePreset], summary: DataSummary, given_keys: Mapping[str, Any]) -> SizePreset:
-    """The preset for the amount of text, with the width of ``given_keys`` if set."""
-    size = next(size for size in sizes if summary.size <= size.max_bytes)
-    return size._replace(
-        d_model=int(
-            _get_number(given_keys, "model.d_model", _get_preset(given_keys).get("d_model", size.d_model))
-        )
-    )
-
-
-def _get_preset(given_keys: Mapping[str, Any]) -> _Section:
+def _get_preset(given_keys: Keys) -> _Section:
     """The model section of the preset in ``given_keys``; empty without one."""
     return PRESETS.get(str(given_keys.get("model.preset")), {})
 
 
-def _get_number(given_keys: Mapping[str, Any], key: str, default: float) -> float:
+def _get_number(given_keys: Keys, key: str, default: float) -> float:
     """A number of ``given_keys`` if it is set and in a plausible range, else ``default``."""
     value = given_keys.get(key)
     return value if isinstance(value, int | float) and 1e-3 < value < 1e12 else default
@@ -282,7 +269,7 @@ def _peak_lr(size: SizePreset) -> float:
     return LEARNING_RATES[min(LEARNING_RATES, key=lambda width: abs(width - size.d_model))]
 
 
-def _uses_adamw(given_keys: Mapping[str, Any]) -> bool:
+def _uses_adamw(given_keys: Keys) -> bool:
     """Whether ``given_keys`` selects AdamW instead of Muon, which allows higher learning rates."""
     choice = given_keys.get("train.optimizer", given_keys.get("train.optimizer.name"))
     return choice is not None and Choice.from_config(choice).name == "adamw"
@@ -297,7 +284,7 @@ def _model_section(size: SizePreset, n_heads: int) -> _Section:
 
 def _train_section(
     summary: DataSummary,
-    given_keys: Mapping[str, Any],
+    given_keys: Keys,
     size: SizePreset,
     max_tokens: int,
     lr: float,
@@ -338,9 +325,7 @@ def _train_section(
 
 def _max_len(summary: DataSummary) -> int:
     """Maximum length in tokens that covers nearly every text, a power of 2."""
-    return min(
-        512, max(32, 2 ** math.ceil(math.log2(1.5 * summary.length_quantile() / _BYTES_PER_TOKEN + 2)))
-    )
+    return min(512, max(32, 2 ** math.ceil(math.log2(1.5 * summary.usual_length / _BYTES_PER_TOKEN + 2))))
 
 
 def _round_to_2_digits(number: float) -> int:

@@ -10,9 +10,8 @@ from typing import Annotated
 import typer
 
 from polyhead.cli.error_handler import EXIT_FAILED, EXIT_INTERRUPTED
-from polyhead.compare.budget import read_budget
 from polyhead.compare.plan import make_plan
-from polyhead.compare.sweep import read_axis, read_design
+from polyhead.compare.sweep import read_axis, read_budget, read_design
 from polyhead.core.errors import UserError
 
 

@@ -31,9 +31,8 @@ from polyhead.train.loggers import Reporter
 from polyhead.train.loop import Outcome
 from polyhead.train.run_training import run_training
 from polyhead.train.tasks.translation import open_split_corpus
-from polyhead.viz.eta_model import format_seconds
-from polyhead.viz.run_record import read_metrics
-from polyhead.viz.training_report import write_report
+from polyhead.viz.run_page import write_report
+from polyhead.viz.run_record import format_seconds, read_metrics
 
 CORPUS_SIZES = {"n": 20_000, "n_valid": 500, "n_test": 500}
 

@@ -88,7 +88,7 @@ def run(
 
 def show_example(names: Sequence[str], output: Path | None) -> None:
     """List the example recipes, or print or write the named one."""
-    from polyhead.autoconfig.example_recipes import list_examples, read_example, write_example
+    from polyhead.autoconfig.draft_recipe import list_examples, read_example, write_example
 
     if not names:
         titles = list_examples()

@@ -6,7 +6,7 @@ Shapes: B rows, T tokens, F hidden units of a feed-forward layer, N tokens route
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,24 +71,18 @@ def measure_dead_units(model: Model, batches: Iterable[EvalBatch]) -> float | No
         add_hook(name)
     try:
         model.eval()
-        for batch in limit_tokens(batches):
+        n_tokens = 0
+        for batch in batches:
             token_masks.update(batch.token_masks)
             batch.features(model)
+            n_tokens += batch.n_tokens
+            if n_tokens >= _MIN_TOKENS:
+                break
     finally:
         for handle in handles:
             handle.remove()
     units = sum(len(peak) for peak in peaks.values())
     return sum(int((peak < _DEAD_THRESHOLD).sum()) for peak in peaks.values()) / units if units else None
-
-
-def limit_tokens(batches: Iterable[EvalBatch]) -> Iterator[EvalBatch]:
-    """Yield batches until they hold ``_MIN_TOKENS`` tokens."""
-    tokens = 0
-    for batch in batches:
-        yield batch
-        tokens += batch.n_tokens
-        if tokens >= _MIN_TOKENS:
-            return
 
 
 def average_batch_size(task: Any, n_batches: int = 32) -> float:

@@ -8,7 +8,7 @@ result.json (the measurements, written last).
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from polyhead.core.errors import UserError
 from polyhead.core.json_io import decode_json
 
 ResultRow = Mapping[str, Any]  # one design of the results
+ResultRows = Sequence[ResultRow]
 JsonDict = dict[str, Any]
 COMPARISON_FILE = "comparison.json"
 TRIAL_FILE = "cell.json"
@@ -26,7 +27,7 @@ OUTPUTS_FILE = "outputs.json"
 RESULT_FILE = "result.json"
 
 
-def read_json_file(path: Path) -> dict[str, Any] | None:
+def read_json_file(path: Path) -> JsonDict | None:
     """Read the JSON object in a file; None if the file does not exist, a UserError if it is damaged."""
     try:
         value = decode_json(path.read_bytes(), path.name)
@@ -39,7 +40,7 @@ def read_json_file(path: Path) -> dict[str, Any] | None:
     return value
 
 
-def write_json_file(path: Path, value: dict[str, Any]) -> None:
+def write_json_file(path: Path, value: JsonDict) -> None:
     """Write a JSON file atomically; non-finite numbers are written as null."""
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, (json.dumps(_replace_nonfinite(value), indent=1, ensure_ascii=False) + "\n").encode())

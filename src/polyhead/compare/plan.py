@@ -1,6 +1,6 @@
 """Plan of a comparison: each requested design is resolved into a complete recipe or rejected with a reason.
 
-Imports no torch, so that errors are reported immediately.
+Parameter counts can be matched by another d_ff. Imports no torch, so that errors are reported immediately.
 """
 
 from __future__ import annotations
@@ -9,15 +9,14 @@ import copy
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from polyhead.compare.budget import Budget
-from polyhead.compare.sweep import Axis, DesignSpec, expand_grid, vary_one_axis
+from polyhead.compare.sweep import Axis, Budget, DesignSpec, expand_grid, vary_one_axis
 from polyhead.config import yaml_io
 from polyhead.config.recipe import Recipe, read_recipe_tree
 from polyhead.core.choice import Choice
@@ -29,6 +28,7 @@ from polyhead.train.schedule import warn_factor, warn_long_warmup
 
 if TYPE_CHECKING:
     from polyhead.compare.tasks.base import ComparedTask
+
 
 _MAX_NAME_LEN = 80  # characters of a directory name
 _INHERITED_PARTS = {
@@ -108,7 +108,8 @@ def make_plan(
     A value that no recipe accepts (an unknown name, a number out of range) is a UserError. A combination that
     does not work becomes a design with an error.
     """
-    tree = _load_tree(recipe, changes)
+    tree = _assign_changes(read_recipe_tree(recipe, changes), changes)
+    tree = {key: value for key, value in tree.items() if value is not None}
     base = resolve_recipe(tree, ())
     if isinstance(base, str):
         raise UserError(base)
@@ -157,9 +158,7 @@ def resolve_recipe(tree: Tree, changes: Iterable[str]) -> Recipe | str:
 
     A value that no recipe accepts is a UserError.
     """
-    tree = copy.deepcopy(tree)
-    for keys, value in yaml_io.parse_overrides(changes, Recipe):
-        yaml_io.assign(tree, keys, value, Recipe)
+    tree = _assign_changes(copy.deepcopy(tree), changes)
     try:
         recipe = Recipe.model_validate(tree)
     except ValidationError as error:
@@ -175,12 +174,10 @@ def resolve_recipe(tree: Tree, changes: Iterable[str]) -> Recipe | str:
         return str(error)
 
 
-def _load_tree(path: Path, changes: Sequence[str]) -> Tree:
-    """Read the recipe as a mapping, with the changes that apply to all designs."""
-    tree = read_recipe_tree(path, changes)
+def _assign_changes(tree: Tree, changes: Iterable[str]) -> Tree:
     for keys, value in yaml_io.parse_overrides(changes, Recipe):
         yaml_io.assign(tree, keys, value, Recipe)
-    return {key: value for key, value in tree.items() if value is not None}
+    return tree
 
 
 def normalise_recipe(recipe: Recipe) -> Recipe:
@@ -214,3 +211,57 @@ def schedule_warnings(recipe: Recipe, budget: Budget) -> str:
 def hash_value(value: Any) -> str:
     """Short hash of a JSON-serialisable value."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
+
+
+# minimum d_ff relative to the base's; a narrower feed-forward layer would make the comparison unfair
+MIN_D_FF_RATIO = 0.25
+
+
+def match_parameters(plan: ComparisonPlan, count_parameters: Callable[[Recipe], int]) -> ComparisonPlan:
+    """Rescale d_ff until each design's parameters are within 1 % of the base's, or note why they cannot."""
+    return plan.with_designs(
+        row
+        if row.recipe is None or row.is_base
+        else _match_design(row, row.recipe, plan.base, count_parameters)
+        for row in plan.designs
+    )
+
+
+def _match_design(
+    design: Design, recipe: Recipe, base: Recipe, count_parameters: Callable[[Recipe], int]
+) -> Design:
+    def with_d_ff(d_ff: int) -> Recipe:
+        return recipe.model_copy(update={"model": recipe.model.model_copy(update={"d_ff": d_ff})})
+
+    d_ff_before, base_d_ff = recipe.model.d_ff, base.model.d_ff
+    assert d_ff_before is not None and base_d_ff is not None, "a resolved model has all its sizes"
+    count, target_count = count_parameters(recipe), count_parameters(base)
+    difference = f"{count:,} parameters against the base's {target_count:,} ({count / target_count - 1:+.1%})"
+    slope = count_parameters(with_d_ff(d_ff_before + 1)) - count  # parameters are linear in d_ff
+    if slope <= 0:
+        outcome = "nothing was matched" if counts_match(count, target_count) else "not matched"
+        return _add_note(design, f"{outcome}, since no block of it has a d_ff: {difference}")
+    if counts_match(count, target_count):
+        return design
+    exact_d_ff = d_ff_before + (target_count - count) / slope
+    if exact_d_ff < MIN_D_FF_RATIO * base_d_ff:
+        requirement = f"a d_ff of {round(exact_d_ff)}" if exact_d_ff >= 0.5 else "a d_ff below 1"
+        return _add_note(
+            design, f"not matched, since that requires {requirement} (the base has {base_d_ff}): {difference}"
+        )
+    for d_ff in (8 * round(exact_d_ff / 8), round(exact_d_ff)):  # multiples of 8 suit the kernels
+        if d_ff >= 1 and counts_match(count_parameters(with_d_ff(d_ff)), target_count):
+            warning = f", less than half of the base's {base_d_ff}" if d_ff < base_d_ff / 2 else ""
+            return _add_note(
+                replace(design, recipe=with_d_ff(d_ff)), f"d_ff {d_ff} for equal parameters{warning}"
+            )
+    return _add_note(design, f"not matched, since no d_ff makes them equal: {difference}")
+
+
+def _add_note(design: Design, note: str) -> Design:
+    return replace(design, note="; ".join(filter(None, (design.note, note))))
+
+
+def counts_match(a: int, b: int) -> bool:
+    """Whether two counts agree within 1 % of the second."""
+    return abs(a - b) <= 0.01 * b

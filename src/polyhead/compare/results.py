@@ -7,15 +7,18 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from polyhead.compare.io import OUTPUTS_FILE, JsonDict, ResultRow, read_json_file
+from polyhead.compare.io import OUTPUTS_FILE, JsonDict, ResultRow, ResultRows, read_json_file
 from polyhead.compare.plan import ComparisonPlan, Design
 from polyhead.compare.shared_setup import tokenizer_fingerprint
-from polyhead.compare.tasks.base import QualityMeasure
+from polyhead.compare.tasks.base import Measures, QualityMeasure
 from polyhead.core.array_types import Floats
 from polyhead.core.i18n import tr
 from polyhead.cost.flops import update_flops_factor
 from polyhead.evaluate.baselines import Baseline, beats_baseline
 from polyhead.evaluate.perplexity import loss_to_perplexity
+
+UnitStatistics = dict[int, dict[str, Floats]]
+"""Seed -> metric -> statistics of each unit."""
 
 
 def is_unlearned(row: ResultRow) -> bool:
@@ -23,12 +26,17 @@ def is_unlearned(row: ResultRow) -> bool:
     return row.get("learned") is False
 
 
-def baseline_rows(rows: Sequence[ResultRow], measures: Sequence[QualityMeasure]) -> list[dict[str, Any]]:
+def baseline_rows(rows: ResultRows, measures: Measures) -> list[JsonDict]:
     """Table row of baseline scores; several rows if baselines differ, e.g. between tokenizers."""
-    unique_rows: list[dict[str, Any]] = []
+    unique_rows: list[JsonDict] = []
     for row in rows:
         baselines = {name: Baseline(**fields) for name, fields in (row.get("baselines") or {}).items()}
-        baseline_row: dict[str, Any] = {"base": False, "name": describe_baselines(baselines, measures)}
+        # the guess of the baseline of the score, the second metric, and other guesses where they differ
+        guesses = {m.column: baselines[m.name].describe_guess() for m in measures if m.name in baselines}
+        score = guesses.get(measures[1].column)
+        names = [f"{tr('baseline')}: {score}" if score else tr("baseline")]
+        names += [f"{column}: {guess}" for column, guess in guesses.items() if guess != score]
+        baseline_row: JsonDict = {"base": False, "name": "; ".join(names)}
         for measure in measures:
             baseline = baselines.get(measure.name)
             baseline_row[measure.name] = baseline.value if baseline else None
@@ -41,15 +49,7 @@ def baseline_rows(rows: Sequence[ResultRow], measures: Sequence[QualityMeasure])
     return unique_rows
 
 
-def describe_baselines(baselines: Mapping[str, Baseline], measures: Sequence[QualityMeasure]) -> str:
-    """What the baseline of the score (the second metric) guesses, and other guesses where they differ."""
-    guesses = {m.column: baselines[m.name].describe_guess() for m in measures if m.name in baselines}
-    score = guesses.get(measures[1].column)
-    other_guesses = [f"{column}: {guess}" for column, guess in guesses.items() if guess != score]
-    return "; ".join([tr("baseline") + (f": {score}" if score else ""), *other_guesses])
-
-
-def describe_unlearned(rows: Sequence[ResultRow], measures: Sequence[QualityMeasure]) -> str:
+def describe_unlearned(rows: ResultRows, measures: Measures) -> str:
     """Warning that lists the designs that have not learned; '' if all have learned."""
     names = [row["name"] for row in rows if is_unlearned(row)]
     if not names:
@@ -71,11 +71,14 @@ _AVERAGED_KEYS = (
 
 def build_result_rows(plan: ComparisonPlan, results: Mapping[tuple[str, int], JsonDict]) -> list[JsonDict]:
     """One row per design, best first; designs without a result come last."""
-    statistics_of = {
-        row.name: load_unit_statistics(plan, row, done)
-        for row in plan.designs
-        if (done := [s for s in plan.seeds if results.get((row.name, s), {}).get("status") == "done"])
-    }
+    statistics_of: dict[str, UnitStatistics] = {}
+    for row in plan.designs:
+        for seed in plan.seeds:
+            if results.get((row.name, seed), {}).get("status") == "done":
+                outputs = read_json_file(plan.trial_dir(row, seed) / OUTPUTS_FILE)
+                assert outputs is not None, "outputs.json is written before result.json"
+                of_seed = plan.task.unit_statistics(outputs, plan.base)
+                statistics_of.setdefault(row.name, {})[seed] = of_seed
     rows = [make_result_row(plan, row, results, statistics_of) for row in plan.designs]
     note_missing_units(rows, plan)
     withhold_verdicts(rows, plan.task.measures)
@@ -91,9 +94,7 @@ def build_result_rows(plan: ComparisonPlan, results: Mapping[tuple[str, int], Js
     return [{"rank": i + 1, **row} for i, row in enumerate(rows)]
 
 
-def comparable_measures(
-    rows: Sequence[Mapping[str, Any]], measures: Sequence[QualityMeasure]
-) -> list[QualityMeasure]:
+def comparable_measures(rows: Sequence[Mapping[str, Any]], measures: Measures) -> list[QualityMeasure]:
     """Metrics that compare these rows: losses per token are comparable only with equal tokenizers."""
     same = len({row["tokenizer"] for row in rows if row["status"] == "done"}) <= 1
     return [measure for measure in measures if same or measure.across_tokenizers]
@@ -117,7 +118,7 @@ def note_missing_units(rows: Sequence[JsonDict], plan: ComparisonPlan) -> None:
                 row["note"] = "; ".join(filter(None, (row["note"], note)))
 
 
-def withhold_verdicts(rows: Sequence[JsonDict], measures: Sequence[QualityMeasure]) -> None:
+def withhold_verdicts(rows: Sequence[JsonDict], measures: Measures) -> None:
     """Remove the significance of the difference between a row and the base if neither has learned."""
     base = next((row for row in rows if row["base"]), None)
     if base is None or base["learned"] is not False:
@@ -127,18 +128,11 @@ def withhold_verdicts(rows: Sequence[JsonDict], measures: Sequence[QualityMeasur
             row |= {f"{measure.name}_p": None for measure in measures}
 
 
-def exceeds_baseline(row: JsonDict, measures: Sequence[QualityMeasure]) -> bool | None:
-    """Whether the score of a row, its second metric, beats its baseline; None if either is missing."""
-    name = measures[1].name
-    value, baseline = row[name], row["baselines"].get(name)
-    return None if value is None or baseline is None else beats_baseline(name, value, Baseline(**baseline))
-
-
 def make_result_row(
     plan: ComparisonPlan,
     design: Design,
     results: Mapping[tuple[str, int], JsonDict],
-    unit_statistics: Mapping[str, Mapping[int, dict[str, Floats]]],
+    unit_statistics: Mapping[str, UnitStatistics],
 ) -> JsonDict:
     """Row of one design: settings, status and measurements."""
     cells = [results.get((design.name, seed), {"status": "waiting"}) for seed in plan.seeds]
@@ -168,7 +162,12 @@ def make_result_row(
     for name in measures:
         row[f"{name}_spread"] = statistics.stdev(cell[name] for cell in done) if len(done) > 1 else None
     row["baselines"] = done[0].get("baselines", {}) if done else {}
-    row["learned"] = exceeds_baseline(row, plan.task.measures)
+    score, baselines = plan.task.measures[1].name, row["baselines"]
+    row["learned"] = (
+        None
+        if row[score] is None or baselines.get(score) is None
+        else beats_baseline(score, row[score], Baseline(**baselines[score]))
+    )
     row["split"] = done[0]["split"] if done else None
     row["signatures"] = done[0]["signatures"] if done else None
     row["curves"] = [cell.get("curve", []) for cell in cells if cell.get("curve")]
@@ -185,20 +184,27 @@ def make_result_row(
 
 
 def compute_intervals(
-    design: Design, plan: ComparisonPlan, unit_statistics: Mapping[str, Mapping[int, dict[str, Floats]]]
+    design: Design, plan: ComparisonPlan, unit_statistics: Mapping[str, UnitStatistics]
 ) -> JsonDict:
     """Interval of each metric, and its significance against the base over the seeds that both have."""
     own_statistics = unit_statistics.get(design.name, {})
     base_statistics = unit_statistics.get(plan.designs[0].name, {})
     intervals: JsonDict = {}
+    same_tokenizer = design.recipe is not None and (
+        tokenizer_fingerprint(design.recipe) == tokenizer_fingerprint(plan.base)
+    )
     for measure in plan.task.measures:
         name = measure.name
-        shared = [seed for seed in own_statistics if seed in base_statistics and not design.is_base]
-        paired = [
-            s
-            for s in shared
-            if _is_paired(measure, design, plan, own_statistics[s][name], base_statistics[s][name])
-        ]
+        paired = []  # seeds for which unit i of both designs is the same
+        for seed, of_seed in own_statistics.items():
+            if design.is_base or design.recipe is None or seed not in base_statistics:
+                continue
+            stats, base_stats = of_seed[name], base_statistics[seed][name]
+            # with other tokens a unit of tokens is another one, or is measured differently
+            if len(stats) == len(base_stats) and (
+                not measure.is_per_token or (same_tokenizer and (stats[:, 1] == base_stats[:, 1]).all())
+            ):
+                paired.append(seed)
         if not own_statistics:
             intervals[f"{name}_interval"] = intervals[f"{name}_p"] = None
             continue
@@ -213,27 +219,3 @@ def compute_intervals(
             p = measure.test.p_value(own_paired, [base_statistics[seed][name] for seed in paired])
         intervals[f"{name}_interval"], intervals[f"{name}_p"] = [*measure.test.interval(own_values)], p
     return intervals
-
-
-def _is_paired(
-    measure: QualityMeasure, design: Design, plan: ComparisonPlan, stats: Floats, base_stats: Floats
-) -> bool:
-    """Whether unit i of both designs is the same; with other tokens it is not, or is measured differently."""
-    if len(stats) != len(base_stats) or design.recipe is None:
-        return False
-    same_tokens = tokenizer_fingerprint(design.recipe) == tokenizer_fingerprint(plan.base) and bool(
-        (stats[:, 1] == base_stats[:, 1]).all()
-    )
-    return same_tokens or not measure.is_per_token
-
-
-def load_unit_statistics(
-    plan: ComparisonPlan, design: Design, seeds: Sequence[int]
-) -> dict[int, dict[str, Floats]]:
-    """Unit statistics of every metric, for each finished seed."""
-    by_seed = {}
-    for seed in seeds:
-        outputs = read_json_file(plan.trial_dir(design, seed) / OUTPUTS_FILE)
-        assert outputs is not None, "outputs.json is written before result.json"
-        by_seed[seed] = plan.task.unit_statistics(outputs, plan.base)
-    return by_seed

@@ -20,7 +20,7 @@ from polyhead.run.run import Run
 from polyhead.tokenizers.train_tokenizer import train_tokenizer
 from polyhead.train.init_from import check_parts, inherit_settings
 from polyhead.train.tasks.base import TaskFactory
-from polyhead.viz.eta_model import format_seconds
+from polyhead.viz.run_record import format_seconds
 
 
 def check_init_from(plan: ComparisonPlan) -> ComparisonPlan:
@@ -42,24 +42,20 @@ def _check_design(design: Design) -> Design:
             load_origin(teacher)
     try:
         recipe = inherit_settings(recipe, start)
-        TASK.get(recipe.task.name).check(recipe)
+        task: TaskFactory = TASK.get(recipe.task.name)
+        task.check(recipe)
         check_parts(recipe, start)
-        _check_eval_splits(recipe)
+        for split in ("valid", "test"):  # each must have usable text
+            if files := getattr(recipe.data, split):
+                data = recipe.data.model_copy(update={"train": files, "valid": files})
+                with prefix_errors(f"data.{split}"):
+                    texts = task.iter_texts(recipe.model_copy(update={"data": data}))
+                    next(iter(texts), None)
     except UserError as error:
         if design.is_base:
             raise
         return replace(design, recipe=None, error=str(error))
     return replace(design, recipe=recipe)
-
-
-def _check_eval_splits(recipe: Recipe) -> None:
-    """Raise a UserError before training if an evaluation split has no usable text."""
-    part: TaskFactory = TASK.get(recipe.task.name)
-    for split in ("valid", "test"):
-        if files := getattr(recipe.data, split):
-            split_data = recipe.data.model_copy(update={"train": files, "valid": files})
-            with prefix_errors(f"data.{split}"):
-                next(iter(part.iter_texts(recipe.model_copy(update={"data": split_data}))), None)
 
 
 @lru_cache(maxsize=4)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,27 +23,11 @@ if TYPE_CHECKING:
 ScoreFunction = Callable[[Floats], Floats]
 """Maps sums of the statistics to scores: (R, K) -> (R,)."""
 
+Seeds = Sequence[Floats]
+"""Statistics (N, K) of each seed of a design."""
+
 N_RESAMPLES = 1000
 SEED = 12345  # the default of sacreBLEU
-
-
-class SignificanceTest(Protocol):
-    """Score of a design, its 95 % interval, and whether it differs from the base.
-
-    ``seeds`` holds the statistics (N, K) of each seed of a design.
-    """
-
-    def score(self, seeds: Sequence[Floats]) -> float:
-        """Mean score over the seeds."""
-        ...
-
-    def interval(self, seeds: Sequence[Floats]) -> tuple[float, float]:
-        """95 % interval over resamples of the units."""
-        ...
-
-    def p_value(self, seeds: Sequence[Floats], base: Sequence[Floats]) -> float:
-        """Two-sided p of a difference from the base, unit by unit; 1 if there is no difference."""
-        ...
 
 
 class SacrebleuTest:
@@ -56,17 +40,17 @@ class SacrebleuTest:
     def __init__(self, metric: Metric) -> None:
         self.metric = metric
 
-    def score(self, seeds: Sequence[Floats]) -> float:
+    def score(self, seeds: Seeds) -> float:
         """Mean score over the seeds."""
         return SeedMean(make_scorer(self.metric), len(seeds))._aggregate_and_compute(np.hstack(seeds)).score
 
-    def interval(self, seeds: Sequence[Floats]) -> tuple[float, float]:
+    def interval(self, seeds: Seeds) -> tuple[float, float]:
         """Mean of the resampled scores, and half the width of their 95 % interval on both sides of it."""
         (result,) = self._compare([seeds], n_ar_confidence=N_RESAMPLES)
         assert result.mean is not None and result.ci is not None
         return float(result.mean - result.ci), float(result.mean + result.ci)
 
-    def p_value(self, seeds: Sequence[Floats], base: Sequence[Floats]) -> float:
+    def p_value(self, seeds: Seeds, base: Seeds) -> float:
         """Share of 10,000 random exchanges of units between both that make a larger difference.
 
         Two of the 2^k exchanges of k different units make the same difference. sacreBLEU does not count them,
@@ -78,7 +62,7 @@ class SacrebleuTest:
         assert p is not None
         return max(p, min(1.0, 2.0 ** (1 - n_different)))
 
-    def _compare(self, systems: Sequence[Sequence[Floats]], **options: int) -> list[Result]:
+    def _compare(self, systems: Sequence[Seeds], **options: int) -> list[Result]:
         from sacrebleu.significance import PairedTest
 
         metric: Any = SeedMean(make_scorer(self.metric), len(systems[0]))
@@ -130,26 +114,30 @@ class BootstrapTest:
     def __init__(self, from_sums: ScoreFunction) -> None:
         self.from_sums = from_sums
 
-    def score(self, seeds: Sequence[Floats]) -> float:
+    def score(self, seeds: Seeds) -> float:
         """Mean score over the seeds."""
         return float(np.mean([self.from_sums(stats.sum(0, keepdims=True))[0] for stats in seeds]))
 
-    def resample(self, seeds: Sequence[Floats]) -> Floats:
+    def resample(self, seeds: Seeds) -> Floats:
         """Mean score over the seeds, of each resample: (R,)."""
         counts = draw_resamples(len(seeds[0]))
         scores: Floats = np.mean([self.from_sums(counts @ stats) for stats in seeds], axis=0)
         return scores
 
-    def interval(self, seeds: Sequence[Floats]) -> tuple[float, float]:
+    def interval(self, seeds: Seeds) -> tuple[float, float]:
         """95 % interval of the resampled scores."""
         low, high = np.percentile(self.resample(seeds), [2.5, 97.5])
         return float(low), float(high)
 
-    def p_value(self, seeds: Sequence[Floats], base: Sequence[Floats]) -> float:
+    def p_value(self, seeds: Seeds, base: Seeds) -> float:
         """Two-sided p, see ``bootstrap_p_value``."""
         return bootstrap_p_value(
             self.resample(seeds) - self.resample(base), self.score(seeds) - self.score(base)
         )
+
+
+SignificanceTest = SacrebleuTest | BootstrapTest
+"""Score of a design, its 95 % interval, and whether it differs from the base."""
 
 
 @lru_cache(maxsize=1)

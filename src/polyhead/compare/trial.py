@@ -1,10 +1,14 @@
 """One trial: train a design with one seed as an ordinary run in its own process, then measure it.
 
-Its standard input is a pipe from the parent process: when the parent ends, the trial saves and ends as well.
+The budget gives its number of steps, fixed before training. Its standard input is a pipe from the parent
+process: when the parent ends, the trial saves and ends as well.
 """
 
 from __future__ import annotations
 
+import itertools
+import json
+import math
 import os
 import stat
 import sys
@@ -13,19 +17,30 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from polyhead.checkpoint import checkpoint
 from polyhead.compare import cost_metrics
-from polyhead.compare import io as io_module
-from polyhead.compare.budget import Budget
-from polyhead.compare.io import JsonDict, read_json_file, write_json_file
-from polyhead.compare.step_budget import TrainingClock, compute_steps, read_clock, with_trial_schedule
+from polyhead.compare.io import (
+    CLOCK_FILE,
+    OUTPUTS_FILE,
+    RESULT_FILE,
+    STEPS_FILE,
+    TRIAL_FILE,
+    JsonDict,
+    read_json_file,
+    write_json_file,
+)
+from polyhead.compare.sweep import Budget
 from polyhead.compare.tasks.base import get_compared_task
 from polyhead.config.recipe import Recipe
+from polyhead.core.atomic_io import replace_file
 from polyhead.core.errors import UserError
 from polyhead.core.registry import TASK
+from polyhead.cost.flops import update_flops_factor
 from polyhead.kernels.malloc_tuning import tune_malloc
 from polyhead.models import build
+from polyhead.nn.device import resolve_device
 from polyhead.run.load import load
 from polyhead.run.run import Run
 from polyhead.tokenizers.tokenizer import Tokenizer
@@ -34,12 +49,135 @@ from polyhead.train.distill import load_teachers, make_distillation_task, withou
 from polyhead.train.init_from import load_init_from
 from polyhead.train.lock import RunLock
 from polyhead.train.loggers import MetricsRow, ProgressBar, Reporters, format_measures
-from polyhead.train.loop import Outcome
+from polyhead.train.loop import Outcome, check_memory, total_steps, train_step
 from polyhead.train.run_training import run_training
 from polyhead.train.signals import die_with
+from polyhead.train.strategies.parallelize import parallelize
 from polyhead.train.tasks.base import Task
-from polyhead.viz.eta_model import interpolate_seconds
-from polyhead.viz.run_record import read_metrics
+from polyhead.train.train_state import TrainState
+from polyhead.viz.run_record import StepTime, interpolate_seconds, read_metrics
+
+
+def read_clock(path: Path) -> list[StepTime]:
+    """Read the step times of a file; an incomplete last line is skipped."""
+    if not path.is_file():
+        return []
+    *lines, _ = path.read_text(encoding="utf-8").split("\n")
+    return [StepTime(*json.loads(line)) for line in lines]
+
+
+class TrainingClock:
+    """Reporter that writes the training time at every logged step.
+
+    Evaluations come right after a logged step and are not counted.
+    """
+
+    def __init__(self, path: Path, from_step: int) -> None:
+        ticks = read_clock(path)
+        self.seconds = interpolate_seconds(ticks, from_step)
+        ticks_before = [tick for tick in ticks if tick.step < from_step]
+        ticks_before += [StepTime(from_step, self.seconds)] if from_step else []
+        replace_file(path, "".join(json.dumps(tick) + "\n" for tick in ticks_before).encode())
+        self.file = path.open("a", encoding="utf-8")
+        self.last_time, self.has_started = time.perf_counter(), False
+
+    def info(self, line: str) -> None:
+        if not self.has_started:  # the last message before the first step comes right before it
+            self.last_time = time.perf_counter()
+
+    def log_train(self, row: MetricsRow) -> None:
+        now = time.perf_counter()
+        self.seconds, self.last_time, self.has_started = self.seconds + now - self.last_time, now, True
+        self.file.write(json.dumps([int(row["step"]), round(self.seconds, 4)]) + "\n")
+        self.file.flush()
+
+    def log_valid(self, row: MetricsRow) -> None:
+        self.last_time = time.perf_counter()
+
+    def close(self) -> None:
+        self.file.close()
+
+
+N_EVALUATIONS = 15  # approximate number of evaluations of a trial
+_WARMUP_STEPS = 5  # untimed steps at the start, in which kernels are compiled and memory is allocated
+# share of the budget that the timing probe takes, and its minimum and maximum seconds
+PROBE_SHARE, MIN_PROBE_SECONDS, MAX_PROBE_SECONDS = 0.05, 2.0, 20.0
+
+
+def compute_steps(
+    budget: Budget, recipe: Recipe, model: nn.Module, task: Task, flops_per_token: float
+) -> JsonDict:
+    """Number of steps, and the values it is computed from. The timing probe changes the model's weights."""
+    tokens = (
+        get_compared_task(recipe.task.name).tokens_per_step(without_teacher(task)) * recipe.train.accumulate
+    )
+    facts: JsonDict = {"tokens_per_step": tokens}
+    if budget.kind == "recipe":
+        steps = float(total_steps(task, recipe.train))
+    elif budget.kind == "steps":
+        steps = budget.amount
+    elif budget.kind == "tokens":
+        steps = budget.amount / tokens
+    elif budget.kind == "flops":
+        steps = budget.amount / (
+            update_flops_factor(recipe.train.lora is not None) * flops_per_token * tokens
+        )
+    else:
+        facts["seconds_per_step"] = measure_step_time(recipe, model, task, budget.amount)
+        steps = budget.amount / facts["seconds_per_step"]
+    if round(steps) < 1:
+        raise UserError(
+            f"the budget ({budget}) is less than one step; use a larger budget, or a smaller train.max_tokens"
+        )
+    return facts | {"steps": round(steps)}
+
+
+def measure_step_time(recipe: Recipe, model: nn.Module, task: Task, seconds: float) -> float:
+    """Mean seconds of a training step on the device of the run."""
+    model = model.to(resolve_device(recipe.train.device))
+    training = TrainState(model, recipe.train, recipe.model.d_model, 10**6)
+    strategy = parallelize(training, task, recipe.train)
+    check_memory(training, strategy, recipe.train)
+    model.train()
+    rows = itertools.cycle(itertools.chain.from_iterable(task.epoch_batches(epoch) for epoch in range(2)))
+    duration = min(max(PROBE_SHARE * seconds, MIN_PROBE_SECONDS), MAX_PROBE_SECONDS)
+    start, n_steps = math.nan, -_WARMUP_STEPS
+    while n_steps < 1 or time.perf_counter() - start < duration:
+        if n_steps == 0:
+            start = time.perf_counter()
+        training.progress.step += 1
+        train_step(strategy, [task.collate(next(rows)) for _ in range(recipe.train.accumulate)]).read()
+        n_steps += 1
+    return (time.perf_counter() - start) / n_steps
+
+
+def with_trial_schedule(recipe: Recipe, steps: int) -> Recipe:
+    """Recipe of a trial: ``steps`` steps, about fifteen evaluations, and no other work that costs time.
+
+    If checkpoints are averaged, they are spread over the same share of the steps as in the recipe.
+    """
+    train = recipe.train
+    every = max(1, steps // N_EVALUATIONS)
+    log = max(d for d in range(1, 5) if every % d == 0)
+    save = every
+    if train.average_checkpoints:
+        share = min(1.0, train.average_checkpoints * train.save_every / train.steps) if train.steps else 0.2
+        save = max(1, int(steps * share) // train.average_checkpoints)
+    settings = {
+        "steps": steps,
+        "epochs": None,
+        "eval_every": every,
+        "log_every": every // log,
+        "save_every": save,
+        "eval_bleu": False,
+        "best_metric": "loss",
+        "patience": None,
+        "keep": max(train.average_checkpoints, 1),
+        "tensorboard": False,
+        "log": None,
+    }
+    return recipe.model_copy(update={"train": train.model_copy(update=settings)})
+
 
 LOCK_TIMEOUT = 60.0  # seconds to wait until another process releases the directory
 
@@ -47,9 +185,9 @@ LOCK_TIMEOUT = 60.0  # seconds to wait until another process releases the direct
 def run_trial(directory: Path) -> bool:
     """Train, measure and write result.json, also for a failed trial. False if the trial was interrupted."""
     tune_malloc()
-    trial_config = read_json_file(directory / io_module.TRIAL_FILE)
+    trial_config = read_json_file(directory / TRIAL_FILE)
     if trial_config is None:
-        raise UserError(f"{directory} is not a trial of a comparison: it has no {io_module.TRIAL_FILE}")
+        raise UserError(f"{directory} is not a trial of a comparison: it has no {TRIAL_FILE}")
     recipe = Recipe.model_validate(trial_config["recipe"])
     try:
         wait_for_lock(directory)
@@ -60,11 +198,11 @@ def run_trial(directory: Path) -> bool:
         result = make_failure("out of memory", directory, retry=True)
     if result is None:
         return False
-    write_json_file(directory / io_module.RESULT_FILE, result)
+    write_json_file(directory / RESULT_FILE, result)
     return True
 
 
-def train_trial(recipe: Recipe, trial_config: dict[str, Any], directory: Path) -> JsonDict | None:
+def train_trial(recipe: Recipe, trial_config: JsonDict, directory: Path) -> JsonDict | None:
     """Train and measure a trial; None if a signal ended it."""
     if recipe.train.threads:
         torch.set_num_threads(recipe.train.threads)
@@ -72,7 +210,7 @@ def train_trial(recipe: Recipe, trial_config: dict[str, Any], directory: Path) -
     facts = resolve_steps(recipe, trial_config, tokenizer, directory)
     recipe = with_trial_schedule(recipe, facts["steps"])
     saved = checkpoint.list_steps(directory / "checkpoints")
-    clock = TrainingClock(directory / io_module.CLOCK_FILE, max(saved, default=0))
+    clock = TrainingClock(directory / CLOCK_FILE, max(saved, default=0))
     reporter = TrialReporter()
     results: JsonDict = {}
 
@@ -95,11 +233,9 @@ def train_trial(recipe: Recipe, trial_config: dict[str, Any], directory: Path) -
     return {"status": "done", **facts, **results, **measure_costs(run, recipe, outcome, directory)}
 
 
-def resolve_steps(
-    recipe: Recipe, trial_config: dict[str, Any], tokenizer: Tokenizer, directory: Path
-) -> dict[str, Any]:
+def resolve_steps(recipe: Recipe, trial_config: JsonDict, tokenizer: Tokenizer, directory: Path) -> JsonDict:
     """Steps of this trial and their basis, from steps.json or, the first time, from the budget."""
-    facts = read_json_file(directory / io_module.STEPS_FILE)
+    facts = read_json_file(directory / STEPS_FILE)
     if facts is None:
         silent = Reporters()
         task: Task = TASK.get(recipe.task.name).open(recipe, tokenizer, silent)
@@ -116,29 +252,30 @@ def resolve_steps(
             facts["steps"] = trial_config["steps"]
         else:
             facts |= compute_steps(Budget(*trial_config["budget"]), recipe, model, task, flops)
-        write_json_file(directory / io_module.STEPS_FILE, facts)
+        write_json_file(directory / STEPS_FILE, facts)
     return facts
 
 
-def measure_quality(run: Run, recipe: Recipe, task: Task, directory: Path) -> JsonDict:
+def measure_quality(run: Run, recipe: Recipe, task: Any, directory: Path) -> JsonDict:
     """Compute all metrics and the share of dead units; write data for significance tests to outputs.json."""
     part = get_compared_task(recipe.task.name)
     metrics, outputs = part.evaluate(run, recipe, task)
-    write_json_file(directory / io_module.OUTPUTS_FILE, outputs)
-    metrics["baselines"] = measure_baselines(run, task, metrics["split"])
-    return {**metrics, "dead": cost_metrics.measure_dead_units(run.model, part.eval_batches(task))}
-
-
-def measure_baselines(run: Run, task: Task, split: str) -> JsonDict:
-    """Baseline of each metric: of the loss on the validation text, of the others on the measured split."""
+    write_json_file(directory / OUTPUTS_FILE, outputs)
+    # of the loss on the validation text, of the others on the measured split
     by_split = find_baselines(task, run)
-    baselines = {**by_split.get(split, {}), "loss": by_split.get("valid", {}).get("loss")}
-    return {name: baseline._asdict() for name, baseline in baselines.items() if baseline is not None}
+    baselines = {**by_split.get(metrics["split"], {}), "loss": by_split.get("valid", {}).get("loss")}
+    metrics["baselines"] = {name: found._asdict() for name, found in baselines.items() if found is not None}
+    return {
+        **metrics,
+        "dead": cost_metrics.measure_dead_units(
+            run.model, (part.make_batch(batch) for _, batch in task.eval_batches("valid"))
+        ),
+    }
 
 
 def measure_costs(run: Run, recipe: Recipe, outcome: Outcome, directory: Path) -> JsonDict:
     """Costs of training and decoding, and the learning curve."""
-    seconds = interpolate_seconds(read_clock(directory / io_module.CLOCK_FILE), outcome.step)
+    seconds = interpolate_seconds(read_clock(directory / CLOCK_FILE), outcome.step)
     part = get_compared_task(recipe.task.name)
     per_token, constant = cost_metrics.measure_cache_bytes(run, part.encode_memory(run))
     return {
@@ -161,7 +298,7 @@ def make_failure(message: str, directory: Path, retry: bool) -> JsonDict:
     """Result of a failed trial; with ``retry`` the next call runs the trial again."""
     rows = read_metrics(directory / "metrics.jsonl")
     skipped = max((row.get("skipped", 0) for row in rows), default=0)
-    facts = read_json_file(directory / io_module.STEPS_FILE) or {}
+    facts = read_json_file(directory / STEPS_FILE) or {}
     return {
         "status": "failed",
         "message": message,
@@ -174,7 +311,7 @@ def make_failure(message: str, directory: Path, retry: bool) -> JsonDict:
 
 def read_curve(directory: Path) -> list[list[float]]:
     """Step, seconds of training and loss of every evaluation."""
-    ticks, rows = read_clock(directory / io_module.CLOCK_FILE), read_metrics(directory / "metrics.jsonl")
+    ticks, rows = read_clock(directory / CLOCK_FILE), read_metrics(directory / "metrics.jsonl")
     return [
         [r["step"], interpolate_seconds(ticks, r["step"]), r["loss"]] for r in rows if r["split"] == "valid"
     ]

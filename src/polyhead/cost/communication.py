@@ -156,18 +156,6 @@ def ring_all_reduce_bytes(nbytes: float, ranks: int) -> float:
     return 2 * (ranks - 1) / ranks * nbytes
 
 
-def tensor_parallel_bytes(
-    rows: int, length: int, d_model: int, layers: int, ranks: int, itemsize: int, all_reduces: int = 2
-) -> float:
-    """Bytes that a rank sends in one step if matrix products are split among t ranks.
-
-    Each layer all-reduces B S H numbers ``all_reduces`` times forward, after attention and after the
-    feed-forward layer, and as often backward (Shoeybi et al., 2019, sec. 3; Narayanan et al., 2021, sec.
-    3.2). The cross-attention of a decoder is a third.
-    """
-    return 2 * all_reduces * layers * ring_all_reduce_bytes(rows * length * d_model * itemsize, ranks)
-
-
 def bubble_ratio(stages: int, micro_batches: int, interleave: int = 1) -> float:
     """Idle time of a pipeline / its working time.
 
@@ -231,7 +219,19 @@ def estimate_traffic(
     data += ring_all_reduce_bytes(gradients / shards, layout.replicas)
     gather = 0.0
     if shards > 1:
-        gathers = max(_count_gathers(parts, layout, accumulate, recompute) for parts in stages) / total
+        # The weights of a block for its forward and again for its backward pass, and once more to recompute
+        # it; in the blocks of a decoder with a source also for its keys and values, and their backward pass.
+        # All others once, as they stay gathered in between. In a pipeline weights stay gathered after a
+        # backward pass, until the next forward pass has used them; all but those of blocks the whole step.
+        passes, repeats = accumulate * m, recompute == "blocks"
+        times = {"block": (2 + repeats) * passes, "source block": (4 + repeats) * passes, "other": passes}
+        if p > 1:
+            times = {
+                "block": (1 + repeats) * passes + 1,
+                "source block": (2 + repeats) * passes + 1,
+                "other": 1,
+            }
+        gathers = max(sum(times[part.kind] * part.numbers for part in parts) for parts in stages) / total
         weights = (n_parameters or n_trainable) * layout.state_bytes / split
         gather = gathers * shard_gather_bytes(weights, shards)
     tensor = accumulate * _count_tensor_bytes(config, batch_shape, layout, recompute == "blocks") / p
@@ -302,23 +302,6 @@ def _partition_layers(config: ModelConfig, layout: ParallelLayout) -> list[int]:
     """The number of layers up to the end of each stage; the first stages have one more."""
     depth, n_stages = count_layers(config), layout.pipeline * layout.interleave
     return [depth // n_stages * (i + 1) + min(i + 1, depth % n_stages) for i in range(n_stages)]
-
-
-def _count_gathers(
-    parts: list[_StagePart], layout: ParallelLayout, accumulate: int, recompute: Recompute
-) -> float:
-    """Sum of the weights of a stage, each as often as it is gathered in a step.
-
-    The weights of a block for its forward and again for its backward pass, and once more to recompute it; in
-    the blocks of a decoder with a source also for its keys and values, and their backward pass. All others
-    once, as they stay gathered in between. In a pipeline weights stay gathered after a backward pass, until
-    the next forward pass has used them, and all but those of blocks the whole step.
-    """
-    passes, repeats = accumulate * layout.micro_batches, recompute == "blocks"
-    times = {"block": (2 + repeats) * passes, "source block": (4 + repeats) * passes, "other": passes}
-    if layout.pipeline > 1:
-        times = {"block": (1 + repeats) * passes + 1, "source block": (2 + repeats) * passes + 1, "other": 1}
-    return sum(times[part.kind] * part.numbers for part in parts)
 
 
 def _count_tensor_bytes(

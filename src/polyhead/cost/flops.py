@@ -80,21 +80,15 @@ def count_token(config: ModelConfig, context: int, source: int = 0) -> list[OpCo
     return merge_op_counts(work for work in works if work.flops_each)
 
 
-def _full_extent(rows: int, queries: int, slots: int) -> AttentionExtent:
-    """The extent of attention whose keys and values are all computed in this pass."""
-    return AttentionExtent(rows, queries, slots, slots)
-
-
 def count_stacks(config: ModelConfig, batch_shape: BatchShape) -> list[list[list[OpCount]]]:
     """Operation counts of every layer of every stack: encoder and decoder, or the only one."""
+    rows, length, source, _ = batch_shape
     if config.kind != "encoder-decoder":
-        side = _full_extent(batch_shape.rows, batch_shape.length, batch_shape.length)
+        side = AttentionExtent(rows, length, length, length)
         return [[count_layer(config, i, side, None, "") for i in range(config.n_layers)]]
-    source_extent, target_extent = (
-        _full_extent(batch_shape.rows, batch_shape.source, batch_shape.source),
-        _full_extent(batch_shape.rows, batch_shape.length, batch_shape.length),
-    )
-    across = _full_extent(batch_shape.rows, batch_shape.length, batch_shape.source)
+    source_extent = AttentionExtent(rows, source, source, source)
+    target_extent = AttentionExtent(rows, length, length, length)
+    across = AttentionExtent(rows, length, source, source)
     return [
         [count_layer(config, i, source_extent, None, "encoder ") for i in range(config.n_layers)],
         [count_layer(config, i, target_extent, across, "decoder ") for i in range(config.decoder_layers)],
@@ -138,6 +132,8 @@ def _count_softmax(
 
     The distance vectors of shaw and disentangled positions are included.
     """
+    if choice.options.get("sim", "exp") not in ("exp", "square", "elu", "relu"):
+        raise UnknownFormulaError(f"similarity {choice.options['sim']!r}")
     rows, queries, slots, _ = extent
     per_query = 2 * rows * shape.n_heads * queries
     pair = shape.head_dim + shape.v_head_dim
@@ -191,7 +187,10 @@ def _count_linear(
 
     A causal row also computes the pairs within each chunk (see nn/attention/linear.py).
     """
-    features = count_map_features(choice, shape.head_dim)
+    name, features = choice.options["feature_map"], shape.head_dim  # P, of a feature map per head
+    if name not in ("elu", "relu", "square"):
+        raise UnknownFormulaError(f"feature map {name!r}")
+    features = features * (features + 1) // 2 if name == "square" else features
     rotary = position is not None and position.name == "rope"
     widths = (shape.v_head_dim, 1) if rotary else (shape.v_head_dim + 1,)
     rows, queries, _, fresh = extent
@@ -207,22 +206,6 @@ def _count_linear(
     return OpCount(
         "features and sums", 1, total, "2BSP(D + 1)(n_heads + n_kv_heads) + 2BSc n_heads(P + D + 1)"
     )
-
-
-def count_map_features(choice: Choice, head_dim: int) -> int:
-    """P, the number of features of a feature map per head."""
-    name = choice.options["feature_map"]
-    if name not in ("elu", "relu", "square"):
-        raise UnknownFormulaError(f"feature map {name!r}")
-    return head_dim * (head_dim + 1) // 2 if name == "square" else head_dim
-
-
-def _count_kernel(
-    choice: Choice, position: Choice | None, shape: AttentionShape, extent: AttentionExtent
-) -> OpCount:
-    if choice.options["sim"] not in ("exp", "square", "elu", "relu"):
-        raise UnknownFormulaError(f"similarity {choice.options['sim']!r}")
-    return _count_softmax(choice, None if position is None else Choice("none"), shape, extent)
 
 
 def count_feed_forward(config: ModelConfig, extent: AttentionExtent) -> OpCount:
@@ -252,24 +235,13 @@ def _count_transformer(
     shape: AttentionShape,
 ) -> list[OpCount]:
     crossing = [] if cross_extent is None else _count_cross(config.layer_config(i), cross_extent)
-    return [
-        *_count_self_attention(config, i, self_extent, shape, cross_extent is not None),
-        *crossing,
-        count_feed_forward(config, self_extent),
-    ]
-
-
-def _count_self_attention(
-    config: ModelConfig, i: int, self_extent: AttentionExtent, shape: AttentionShape, has_cross: bool
-) -> list[OpCount]:
-    choice = (
-        config.decoder_attention
-        if has_cross and config.decoder_attention
-        else config.layer_config(i).attention
-    )
+    choice = config.layer_config(i).attention
+    if cross_extent is not None and config.decoder_attention:
+        choice = config.decoder_attention
     position = config.layer_override(i).position or config.position
     lookup_formula(_KNOWN_POSITIONS, position)
-    return count_attention(choice, position, shape, self_extent)
+    own = count_attention(choice, position, shape, self_extent)
+    return [*own, *crossing, count_feed_forward(config, self_extent)]
 
 
 def _count_cross(config: ModelConfig, cross_extent: AttentionExtent) -> list[OpCount]:
@@ -377,11 +349,15 @@ _BLOCK_COUNTERS = {
     "lstm": _recurrent_counter(4),
     "gru": _recurrent_counter(3),
 }
-_SCORE_COUNTERS = {"softmax": _count_softmax, "kernel": _count_kernel, "linear": _count_linear}
+_SCORE_COUNTERS = {
+    "softmax": _count_softmax,
+    "kernel": lambda choice, position, *sizes: _count_softmax(choice, position and Choice("none"), *sizes),
+    "linear": _count_linear,
+}
 _KNOWN_POSITIONS = dict.fromkeys(
     ("none", "sinusoidal", "learned", "rope", "alibi", "t5", "shaw", "disentangled")
 )
 _KNOWN_NORMS = dict.fromkeys(("layernorm", "rmsnorm", "batchnorm", "none"))
 _PLAIN_MLPS = ("relu", "relu2", "leaky_relu", "prelu", "gelu", "silu", "tanh", "conv1x1")
-_GATED_MLPS = ("glu", "reglu", "geglu", "swiglu")
-_MLP_MATRICES = dict.fromkeys(_PLAIN_MLPS, 2) | dict.fromkeys(_GATED_MLPS, 3)
+GATED_MLPS = ("glu", "reglu", "geglu", "swiglu")
+_MLP_MATRICES = dict.fromkeys(_PLAIN_MLPS, 2) | dict.fromkeys(GATED_MLPS, 3)

@@ -65,7 +65,9 @@ def group_parameters(config: ModelConfig) -> list[ParameterGroup]:
         for size, first in sorted(kinds.items(), key=lambda kind: kind[1]):
             title = name if len(kinds) == 1 else f"{name}, as {first + 1}"
             times = sum(layer_size == size for layer_size in each.values())
-            groups.append(ParameterGroup(title, times, size, find_formula(config, name, size)))
+            # the first formula that gives exactly this size
+            formulas = (formula for formula, value in _known_formulas(config, name) if value == size)
+            groups.append(ParameterGroup(title, times, size, next(formulas, "")))
     return sorted(groups, key=lambda part: next(i for i, word in enumerate(_PART_ORDER) if word in part.name))
 
 
@@ -89,12 +91,6 @@ def meta_model(config: ModelConfig) -> nn.Module:
     """Build the model of a config on the meta device."""
     with torch.device("meta"), SkipInit():
         return model_class(config)(config)
-
-
-def find_formula(config: ModelConfig, name: str, size: int) -> str:
-    """The formula of a part's parameters, if it gives exactly ``size``; else ""."""
-    matches = [(form, value) for form, value in _known_formulas(config, name) if value == size]
-    return matches[0][0] if matches else ""
 
 
 def published_config(name: str) -> ModelConfig:

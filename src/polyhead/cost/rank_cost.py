@@ -22,6 +22,7 @@ from polyhead.cost.communication import (
     count_layers,
     held_micro_batches,
 )
+from polyhead.cost.flops import GATED_MLPS
 from polyhead.cost.hardware import Hardware
 from polyhead.cost.memory import TrainingMemory
 from polyhead.cost.parameter_count import group_parameters
@@ -29,7 +30,6 @@ from polyhead.cost.workload import BatchShape, OpCount
 
 _OUTSIDE_LAYERS = ("embeddings", "head", "transform", "pooler and classes", "replaced or not")
 _PLAIN_MATRICES = ("relu", "relu2", "leaky_relu", "gelu", "gelu_tanh", "silu", "tanh")
-_GATED_MATRICES = ("glu", "reglu", "geglu", "swiglu")
 
 
 class RankMemory(NamedTuple):
@@ -83,7 +83,7 @@ def count_selective(config: ModelConfig) -> SelectiveBlock:
     config_of_layers = [config.layer_config(i) for i in range(config.n_layers)]
     blocks = {(layer.block_choice(False).name, layer.attention.name) for layer in config_of_layers}
     ff = config.feed_forward.name
-    known_ff = (*_PLAIN_MATRICES, *_GATED_MATRICES)
+    known_ff = (*_PLAIN_MATRICES, *GATED_MLPS)
     if config.kind == "encoder-decoder" or blocks != {("transformer", "softmax")} or ff not in known_ff:
         raise UserError(
             "recompute is 'selective', which is known for transformer blocks of one stack with softmax "
@@ -94,7 +94,7 @@ def count_selective(config: ModelConfig) -> SelectiveBlock:
     queries, keys = shape.n_heads * shape.head_dim, shape.n_kv_heads * shape.head_dim
     read, values = shape.n_heads * shape.v_head_dim, shape.n_kv_heads * shape.v_head_dim
     products = [(H, queries), (H, keys), (H, values), (read, H)]  # (inputs, outputs)
-    products += [(H, d_ff)] * (2 if ff in _GATED_MATRICES else 1) + [(d_ff, H)]
+    products += [(H, d_ff)] * (2 if ff in GATED_MLPS else 1) + [(d_ff, H)]
     kept = H + read + sum(outputs for _, outputs in products[::2])
     return SelectiveBlock(kept, sum(2 * inputs * outputs for inputs, outputs in products[1::2]))
 
@@ -146,7 +146,11 @@ def estimate_rank_memory(
     weights, gradients, optimizer, average = sizes
     gathered = 0.0
     if shards > 1:
-        gathered = _gathered_bytes(layer_numbers, edge_numbers, share * numbers, layout, memory.gradients > 0)
+        # two parts of the model and the gradients of one: a layer, or the embeddings or the head if that is
+        # larger; in a pipeline the whole stage, which stays gathered between micro-batches
+        size, gradient = layout.state_bytes, layout.gradient_bytes * (memory.gradients > 0)
+        part = max(layer_numbers, edge_numbers) / t
+        gathered = share * numbers * (size + gradient) if p > 1 else part * (2 * size + gradient)
     if t > 1:  # the whole rows of the head's input, of which sequence parallelism keeps a part per rank
         gathered += micro_batch.labels * config.embedding_width * layout.activation_bytes
     loss = memory.loss / t
@@ -203,7 +207,13 @@ def estimate_rank_time(
     repeated = accumulate * _repeated_flops(config, works, batch_shape, recompute)
     peak = hardware.flops[precision]
     by_flops = (model + repeated) / split / (peak * hardware.efficiency)
-    by_bytes = _moved_bytes(memory, layout, recompute, accumulate) / hardware.memory_bandwidth
+    # every micro-batch reads the weights forward and backward, and forward again with recomputation; its
+    # activations are written and read
+    passes = 2 if recompute == "none" else 3
+    activations = (memory.activations or 0.0) / held_micro_batches(p, m, layout.interleave)
+    weights = memory.weights / 4 * layout.shards * layout.activation_bytes
+    moved = accumulate * m * (passes * weights + 2 * activations)
+    by_bytes = moved / hardware.memory_bandwidth
     compute = max(by_flops, by_bytes)
     seconds = traffic.seconds_by_kind
     backward = compute / (m * accumulate) * (times - 1) / times  # of the last micro-batch
@@ -230,24 +240,6 @@ def estimate_rank_time(
     )
 
 
-def _gathered_bytes(
-    layer_numbers: float,
-    edge_numbers: int,
-    stage_numbers: float,
-    layout: ParallelLayout,
-    has_gradients: bool,
-) -> float:
-    """Bytes that are not sharded during a step: two parts of the model and the gradients of one.
-
-    A part is a layer, or the embeddings or the head if that is larger. In a pipeline it is the whole stage,
-    which stays gathered between micro-batches.
-    """
-    size, gradient = layout.state_bytes, layout.gradient_bytes * has_gradients
-    if layout.pipeline > 1:
-        return stage_numbers * (size + gradient)
-    return max(layer_numbers, edge_numbers) / layout.tensor_parallel * (2 * size + gradient)
-
-
 def _repeated_flops(
     config: ModelConfig, works: list[OpCount], batch_shape: BatchShape, recompute: Recompute
 ) -> float:
@@ -261,16 +253,3 @@ def _repeated_flops(
             count_selective(config).repeated_flops * config.n_layers * batch_shape.rows * batch_shape.length
         )
     return 0.0
-
-
-def _moved_bytes(memory: RankMemory, layout: ParallelLayout, recompute: Recompute, accumulate: int) -> float:
-    """Bytes that a step moves between memory and processor at least.
-
-    Every micro-batch reads the weights forward and backward, and forward again with recomputation; its
-    activations are written and read.
-    """
-    passes = 2 if recompute == "none" else 3
-    held = held_micro_batches(layout.pipeline, layout.micro_batches, layout.interleave)
-    activations = (memory.activations or 0.0) / held
-    weights = memory.weights / 4 * layout.shards * layout.activation_bytes
-    return accumulate * layout.micro_batches * (passes * weights + 2 * activations)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import count, cycle, islice
 from typing import Any, NamedTuple
 
 import torch
@@ -138,31 +139,21 @@ def measure_update_times(
         strategy = parallelize(training, task, train)
         times, start_time = UpdateTimes([], []), clock()
         model.train()
-        for number, (group, amount) in enumerate(_group_batches(batches, work, train.accumulate)):
+        items = cycle(zip(batches, work, strict=True))
+        for number in count():
+            group = list(islice(items, train.accumulate))  # the batches of one step, with their work
             training.progress.step += 1
             start = clock()
-            train_step(strategy, group).read()
+            train_step(strategy, [batch for batch, _ in group]).read()
             if number >= _WARMUP_UPDATES:
                 times.seconds.append(clock() - start)
-                times.work.append(amount)
+                times.work.append(sum(amount for _, amount in group))
             elapsed = clock() - start_time
             if len(times.seconds) >= _MAX_UPDATES or (
                 elapsed > budget and len(times.seconds) >= _MIN_UPDATES
             ):
                 break
     return times
-
-
-def _group_batches(
-    batches: Iterable[Any], work: Iterable[float], size: int
-) -> Iterator[tuple[list[Any], float]]:
-    """Yield the batches of one optimizer step, with their total work, in an endless cycle."""
-    items = list(zip(batches, work, strict=True))
-    start = 0
-    while True:
-        group = [items[(start + i) % len(items)] for i in range(size)]
-        start += size
-        yield [batch for batch, _ in group], sum(amount for _, amount in group)
 
 
 @torch.inference_mode()

@@ -43,14 +43,15 @@ from polyhead.cost.rank_cost import (
 )
 from polyhead.cost.workload import BatchShape, OpCount, UnknownFormulaError
 from polyhead.estimate.benchmark import ClockFn, measure_decoding_speed, measure_update_times
-from polyhead.estimate.data_sample import find_missing_files, open_data_sample
 from polyhead.estimate.expected_quality import find_measurements
 from polyhead.estimate.inputs import (
     EstimateInputs,
     batch_shape_of,
+    find_missing_files,
     inputs_with_data,
     inputs_without_data,
     model_inputs,
+    open_data_sample,
 )
 from polyhead.estimate.report import DecodingEstimate, Estimate, FlopsEstimate, RankEstimate, TimeEstimate
 from polyhead.export.targets import find_obstacles, make_sample_tokenizer
@@ -134,7 +135,13 @@ def estimate(
                 works,
             )
         time_estimate = None
-        if probe and _has_memory(memory, notes) and subject.sample_batches:
+        need = memory.total or 0
+        has_memory = need <= _MAX_MEMORY_FRACTION * (get_machine_memory() or math.inf)
+        if probe and not has_memory:
+            notes.append(
+                f"not probed: training needs {need / 1e9:,.0f} GB, more than this machine has available"
+            )
+        if probe and has_memory and subject.sample_batches:
             time_estimate = _estimate_time(subject, passes, context_len, decode_batch, seconds, clock)
         parts = parameter_count.group_parameters(config)
         formula = (
@@ -323,15 +330,6 @@ def _estimate_memory(
     if memory.total is None and batch_shape is None:
         inputs.notes.append("activations are unknown: what a component stores depends on runtime values")
     return memory._replace(teachers=sum(model_bytes(teacher.run.model) for teacher in inputs.teachers))
-
-
-def _has_memory(memory: TrainingMemory, notes: list[str]) -> bool:
-    """Whether this machine has the memory to train a few steps; if not, a note is added."""
-    need = memory.total or 0
-    if need <= _MAX_MEMORY_FRACTION * (get_machine_memory() or math.inf):
-        return True
-    notes.append(f"not probed: training needs {need / 1e9:,.0f} GB, more than this machine has available")
-    return False
 
 
 def _count_ops(

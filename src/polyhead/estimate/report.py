@@ -18,7 +18,8 @@ from polyhead.cost.workload import BatchShape, OpCount
 from polyhead.estimate.benchmark import DecodingSpeed
 from polyhead.estimate.expected_quality import CORPUS_UNITS, OWN_RESULTS, Measurement
 from polyhead.export.targets import describe_targets
-from polyhead.viz.eta_model import format_seconds
+from polyhead.viz.plot import SI_PREFIXES
+from polyhead.viz.run_record import format_seconds
 
 
 class FlopsEstimate(NamedTuple):
@@ -112,26 +113,23 @@ def _to_plain(x: Any) -> Any:
 
 
 _PROCESS_BYTES = 0.3e9  # bytes used by Python and torch themselves (docs/cost.md)
-_SI_PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
+_SI_PREFIXES = ((1e15, "P"), *SI_PREFIXES, (1.0, ""))
 
 
 def summarize(estimate: Estimate) -> Iterator[str]:
     """Yield four lines about cost and quality, one about exports, and the notes."""
-    yield tr("size: {size}", size=_summarize_size(estimate))
+    size = tr(
+        "{count:,} parameters, {size}B in fp32",
+        count=estimate.parameters,
+        size=format_si(4 * estimate.parameters),
+    )
+    yield tr("size: {size}", size=size)
     yield tr("time on this machine now: {time}", time=_summarize_time(estimate))
     yield tr("memory: {memory}", memory=_summarize_memory(estimate))
     yield tr("quality: {quality}", quality=_summarize_quality(estimate))
     if estimate.exports:
         yield describe_targets(estimate.exports)
     yield from (tr("note: {note}", note=note) for note in estimate.notes)
-
-
-def _summarize_size(estimate: Estimate) -> str:
-    return tr(
-        "{count:,} parameters, {size}B in fp32",
-        count=estimate.parameters,
-        size=format_si(4 * estimate.parameters),
-    )
 
 
 def _summarize_time(estimate: Estimate) -> str:

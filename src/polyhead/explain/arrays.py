@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import base64
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -44,7 +45,7 @@ class ArrayStore:
         self.values[name] = {"shape": list(host.shape)}
         return name
 
-    def derive(self, name: str, shape: tuple[int, ...], op: str, **inputs: Any) -> str:
+    def derive(self, name: str, shape: Sequence[int], op: str, **inputs: Any) -> str:
         """Add an array that the reader computes from others; return its name."""
         self.values[name] = {"shape": list(shape), "op": op, **inputs}
         return name
@@ -129,87 +130,58 @@ class ArrayReader:
         self._values, self._read_stored = values, read_stored
         self._cache: dict[str, Array] = {}
 
-    @classmethod
-    def from_document(cls, document: Mapping[str, Any]) -> ArrayReader:
-        """A reader of the arrays of an explanation."""
-        values, blob = document["values"], zlib.decompress(base64.b64decode(document["data"]))
-
-        def read_stored(name: str) -> Array:
-            value = values[name]
-            size = int(np.prod(value["shape"]))
-            zigzag = np.zeros(size, np.int64)
-            for i, start in enumerate(value["at"]):
-                zigzag |= np.frombuffer(blob, np.uint8, size, start).astype(np.int64) << 8 * i
-            steps: Array = (zigzag >> 1) ^ -(zigzag & 1)
-            return (steps * value["scale"]).reshape(value["shape"])
-
-        return cls(values, read_stored)
-
     def __call__(self, name: str) -> Array:
         """The array of that name."""
         if name not in self._cache:
             value = self._values[name]
-            self._cache[name] = (
-                OPERATIONS[value["op"]](self, value) if "op" in value else self._read_stored(name)
-            )
+            if "op" not in value:
+                return self._cache.setdefault(name, self._read_stored(name))
+            inputs = {key: entry for key, entry in value.items() if key not in ("op", "shape")}
+            for key, entry in inputs.items():  # no helper: a sum of many layers is a deep recursion
+                if isinstance(entry, list):
+                    inputs[key] = list(map(self, entry))
+                elif isinstance(entry, str) and entry in self._values:
+                    inputs[key] = self(entry)
+            self._cache[name] = np.asarray(OPERATIONS[value["op"]](**inputs))
         return self._cache[name]
 
 
-def _add(read: ArrayReader, value: dict[str, Any]) -> Array:
-    total = read(value["args"][0])
-    for name in value["args"][1:]:
-        total = total + read(name)
-    return total
-
-
-def _normalize(read: ArrayReader, value: dict[str, Any]) -> Array:
-    x, spread = read(value["x"]), read(value["spread"])
-    mean = read(value["mean"]) if value["mean"] else np.zeros_like(spread)
-    if value["by"] == "token":
+def _normalize(
+    *,
+    x: Array,
+    mean: Array | None,
+    spread: Array,
+    weight: Array | None,
+    bias: Array | None,
+    eps: float,
+    by: str,
+    plus_one: bool,
+) -> Array:
+    mean = np.zeros_like(spread) if mean is None else mean
+    if by == "token":
         mean, spread = mean[:, None], spread[:, None]
-    y = (x - mean) / np.sqrt(spread + value["eps"])
-    if value["weight"]:
-        y = y * (read(value["weight"]) + (1 if value["plus_one"] else 0))
-    return np.asarray(y + read(value["bias"]) if value["bias"] else y)
+    y = (x - mean) / np.sqrt(spread + eps)
+    y = y if weight is None else y * (weight + plus_one)
+    return y if bias is None else y + bias
 
 
-def _softmax(read: ArrayReader, value: dict[str, Any]) -> Array:
-    scores = read(value["x"])
-    masked = np.where(read(value["hidden"]) != 0, -np.inf, scores) if value["hidden"] else scores
-    outside = (
-        read(value["outside"])[..., None] if value["outside"] else np.full((*scores.shape[:-1], 1), -np.inf)
-    )
-    top = np.maximum(masked.max(-1, keepdims=True), outside)
+def _softmax(*, x: Array, hidden: Array | None, outside: Array | None) -> Array:
+    masked = x if hidden is None else np.where(hidden != 0, -np.inf, x)
+    rest = np.full((*x.shape[:-1], 1), -np.inf) if outside is None else outside[..., None]
+    top = np.maximum(masked.max(-1, keepdims=True), rest)
     top = np.where(np.isfinite(top), top, 0.0)
     exps = np.exp(masked - top)
-    total = exps.sum(-1, keepdims=True) + np.exp(outside - top)
-    return np.asarray(exps / np.where(total > 0, total, 1.0))
+    total = exps.sum(-1, keepdims=True) + np.exp(rest - top)
+    return exps / np.where(total > 0, total, 1.0)
 
 
-def _ratio(read: ArrayReader, value: dict[str, Any]) -> Array:
-    x = read(value["x"])
-    total = x.sum(-1, keepdims=True) + value["eps"]
-    total = total + read(value["outside"])[..., None] if value["outside"] else total
-    return np.asarray(x / total)
+def _ratio(*, x: Array, eps: float, outside: Array | None) -> Array:
+    total = x.sum(-1, keepdims=True) + eps
+    return x / (total if outside is None else total + outside[..., None])
 
 
-def _mix(read: ArrayReader, value: dict[str, Any]) -> Array:
-    weights, v = read(value["weights"]), read(value["v"])
-    out = weights @ v.repeat(len(weights) // len(v), 0)
-    for name in value["plus"]:
-        out = out + read(name)
-    return np.asarray(out)
-
-
-def _join(read: ArrayReader, value: dict[str, Any]) -> Array:
-    x = read(value["x"])
-    return x.transpose(1, 0, 2).reshape(x.shape[1], -1)
-
-
-def _rotate(read: ArrayReader, value: dict[str, Any]) -> Array:
-    x, cos, sin = read(value["x"]), read(value["cos"]), read(value["sin"])
-    pairs = cos.shape[-1]
-    is_half = value["layout"] == "half"
+def _rotate(*, x: Array, cos: Array, sin: Array, layout: str) -> Array:
+    pairs, is_half = cos.shape[-1], layout == "half"
     turned = x[..., : 2 * pairs]
     a, b = (turned[..., :pairs], turned[..., pairs:]) if is_half else (turned[..., ::2], turned[..., 1::2])
     both = a * cos - b * sin, b * cos + a * sin
@@ -217,17 +189,17 @@ def _rotate(read: ArrayReader, value: dict[str, Any]) -> Array:
     return np.concatenate([joined, x[..., 2 * pairs :]], -1)
 
 
-OPERATIONS: dict[str, Callable[[ArrayReader, dict[str, Any]], Array]] = {
-    "add": _add,
-    "scale": lambda read, value: np.asarray(read(value["x"]) * value["by"]),
-    "mean": lambda read, value: np.asarray(read(value["x"]).mean(-1)),
-    "variance": lambda read, value: np.asarray(read(value["x"]).var(-1)),
-    "mean_square": lambda read, value: np.asarray(np.square(read(value["x"])).mean(-1)),
+OPERATIONS: dict[str, Callable[..., Array]] = {
+    "add": lambda args: reduce(np.add, args),
+    "scale": lambda x, by: x * by,
+    "mean": lambda x: x.mean(-1),
+    "variance": lambda x: x.var(-1),
+    "mean_square": lambda x: np.square(x).mean(-1),
     "norm": _normalize,
     "softmax": _softmax,
     "ratio": _ratio,
-    "mix": _mix,
-    "join": _join,
+    "mix": lambda weights, v, plus: reduce(np.add, plus, weights @ v.repeat(len(weights) // len(v), 0)),
+    "join": lambda x: x.transpose(1, 0, 2).reshape(x.shape[1], -1),
     "rotate": _rotate,
 }
 """What a derived array may be; arrays.js has the same."""

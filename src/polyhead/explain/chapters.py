@@ -20,29 +20,28 @@ from urllib.parse import parse_qsl
 from polyhead.config.yaml_io import parse_yaml
 from polyhead.core.i18n import load_catalog
 
+_ATTENTION = {"q", "k", "v", "scores", "hidden", "weights", "mix", "joined"}
 # step of the page -> the values of it that a chapter can point at
-STEPS: dict[str, frozenset[str]] = {
-    "tokens": frozenset(),
-    "embedding": frozenset({"rows", "scaled"}),
-    "position": frozenset({"rows", "cos", "sin", "slopes"}),
-    "norm": frozenset({"mean", "variance", "mean_square"}),
-    "attention": frozenset({"q", "k", "v", "scores", "hidden", "weights", "mix", "joined"}),
-    "cross_attention": frozenset({"q", "k", "v", "scores", "hidden", "weights", "mix", "joined"}),
-    "linear_attention": frozenset({"phi_q", "phi_k", "v", "weights", "state"}),
-    "feed_forward": frozenset({"pre", "act", "up", "hidden"}),
-    "moe": frozenset({"expert", "weight", "probability"}),
-    "recurrent": frozenset({"state", "cell"}),
-    "conv": frozenset({"value", "gate"}),
-    "residual": frozenset({"branch"}),
-    "output": frozenset(),
-    "generation": frozenset(),
-    "cost": frozenset(),
+STEPS: dict[str, set[str]] = {
+    "tokens": set(),
+    "embedding": {"rows", "scaled"},
+    "position": {"rows", "cos", "sin", "slopes"},
+    "norm": {"mean", "variance", "mean_square"},
+    "attention": _ATTENTION,
+    "cross_attention": _ATTENTION,
+    "linear_attention": {"phi_q", "phi_k", "v", "weights", "state"},
+    "feed_forward": {"pre", "act", "up", "hidden"},
+    "moe": {"expert", "weight", "probability"},
+    "recurrent": {"state", "cell"},
+    "conv": {"value", "gate"},
+    "residual": {"branch"},
+    "output": set(),
+    "generation": set(),
+    "cost": set(),
 }
 # properties of a model that a paragraph can depend on, besides having a step
-PROPERTIES = frozenset(
-    {"decoder_only", "encoder_decoder", "encoder", "bidirectional"}
-    | {"causal", "grouped", "gated", "pre_norm", "post_norm", "rope"}
-)
+PROPERTIES = {"decoder_only", "encoder_decoder", "encoder", "bidirectional", "causal", "grouped", "gated"}
+PROPERTIES |= {"pre_norm", "post_norm", "rope"}
 _KEYS = ["title", "look", "lever", "experiment", "papers"]
 _LOOK_KEYS = {"step", "value", "stack", "layer", "head", "side"}
 _FILE = re.compile(r"(\d\d)-([a-z-]+)\.md")

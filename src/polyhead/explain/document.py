@@ -10,13 +10,18 @@ from polyhead.config.model import ModelConfig
 from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError
 from polyhead.core.i18n import get_language
-from polyhead.explain.costs import count_costs, count_step, count_weight_bytes
 from polyhead.explain.inputs import ModelInputs, choose_windows, describe_side, read_inputs
 from polyhead.explain.levers.table import explain_levers
-from polyhead.explain.part_notes import describe_part, list_sources
+from polyhead.explain.part_notes import (
+    count_costs,
+    count_step,
+    count_weight_bytes,
+    describe_part,
+    list_sources,
+)
 from polyhead.explain.record_parts import SHOWN_UNITS
 from polyhead.explain.search import describe_logits, describe_predictions, explain_search
-from polyhead.explain.trace import Trace
+from polyhead.explain.trace import Facts, Trace
 from polyhead.explain.watch import watch_model
 from polyhead.kernels.pack_model import is_packed
 from polyhead.models import SentenceEncoder
@@ -38,7 +43,7 @@ def explain(
     first: int | None = None,
     n_shown: int | None = None,
     has_lever_cases: bool = True,
-) -> dict[str, Any]:
+) -> Facts:
     """Walk a text through the model of a run; the result is JSON, with all arrays in one text.
 
     ``target`` is the target of an encoder-decoder, by default its own output, or the second text of a pair
@@ -163,7 +168,7 @@ def _count_layer(config: ModelConfig, block: Choice, projections: int) -> tuple[
     return projections + 2 * config.d_model + 4 * SHOWN_UNITS + experts, 1
 
 
-def describe_run(run: Run) -> dict[str, Any]:
+def describe_run(run: Run) -> Facts:
     """The run and the config of its model, as far as a reader of the page needs it."""
     config, model = run.config, run.model
     names = (
@@ -172,7 +177,7 @@ def describe_run(run: Run) -> dict[str, Any]:
     )  # fmt: skip
     parts = ("attention", "decoder_attention", "cross_attention", "position", "norm", "feed_forward", "block",
              "decoder_block", "pooling")  # fmt: skip
-    values: dict[str, Any] = {name: getattr(config, name) for name in names}
+    values: Facts = {name: getattr(config, name) for name in names}
     values["decoder_layers"] = config.decoder_layers if config.kind == "encoder-decoder" else None
     for name in parts:
         choice = getattr(config, name)
@@ -188,7 +193,7 @@ def describe_run(run: Run) -> dict[str, Any]:
     }
 
 
-def describe_generation(run: Run, inputs: ModelInputs) -> dict[str, Any] | None:
+def describe_generation(run: Run, inputs: ModelInputs) -> Facts | None:
     """How the run chooses its own output, and the probabilities of its tokens; None for an encoder."""
     if run.kind not in ("encoder-decoder", "decoder"):
         return None
@@ -201,7 +206,7 @@ def describe_generation(run: Run, inputs: ModelInputs) -> dict[str, Any] | None:
 
 
 @torch.inference_mode()
-def score_output(run: Run, inputs: ModelInputs, output: list[int]) -> list[dict[str, Any]]:
+def score_output(run: Run, inputs: ModelInputs, output: list[int]) -> list[Facts]:
     """Each token of an output given those before it: probability, rank and log of the sum of exp(logit)."""
     if run.kind == "decoder":
         prompt = inputs.sides[0].ids
@@ -220,7 +225,7 @@ def score_output(run: Run, inputs: ModelInputs, output: list[int]) -> list[dict[
     return [row["expected"] | {"logsumexp": row["logsumexp"]} for row in rows]
 
 
-def _order_steps(trace: Trace) -> tuple[list[Any], list[dict[str, Any]]]:
+def _order_steps(trace: Trace) -> tuple[list[Any], list[Facts]]:
     """The steps with those of the source first, and the layers with the steps that belong to them."""
     steps = sorted(trace.steps, key=lambda step: step.place.side)
     layers = []

@@ -8,10 +8,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from polyhead.core.errors import MAX_INT, UserError
-from polyhead.data.batching.encoder_inputs import build_encoder_input, collate_encoder_inputs
-from polyhead.introspect.compute_attention import check_length, encode_text
-from polyhead.models import Classifier, Seq2Seq
+from polyhead.data.batching.encoder_inputs import collate_encoder_inputs
+from polyhead.introspect.compute_attention import check_length, encode_input
+from polyhead.models import Seq2Seq
 from polyhead.nn.device import to_model_device
 from polyhead.run.run import Run
 from polyhead.tokenizers.display import spell_token
@@ -46,19 +45,10 @@ def read_inputs(run: Run, text: str, target: str | None) -> ModelInputs:
     An encoder-decoder without a target reads its own output. A text that is too long for the model, and a
     target of a model that takes one text, is a UserError.
     """
-    model, tokenizer, max_len = run.model, run.tokenizer, run.config.max_len
+    model, tokenizer = run.model, run.tokenizer
     if isinstance(model, Seq2Seq):
         return _read_pair(run, text, target)
-    if target is not None and not isinstance(model, Classifier):
-        raise UserError("this model takes one text")
-    if target is not None:
-        pair = build_encoder_input(tokenizer.encode([text, target]), tokenizer, MAX_INT)
-        ids, second_start = pair.ids, pair.second_start
-        check_length("pair, including special tokens,", ids, max_len)
-    else:
-        ids = encode_text(model, tokenizer, run.prompt_template, text)
-        second_start = len(ids)
-        check_length("text, including special tokens,", ids, max_len)
+    ids, second_start = encode_input(model, tokenizer, run.prompt_template, text, target)
     is_decoder = run.config.kind == "decoder"
     args: tuple[Any, ...] = (torch.tensor([ids]),)
     if not is_decoder:

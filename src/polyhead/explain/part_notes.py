@@ -1,4 +1,4 @@
-"""What the registries say of the part of a step: its name, equation and paper."""
+"""What is known of a step: operations by the cost model, bytes, and what the registries say of its part."""
 
 from __future__ import annotations
 
@@ -6,20 +6,120 @@ import inspect
 import re
 from typing import Any
 
+from torch import nn
+
 from polyhead.config.model import ModelConfig
 from polyhead.core.choice import Choice
 from polyhead.core.registry import ATTENTION, BLOCK, FEED_FORWARD, NORM, POOLING, POSITION, Registry
-from polyhead.cost.flops import count_forward, count_token
-from polyhead.explain.costs import count_step, count_weight_bytes
-from polyhead.explain.levers.comparison import compare_outputs, compute_kl, describe_output, rank_references
+from polyhead.cost.flops import count_forward, count_stacks, count_token
+from polyhead.cost.workload import BatchShape, OpCount, UnknownFormulaError
+from polyhead.explain.levers.interface import compare_outputs, compute_kl, describe_output, rank_references
 from polyhead.explain.search import describe_logits, describe_predictions
-from polyhead.explain.trace import Step, locate_function
+from polyhead.explain.trace import Facts, Step, locate_function
 from polyhead.generation.decoding.beam_search import BeamSearchStrategy
 from polyhead.generation.decoding.sampling import Sampling
 from polyhead.generation.engine.interface import normalize_score
 from polyhead.nn.feed_forward.moe import MixtureOfExperts, Router
 from polyhead.nn.pooling import Pooler
 from polyhead.nn.position.relative import get_alibi_slopes
+
+_PARTS = {
+    "attention": ("projections", "scores and values"),
+    "linear_attention": ("projections", "features and sums"),
+    "feed_forward": ("feed-forward",),
+    "moe": ("feed-forward",),
+    "recurrent": ("recurrence",),
+    "conv": ("convolution",),
+}
+"""Operation counts of a layer that belong to a kind of step."""
+_ENDS = {
+    "embedding": "embeddings",
+    "out_proj": "transform",
+    "transform": "transform",
+    "head": "head",
+    "pooler": "pooler and classes",
+    "detector": "replaced or not",
+}
+"""Operation counts outside of the layers, by the name of the part."""
+
+
+def count_costs(config: ModelConfig, lengths: list[int]) -> Facts:
+    """Operations of the whole pass, and of one decoding step after it; None where a part has no formula."""
+    batch, step = _batch_shape(lengths), None
+    try:
+        total = sum(work.total for work in count_forward(config, batch))
+        if config.kind in ("decoder", "encoder-decoder"):
+            parts = {work.name: work.total for work in count_token(config, lengths[-1] + 1, batch.source)}
+            step = {"flops": sum(parts.values()), "parts": parts}
+    except UnknownFormulaError:
+        total = None
+    return {"flops": total, "decode_step": step}
+
+
+def count_step(config: ModelConfig, step: Step, lengths: list[int], itemsize: int) -> Facts:
+    """Operations of a step, bytes of its weights and of its input and output."""
+    parts = _find_counts(config, step, _batch_shape(lengths))
+    numbers = sum(_product(shape) for shape in (step.shape_in, step.shape_out))
+    return {
+        "flops": None if parts is None else sum(parts.values()),
+        "weight_bytes": _read_bytes(step, itemsize),
+        "activation_bytes": numbers * itemsize,
+        "parts": parts or {},
+    }
+
+
+def count_weight_bytes(module: nn.Module) -> int:
+    """Bytes of the parameters of a module, shared ones once."""
+    return sum(p.numel() * p.element_size() for p in module.parameters())
+
+
+def _read_bytes(step: Step, itemsize: int) -> int:
+    """Bytes of the weights that a step reads: of an embedding and of added positions a row for each token."""
+    if step.kind == "residual" or step.module is None:
+        return 0
+    if step.kind == "embedding" or (step.kind == "position" and step.shape_out):
+        return _product(step.shape_out) * itemsize
+    own = dict(step.module.named_parameters())
+    return sum(p.numel() * p.element_size() for name, p in own.items() if not name.startswith("position."))
+
+
+def _batch_shape(lengths: list[int]) -> BatchShape:
+    return BatchShape(1, lengths[-1], lengths[0] if len(lengths) > 1 else 0)
+
+
+def _find_counts(config: ModelConfig, step: Step, batch: BatchShape) -> dict[str, int] | None:
+    """Operations of a step by name; empty without matrix products, None if there is no formula."""
+    try:
+        if step.place.layer is None:
+            name = _ENDS.get(step.place.role)
+            return _select(count_forward(config, batch), (name,), "") if name else {}
+        if step.kind not in _PARTS:
+            return None if step.kind == "unknown" else {}
+        layers = count_stacks(config, batch)[step.place.side]
+    except UnknownFormulaError:
+        return None
+    works = layers[step.place.layer]
+    prefix = f"{step.place.stack} " if config.kind == "encoder-decoder" else ""
+    counts = _select(works, _PARTS[step.kind], prefix + ("cross " if step.memory_side is not None else ""))
+    # two networks in opposite directions are counted as one
+    return {name: flops // step.facts.get("networks", 1) for name, flops in counts.items()}
+
+
+def _select(works: list[OpCount], names: tuple[str, ...], prefix: str) -> dict[str, int]:
+    """The counts of these names, without their prefix."""
+    return {
+        name: sum(work.total for work in works if work.name == prefix + name)
+        for name in names
+        if any(work.name == prefix + name for work in works)
+    }
+
+
+def _product(shape: Any) -> int:
+    total = 1 if shape else 0
+    for size in shape:
+        total *= size
+    return total
+
 
 _FUNCTIONS = {
     "kl": compute_kl,
@@ -42,7 +142,7 @@ _FUNCTIONS = {
 }
 
 
-def list_sources() -> dict[str, Any]:
+def list_sources() -> Facts:
     """File and line of the function that computes each kind of number."""
     return {name: locate_function(function) for name, function in _FUNCTIONS.items()}
 
@@ -50,11 +150,11 @@ def list_sources() -> dict[str, Any]:
 _FIELD = re.compile(r"^(Equation|Paper|When|Recipe|Options):", re.M)
 
 
-def describe_part(config: ModelConfig, step: Step) -> dict[str, Any]:
+def describe_part(config: ModelConfig, step: Step) -> Facts:
     """The registered name of the part of a step, and the equation, paper and summary of its docstring."""
     registry, choice = find_choice(config, step)
     name = None if choice is None else choice.name
-    notes: dict[str, Any] = {"part": name, "formula": f"{step.kind}.{name}" if name else step.kind}
+    notes: Facts = {"part": name, "formula": f"{step.kind}.{name}" if name else step.kind}
     return notes | (read_notes(registry.get(name)) if registry is not None and name else read_notes(None))
 
 

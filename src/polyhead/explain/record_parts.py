@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polyhead.explain.record_position import Tokens, describe_scheme
-from polyhead.explain.trace import Call, Step, Trace, records, sizes
+from polyhead.explain.record_attention import describe_scheme
+from polyhead.explain.trace import Arrays, Call, Facts, records, sizes
 from polyhead.nn.block.gated_conv import GatedConvBlock
 from polyhead.nn.block.recurrent import GRU, LSTM, RNN, RecurrentBlock
 from polyhead.nn.embedding import Embedding, Head
@@ -21,59 +21,46 @@ from polyhead.nn.pooling import DenseMap, Pooler
 
 SHOWN_UNITS = 32  # of a feed-forward layer, for each token
 
-Parameters = dict[str, Tensor | None]
-
 
 @records(LayerNorm)
-def record_layernorm(trace: Trace, call: Call) -> None:
+def record_layernorm(call: Call, norm: LayerNorm) -> None:
     """Layer norm: mean and variance of each token."""
-    norm = call.module
-    assert isinstance(norm, LayerNorm)
-    parameters: Parameters = {"weight": norm.weight, "bias": norm.bias}
-    _record_norm(trace, call, parameters, {"mean": "mean", "variance": "variance"}, {"eps": norm.eps})
+    parameters = {"weight": norm.weight, "bias": norm.bias}
+    _record_norm(call, parameters, ("mean", "variance"), {"eps": norm.eps})
 
 
 @records(RMSNorm)
-def record_rmsnorm(trace: Trace, call: Call) -> None:
+def record_rmsnorm(call: Call, norm: RMSNorm) -> None:
     """RMS norm: the mean square of each token."""
-    norm = call.module
-    assert isinstance(norm, RMSNorm)
     facts = {"eps": norm.eps, "zero_centered": norm.zero_centered}
-    _record_norm(trace, call, {"weight": norm.weight}, {"mean_square": "mean_square"}, facts)
+    _record_norm(call, {"weight": norm.weight}, ("mean_square",), facts)
 
 
 @records(BatchNorm)
-def record_batchnorm(trace: Trace, call: Call) -> None:
+def record_batchnorm(call: Call, norm: BatchNorm) -> None:
     """Batch norm: the running mean and variance of each feature."""
-    norm = call.module
-    assert isinstance(norm, BatchNorm)
     running = {"mean": norm.running_mean, "variance": norm.running_var}
-    _record_norm(trace, call, {"weight": norm.weight, "bias": norm.bias, **running}, {}, {"eps": norm.eps})
+    _record_norm(call, {"weight": norm.weight, "bias": norm.bias, **running}, (), {"eps": norm.eps})
 
 
 @records(NoNorm)
-def record_nothing(trace: Trace, call: Call) -> None:
+def record_nothing(call: Call, norm: NoNorm) -> None:
     """No norm is no step: its output is its input."""
-    known = trace.find(call.inputs["x"])
-    if known is not None:
-        trace.bind(call.output, known)
+    if known := call.trace.find(call.x):
+        call.trace.bind(call.output, known)
 
 
-def _record_norm(
-    trace: Trace, call: Call, parameters: Parameters, statistics: dict[str, str], facts: dict[str, Any]
-) -> None:
+def _record_norm(call: Call, parameters: Arrays, statistics: Sequence[str], facts: Facts) -> None:
     """A norm whose output the reader computes: from its parameters, and ``statistics`` of each token."""
-    path, side, x = call.place.path, call.place.side, call.inputs["x"]
-    if x.dim() != 3:  # of the vector of a text
-        record_other(trace, call)
+    if call.x.dim() != 3:  # of the vector of a text
+        record_other(call, call.module)
         return
-    name = trace.name_tokens(x, f"{path}.in", side)
-    values = trace.store_all(path, parameters)
-    shape = tuple(trace.store.shape(name))
-    for role, op in statistics.items():
-        values[role] = trace.store.derive(f"{path}.{role}", shape[:1], op, x=name)
-    out = trace.store.derive(
-        f"{path}.out",
+    name, values = call.name(call.x, "in"), call.store(parameters)
+    shape = call.trace.store.shape(name)
+    for role in statistics:
+        values[role] = call.derive(role, shape[:1], role, x=name)
+    out = call.derive(
+        "out",
         shape,
         "norm",
         x=name,
@@ -85,81 +72,71 @@ def _record_norm(
         by="token" if statistics else "feature",
         plus_one=facts.get("zero_centered", False),
     )
-    trace.bind(call.output, out)
-    _add(trace, call, "norm", name, out, values, facts)
+    call.trace.bind(call.output, out)
+    call.add("norm", name, out, values, facts)
 
 
 @records(FeedForward, ConvFeedForward)
-def record_feed_forward(trace: Trace, call: Call) -> None:
+def record_feed_forward(call: Call, ffn: FeedForward | ConvFeedForward) -> None:
     """A plain feed-forward layer: the inputs and outputs of its activation."""
-    ffn, x = call.module, call.inputs["x"]
-    assert isinstance(ffn, FeedForward | ConvFeedForward)
-    pre = ffn.up_proj(x.mT).mT if isinstance(ffn, ConvFeedForward) else ffn.up_proj(x)
+    pre = ffn.up_proj(call.x.mT).mT if isinstance(ffn, ConvFeedForward) else ffn.up_proj(call.x)
     act = ffn.activation(pre)
-    _record_units(trace, call, act, {"pre": pre, "act": act})
+    _record_units(call, ffn, act, {"pre": pre, "act": act})
 
 
 @records(GatedFeedForward)
-def record_gated(trace: Trace, call: Call) -> None:
+def record_gated(call: Call, ffn: GatedFeedForward) -> None:
     """A gated feed-forward layer: the gate before and after its activation, and what it lets through."""
-    ffn, x = call.module, call.inputs["x"]
-    assert isinstance(ffn, GatedFeedForward)
-    gate, up = ffn.gate_proj(x), ffn.up_proj(x)
+    gate, up = ffn.gate_proj(call.x), ffn.up_proj(call.x)
     act = ffn.activation(gate)
-    _record_units(trace, call, act * up, {"pre": gate, "act": act, "up": up, "hidden": act * up})
+    _record_units(call, ffn, act * up, {"pre": gate, "act": act, "up": up, "hidden": act * up})
 
 
-def _record_units(trace: Trace, call: Call, inner: Tensor, arrays: dict[str, Tensor]) -> None:
+def _record_units(
+    call: Call,
+    ffn: FeedForward | ConvFeedForward | GatedFeedForward,
+    inner: Tensor,
+    arrays: Mapping[str, Tensor],
+) -> None:
     """The units that add most to each token: by their activation and the length of their output vector."""
-    ffn, shown = call.module, trace.window(call.place.side)
-    assert isinstance(ffn, FeedForward | ConvFeedForward | GatedFeedForward)
     lengths = ffn.down_proj.weight.flatten(1).norm(dim=0)
-    inner = inner[0, shown]
+    inner = inner[0, call.window]
     unit = (inner * lengths).abs().topk(min(SHOWN_UNITS, inner.size(-1)), -1).indices
-    rows: Parameters = {role: array[0, shown].gather(-1, unit) for role, array in arrays.items()}
-    values = trace.store_all(call.place.path, {"unit": unit, **rows})
-    share = (arrays["act"][0, shown] > 0).double().mean(-1)
+    rows = {role: array[0, call.window].gather(-1, unit) for role, array in arrays.items()}
+    share = (arrays["act"][0, call.window] > 0).double().mean(-1)
     facts = {
         "units": inner.size(-1),
         "active": [round(x, 6) for x in share.tolist()],
         "activation": _name(ffn.activation),
         "is_gated": "up" in arrays,
     }
-    _add_tokens(trace, call, "feed_forward", values, facts)
+    call.add_tokens("feed_forward", call.store({"unit": unit, **rows}), facts)
 
 
 @records(MixtureOfExperts)
-def record_moe(trace: Trace, call: Call) -> None:
-    """A mixture of experts: the router's logits, the experts of each token and their weights."""
-    moe, side = call.module, call.place.side
-    assert isinstance(moe, MixtureOfExperts)
-    tokens = call.inputs["x"][0, trace.window(side)]
+def record_moe(call: Call, moe: MixtureOfExperts) -> None:
+    """A mixture of experts: the router's logits, the experts of each token, their weights and outputs."""
+    tokens = call.x[0, call.window]
     experts, weights = moe.route(tokens)
-    path, logits = call.place.path, moe.router.compute_logits(tokens)
+    logits = moe.router.compute_logits(tokens)
+    written = [
+        torch.cat([moe.experts[i](x[None]) for i in ids.tolist()])
+        for x, ids in zip(tokens, experts, strict=True)
+    ]
     arrays = {"expert": experts, "weight": weights, "logit": logits, "balance": moe.balance}
-    arrays["written"] = torch.stack(
-        [_apply_experts(moe, x, ids) for x, ids in zip(tokens, experts, strict=True)]
-    )
-    values = trace.store_all(path, arrays)
-    values["probability"] = trace.store.derive(
-        f"{path}.probability", tuple(logits.shape), "softmax", x=values["logit"], hidden=None, outside=None
+    values = call.store(arrays | {"written": torch.stack(written)})
+    values["probability"] = call.derive(
+        "probability", logits.shape, "softmax", x=values["logit"], hidden=None, outside=None
     )
     facts = {"experts": len(moe.experts), "top_k": moe.top_k, "expert": type(moe.experts[0]).__name__}
-    facts["normalize"] = moe.normalize
-    _add_tokens(trace, call, "moe", values, facts)
-
-
-def _apply_experts(moe: MixtureOfExperts, x: Tensor, ids: Tensor) -> Tensor:
-    """What each chosen expert writes for one token: (C,), (top_k,) -> (top_k, C)."""
-    return torch.cat([moe.experts[i](x[None]) for i in ids.tolist()])
+    call.add_tokens("moe", values, facts | {"normalize": moe.normalize})
 
 
 @records(RNN, LSTM, GRU)
-def record_recurrent(trace: Trace, call: Call) -> None:
+def record_recurrent(call: Call, rnn: RNN | LSTM | GRU) -> None:
     """A recurrent network: its state after each token, step by step, and the sums of its gates."""
-    rnn, x, state = call.module, call.inputs["x"], call.inputs["state"]
-    assert isinstance(rnn, RNN | LSTM | GRU)
-    is_reverse, shown = call.place.role == "reverse", trace.window(call.place.side)
+    x, state, shown = call.x, call.inputs["state"], call.window
+    is_reverse = call.place.role == "reverse"
     states = [torch.stack(state)]
     for t in range(x.size(1)):
         _, state = rnn(x[:, t : t + 1], state)
@@ -170,25 +147,20 @@ def record_recurrent(trace: Trace, call: Call) -> None:
     if is_reverse:
         before, after = before.flip(1), after.flip(1)
         gates = {role: gate.flip(0) for role, gate in gates.items()}
-    arrays: Parameters = dict(zip(("state", "cell"), after[:, shown], strict=False))
+    arrays = dict(zip(("state", "cell"), after[:, shown], strict=False))
     arrays |= {role: gate[shown] for role, gate in gates.items()}
     # what the network has before the first shown token, in the order of reading
     arrays["start"] = before[-1, shown.stop - 1 if is_reverse else shown.start]
-    values = trace.store_all(call.place.path, arrays)
+    values = call.store(arrays)
     if not is_reverse:
-        trace.bind(call.output[0], values["state"])
+        call.trace.bind(call.output[0], values["state"])
     parent = call.inputs.get("parent")
     has_both = isinstance(parent, RecurrentBlock) and parent.reverse is not None
     facts = {"network": type(rnn).__name__, "units": rnn.hidden_size, "is_reverse": is_reverse}
-    facts["networks"] = 1 + has_both
     # both networks read the same vectors, the reverse one after the other
-    x_name = (
-        trace.steps[-1].x if is_reverse else trace.name_tokens(x, f"{call.place.path}.in", call.place.side)
-    )
-    step = Step(call.place, "recurrent", rnn, x_name)
-    step.values, step.facts, step.out = values, facts, values["state"]
-    step.shape_in, step.shape_out = sizes(x), sizes(call.output[0])
-    trace.add(step)
+    x_name = call.trace.steps[-1].x if is_reverse else call.name(x, "in")
+    one_output = call._replace(output=call.output[0])
+    one_output.add("recurrent", x_name, values["state"], values, facts | {"networks": 1 + has_both})
 
 
 def _compute_gates(rnn: RNN | LSTM | GRU, x: Tensor, states: Tensor) -> dict[str, Tensor]:
@@ -209,140 +181,114 @@ def _compute_gates(rnn: RNN | LSTM | GRU, x: Tensor, states: Tensor) -> dict[str
 
 
 @records(Embedding)
-def record_embedding(trace: Trace, call: Call) -> None:
+def record_embedding(call: Call, embedding: Embedding) -> None:
     """The rows of the embedding, their scale and segment, the positions added to them, norm and map."""
-    embedding, path, side = call.module, call.place.path, call.place.side
-    assert isinstance(embedding, Embedding)
-    tokens, pos, segments = (call.inputs.get(name) for name in ("tokens", "pos", "segments"))
-    assert tokens is not None
-    shown, store = trace.window(side), trace.store
+    tokens, segments, trace, shown = (
+        call.inputs["tokens"],
+        call.inputs.get("segments"),
+        call.trace,
+        call.window,
+    )
     x = embedding.token(tokens)
-    values = trace.store_all(path, {"rows": x[0, shown]})
-    shape = tuple(store.shape(values["rows"]))
-    x, name = x * embedding.scale, f"{path}.scaled"
-    values["scaled"] = store.derive(name, shape, "scale", x=values["rows"], by=embedding.scale)
+    values = call.store({"rows": x[0, shown]})
+    shape = trace.store.shape(values["rows"])
+    x = x * embedding.scale
+    name = values["scaled"] = call.derive("scaled", shape, "scale", x=values["rows"], by=embedding.scale)
     if embedding.token_proj is not None:
         x = embedding.token_proj(x)
-        name = values["projected"] = store.store(f"{path}.projected", x[0, shown])
-    shape = tuple(store.shape(name))
+        values |= call.store({"projected": x[0, shown]})
+        name = values["projected"]
     if embedding.segment is not None:
         segment = embedding.segment(torch.zeros_like(tokens) if segments is None else segments)
-        values["segment"] = store.store(f"{path}.segment", segment[0, shown])
+        values |= call.store({"segment": segment[0, shown]})
         x = x + segment
-        name = store.derive(f"{path}.with_segment", shape, "add", args=[name, values["segment"]])
-    _add(trace, call, "embedding", None, name, values, {"scale": embedding.scale})
-    if embedding.position.kind == "embeddings":
-        added = embedding.position.embed(torch.zeros_like(x), pos)
-        x = embedding.position.embed(x, pos)
-        name = _record_added_position(trace, call, embedding, name, added[0, shown])
+        shape = trace.store.shape(name)
+        name = call.derive("with_segment", shape, "add", args=[name, values["segment"]])
+    call.add("embedding", None, name, values, {"scale": embedding.scale})
+    scheme, place = embedding.position, call.place
+    if scheme.kind == "embeddings":
+        place = place._replace(path=f"{place.path}.position", role="position")
+        added, before = scheme.embed(torch.zeros_like(x), call.pos)[0, shown], x
+        x = scheme.embed(x, call.pos)
+        of_scheme = call._replace(module=scheme, place=place, inputs=call.inputs | {"x": before}, output=x)
+        rows, x_name = of_scheme.store({"rows": added}), name
+        name = of_scheme.derive("out", added.shape, "add", args=[x_name, rows["rows"]])
+        facts = {"kind": "embeddings"} | describe_scheme(scheme, of_scheme)[1]
+        of_scheme.add("position", x_name, name, rows, facts)
     trace.bind(x, name)
     for role in ("norm", "proj"):
         part = getattr(embedding, role)
         if part is not None:
-            out = part(x, pos) if role == "norm" else part(x)
-            place = call.place._replace(path=f"{path}.{role}", role=role)
-            trace.record(Call(part, place, {"x": x}, out))
+            out = part(x, call.pos) if role == "norm" else part(x)
+            place = call.place._replace(path=f"{call.place.path}.{role}", role=role)
+            trace.record(Call(trace, part, place, {"x": x}, out))
             x = out
     last = trace.find(x)
     assert last is not None
     trace.bind(call.output, last)
 
 
-def _record_added_position(trace: Trace, call: Call, embedding: Embedding, x: str, rows: Tensor) -> str:
-    """The rows of positions that are added to the embeddings; returns the name of the sum."""
-    path, tokens = f"{call.place.path}.position", call.inputs["tokens"]
-    values = trace.store_all(path, {"rows": rows})
-    out = trace.store.derive(f"{path}.out", tuple(rows.shape), "add", args=[x, values["rows"]])
-    step = Step(
-        call.place._replace(path=path, role="position"), "position", embedding.position, x, out, values
-    )
-    described = Tokens(call.inputs.get("pos"), tokens.size(1), trace.window(call.place.side))
-    step.facts = {"kind": "embeddings"} | describe_scheme(embedding.position, described)[1]
-    step.shape_in = step.shape_out = [tokens.size(1), rows.size(1)]
-    trace.add(step)
-    return out
-
-
 @records(Head)
-def record_head(trace: Trace, call: Call) -> None:
+def record_head(call: Call, head: Head) -> None:
     """The LM head; its logits are the output of the walk."""
-    head = call.module
-    assert isinstance(head, Head)
-    name = trace.name_tokens(call.inputs["x"], f"{call.place.path}.in", call.place.side)
     facts = {"scale": head.scale, "softcap": head.softcap, "has_bias": head.bias is not None}
-    _add(trace, call, "head", name, None, {}, facts)
+    call.add("head", call.name(call.x, "in"), None, {}, facts)
 
 
 @records(Pooler)
-def record_pooler(trace: Trace, call: Call) -> None:
+def record_pooler(call: Call, pooler: Pooler) -> None:
     """The pooled vector of a text."""
-    pooler = call.module
-    assert isinstance(pooler, Pooler)
-    name = trace.name_tokens(call.inputs["x"], f"{call.place.path}.in", call.place.side)
-    pooled = trace.bind(call.output, trace.store.store(f"{call.place.path}.pooled", call.output[0]))
+    name, values = call.name(call.x, "in"), call.store({"pooled": call.output[0]})
+    pooled = call.trace.bind(call.output, values["pooled"])
     facts = {"pooling": _name(pooler.pool), "map_first": pooler.map_first}
     facts |= {"activation": _name(pooler.activation), "norm": _name(pooler.norm)}
-    _add(trace, call, "pooling", name, pooled, {"pooled": pooled}, facts)
+    call.add("pooling", name, pooled, values, facts)
 
 
 @records(nn.Linear, DenseMap)
-def record_projection(trace: Trace, call: Call) -> None:
-    """A linear map; that of a convolutional block has the windows of its convolution as inputs."""
-    if isinstance(call.inputs.get("parent"), GatedConvBlock):
-        _record_convolution(trace, call)
+def record_projection(call: Call, projection: nn.Linear | DenseMap) -> None:
+    """A linear map; of a convolutional block its gated convolution: values, and gates before the sigmoid."""
+    steps, parent = call.trace.steps, call.inputs.get("parent")
+    if isinstance(parent, GatedConvBlock):
+        value, gate = call.output[0, call.window].chunk(2, -1)
+        facts = {"kernel": parent.kernel, "left": parent.left_context}
+        call.add("conv", None, None, call.store({"value": value, "gate": gate}), facts)
         return
-    before = trace.steps[-1] if trace.steps else None
-    _record_ends(trace, call, "projection")
-    trace.steps[-1].facts["activation"] = _name(
-        call.module.activation if isinstance(call.module, DenseMap) else None
-    )
+    before = steps[-1] if steps else None
+    _record_ends(call, "projection")
+    steps[-1].facts["activation"] = _name(projection.activation if isinstance(projection, DenseMap) else None)
     if before is not None and before.kind == "recurrent":  # of both directions side by side
-        before.out, before.shape_out = trace.steps[-1].x, sizes(call.inputs["x"])
-
-
-def _record_convolution(trace: Trace, call: Call) -> None:
-    """The gated convolution of a block: the values, and the gates before the logistic function."""
-    side, block = call.place.side, call.inputs["parent"]
-    assert isinstance(block, GatedConvBlock)
-    value, gate = call.output[0, trace.window(side)].chunk(2, -1)
-    values = trace.store_all(call.place.path, {"value": value, "gate": gate})
-    facts = {"kernel": block.kernel, "left": block.left_context}
-    _add(trace, call, "conv", None, None, values, facts)
+        before.out, before.shape_out = steps[-1].x, sizes(call.x)
 
 
 @records(*{type(make()) for make in MLP_ACTIVATIONS.values()})
-def record_activation(trace: Trace, call: Call) -> None:
+def record_activation(call: Call, activation: nn.Module) -> None:
     """The activation of a head's transform."""
-    _record_ends(trace, call, "activation")
+    _record_ends(call, "activation")
 
 
 @records(nn.Module)
-def record_other(trace: Trace, call: Call) -> None:
+def record_other(call: Call, module: nn.Module) -> None:
     """A part of any other kind: what goes in and what comes out, and weights of attention that it reports."""
-    _record_ends(trace, call, "unknown")
+    _record_ends(call, "unknown")
 
 
-def _record_ends(trace: Trace, call: Call, kind: str) -> None:
-    path, side, x = call.place.path, call.place.side, call.inputs.get("x")
-    length = trace.lengths[side]
-    names = [
-        trace.find(tensor)
-        or trace.bind(tensor, trace.store.store(f"{path}.{end}", _show(tensor, trace, side, length)))
-        if isinstance(tensor, Tensor) and tensor.is_floating_point() and tensor.dim() >= 2
-        else None
-        for end, tensor in (("in", x), ("out", call.output))
-    ]
-    weights = call.inputs.get("weights")
-    values = {}
+def _record_ends(call: Call, kind: str) -> None:
+    trace, length = call.trace, call.trace.lengths[call.place.side]
+    names: list[str | None] = []
+    for end, tensor in (("in", call.inputs.get("x")), ("out", call.output)):
+        name = None
+        if isinstance(tensor, Tensor) and tensor.is_floating_point() and tensor.dim() >= 2:
+            has_tokens = tensor.dim() >= 3 and tensor.size(1) == length  # else the vector of a text
+            name = trace.find(tensor) or trace.bind(
+                tensor, call.store({end: tensor[0, call.window] if has_tokens else tensor[0]})[end]
+            )
+        names.append(name)
+    weights, values = call.inputs.get("weights"), {}
     if weights is not None:
-        key_side = side if call.inputs.get("memory") is None else 0
-        values = trace.store_all(path, {"weights": weights[0, :, trace.window(side), trace.window(key_side)]})
-    _add(trace, call, kind, names[0], names[1], values, {})
-
-
-def _show(tensor: Tensor, trace: Trace, side: int, length: int) -> Tensor:
-    """The tokens shown of a tensor (1, T, ...), or the vector of a text as it is."""
-    return tensor[0, trace.window(side)] if tensor.dim() >= 3 and tensor.size(1) == length else tensor[0]
+        keys = call.window if call.inputs.get("memory") is None else trace.window(0)
+        values = call.store({"weights": weights[0, :, call.window, keys]})
+    call.add(kind, names[0], names[1], values, {})
 
 
 def _name(function: Callable[..., Any] | None) -> str | None:
@@ -350,24 +296,3 @@ def _name(function: Callable[..., Any] | None) -> str | None:
     if function is None or isinstance(function, nn.Module):
         return None if function is None else type(function).__name__
     return getattr(function, "__name__", type(function).__name__)
-
-
-def _add_tokens(trace: Trace, call: Call, kind: str, values: dict[str, str], facts: dict[str, Any]) -> None:
-    """Add a step whose input and output are tokens."""
-    path, side = call.place.path, call.place.side
-    x = trace.name_tokens(call.inputs["x"], f"{path}.in", side)
-    _add(trace, call, kind, x, trace.name_tokens(call.output, f"{path}.out", side), values, facts)
-
-
-def _add(
-    trace: Trace,
-    call: Call,
-    kind: str,
-    x: str | None,
-    out: str | None,
-    values: dict[str, str],
-    facts: dict[str, Any],
-) -> None:
-    step = Step(call.place, kind, call.module, x, out, values, facts)
-    step.shape_in, step.shape_out = sizes(call.inputs.get("x", call.inputs.get("tokens"))), sizes(call.output)
-    trace.add(step)

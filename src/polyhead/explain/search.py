@@ -5,14 +5,14 @@ The strategies of the engine do the work; they are advance_and_record while they
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from polyhead.config.generation_config import GenerationConfig
 from polyhead.explain.inputs import InputSide
+from polyhead.explain.trace import Facts
 from polyhead.generation.batch_decode import beam_state_for, beam_strategy, max_output_len
 from polyhead.generation.decoding.beam_search import BeamRequest, BeamSearchStrategy, BeamState
 from polyhead.generation.decoding.sampler import SampledSequences, SamplingStrategy
@@ -27,19 +27,23 @@ from polyhead.tokenizers.display import spell_token, tokens_to_text
 from polyhead.tokenizers.languages import with_languages
 from polyhead.tokenizers.tokenizer import Tokenizer
 
+Steps = list[Facts]
+
 SHOWN_TOKENS = 10  # most likely tokens at each position
 _DIGITS = 9  # of a float32
 
 
 def describe_predictions(
     model: Model, tokenizer: Tokenizer, output: Tensor, sides: Sequence[InputSide], window: tuple[int, int]
-) -> dict[str, Any]:
+) -> Facts:
     """The output of the model for the page, of the tokens in the window."""
     host = require_finite(output).float().cpu()
     side = len(sides) - 1
     if isinstance(model, Seq2Seq | CausalLM | MaskedLM):
         is_next = not isinstance(model, MaskedLM)
-        expected = sides[side].next_ids if is_next else _expect_themselves(sides[side], tokenizer)
+        expected, mask = sides[side].next_ids, tokenizer.role_ids.get("mask_token")
+        if not is_next:  # every token is expected at its own position, except under a mask
+            expected = [None if i == mask else i for i in sides[side].ids]
         positions = [
             {"position": i, **describe_logits(tokenizer, host[0, i], expected[i])} for i in range(*window)
         ]
@@ -60,12 +64,12 @@ def describe_predictions(
 
 def describe_logits(
     tokenizer: Tokenizer, logits: Tensor, expected_id: int | None, k: int = SHOWN_TOKENS
-) -> dict[str, Any]:
+) -> Facts:
     """The k most likely tokens of logits (V,), their entropy, and the expected token with its rank."""
     log_p = logits.double().log_softmax(-1)
     _, ids = logits.topk(min(k, len(logits)))
 
-    def describe(i: int) -> dict[str, Any]:
+    def describe(i: int) -> Facts:
         text = spell_token(tokenizer, i) if i <= tokenizer.max_id else f"<{i}>"
         return {
             "id": i,
@@ -89,19 +93,11 @@ def round_float(x: float) -> float:
     return float(f"{x:.{_DIGITS}g}")
 
 
-def _expect_themselves(side: InputSide, tokenizer: Tokenizer) -> list[int | None]:
-    """Every token is expected at its own position, except under a mask."""
-    mask = tokenizer.role_ids.get("mask_token")
-    return [None if i == mask else i for i in side.ids]
-
-
 MAX_SHOWN_STEPS = 48  # of a long output
 MAX_NEW_TOKENS = 16  # of the continuation of a text
 
-Steps = list[dict[str, Any]]
 
-
-def explain_search(run: Run, ids: Sequence[int]) -> dict[str, Any] | None:
+def explain_search(run: Run, ids: Sequence[int]) -> Facts | None:
     """The output of a run for the tokens of a text, without special tokens, and how it came about.
 
     A language model continues them by its sampling settings with seed 0, at most ``MAX_NEW_TOKENS`` tokens
@@ -112,7 +108,7 @@ def explain_search(run: Run, ids: Sequence[int]) -> dict[str, Any] | None:
     return _explain_continuation(run, ids)
 
 
-def _explain_translation(run: Run, ids: Sequence[int]) -> dict[str, Any]:
+def _explain_translation(run: Run, ids: Sequence[int]) -> Facts:
     config, tokenizer = run.generation, run.tokenizer.target_tokenizer
     template = with_languages(run.tokenizer)
     eos_ids = eos_ids_for(config, tokenizer, template.eos_id)
@@ -125,31 +121,24 @@ def _explain_translation(run: Run, ids: Sequence[int]) -> dict[str, Any]:
     steps = _watch_beams(strategy, tokenizer)
     engine = Engine(cast(Decoder, run.model), max_len=limit, cache=config.cache)
     hypotheses = engine.submit(start, state, source=template.encoder_input(ids)).result()
-    outputs = [
-        _describe_hypothesis(tokenizer, one._replace(tokens=template.strip_opening(one.tokens)))
-        | {"length": find_scored_length(one, config.length_penalty)}
-        for one in hypotheses
-    ]
-    settings = {
-        name: getattr(config, name)
-        for name in (
-            "beam_size",
-            "length_penalty",
-            "early_stopping",
-            "min_new_tokens",
-            "no_repeat_ngram_size",
-        )
-    }
+    outputs = []
+    for one in hypotheses:
+        # the length that divides the score: with the end token, unless it was cut before it
+        n, log_prob = len(one.tokens), one.log_prob
+        is_ended = normalize_score(log_prob, n + 1, config.length_penalty) == one.score
+        described = _describe_hypothesis(tokenizer, one._replace(tokens=template.strip_opening(one.tokens)))
+        outputs.append(described | {"length": n + 1 if is_ended else max(1, n)})
+    names = ("beam_size", "length_penalty", "early_stopping", "min_new_tokens", "no_repeat_ngram_size")
     return {
         "method": "greedy" if config.beam_size == 1 else "beam",
-        "settings": settings,
+        "settings": {name: getattr(config, name) for name in names},
         "prompt": None,
         "steps": steps[:MAX_SHOWN_STEPS],
         "outputs": outputs,
     }
 
 
-def _explain_continuation(run: Run, ids: Sequence[int]) -> dict[str, Any] | None:
+def _explain_continuation(run: Run, ids: Sequence[int]) -> Facts | None:
     config, tokenizer = run.generation, run.tokenizer
     prompt = run.prompt_template.build_prompt(list(ids))
     limit = min(MAX_NEW_TOKENS, config.max_new_tokens, run.config.max_len - len(prompt))
@@ -161,58 +150,23 @@ def _explain_continuation(run: Run, ids: Sequence[int]) -> dict[str, Any] | None
     steps = _watch_samples(strategy, tokenizer)
     engine = Engine(cast(Decoder, run.model), max_len=len(prompt) + limit, cache=config.cache)
     hypotheses = engine.submit(prompt, state).result()
+    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens")
     return {
         "method": "greedy" if config.temperature == 0 else "sampling",
-        "settings": _sampling_settings(config),
+        "settings": {name: getattr(config, name) for name in names} | {"seed": 0},
         "prompt": prompt,
         "steps": steps,
         "outputs": [_describe_hypothesis(tokenizer, one) for one in hypotheses],
     }
 
 
-def _sampling_settings(config: GenerationConfig) -> dict[str, Any]:
-    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens")
-    return {name: getattr(config, name) for name in names} | {"seed": 0}
+def _watch_steps(
+    strategy: BeamSearchStrategy | SamplingStrategy, describe: Callable[[Any, Tensor], Callable[[], Facts]]
+) -> Steps:
+    """Write every step of one search, or of one sampled sequence, into the list that is returned.
 
-
-def _watch_beams(strategy: BeamSearchStrategy, tokenizer: Tokenizer) -> Steps:
-    """Write every step of one beam search into the list that is returned."""
-    steps: Steps = []
-    advance = strategy.advance
-
-    def advance_and_record(
-        states: Sequence[DecodingState], logits: Tensor, shortlist_head: ShortlistHead | None = None
-    ) -> None:
-        (beam,) = states
-        assert isinstance(beam, BeamState)
-        rows, log_probs = [list(row) for row in beam.rows], list(beam.log_probs)
-        log_p = logits.float().log_softmax(-1)
-        advance(states, logits, shortlist_head)
-        kept = [(origin, row[-1]) for origin, row in zip(beam.parent_rows, beam.rows, strict=True)]
-        beams = [
-            {
-                "tokens": row,
-                "text": tokens_to_text(tokenizer, row),
-                "log_prob": round_float(log_prob),
-                "candidates": _describe_candidates(
-                    tokenizer,
-                    log_p[i],
-                    max(SHOWN_TOKENS, strategy.num_candidates),
-                    {token for origin, token in kept if origin == i},
-                    strategy.eos_ids,
-                    log_prob,
-                ),
-            }
-            for i, (row, log_prob) in enumerate(zip(rows, log_probs, strict=True))
-        ]
-        steps.append({"beams": beams, "chosen": [{"beam": beam, "id": token} for beam, token in kept]})
-
-    strategy.advance = advance_and_record  # type: ignore[method-assign]
-    return steps
-
-
-def _watch_samples(strategy: SamplingStrategy, tokenizer: Tokenizer) -> Steps:
-    """Write every step of one sampled sequence into the list that is returned."""
+    ``describe`` sees the state before the step, and its result describes the step after it.
+    """
     steps: Steps = []
     advance = strategy.advance
 
@@ -220,28 +174,69 @@ def _watch_samples(strategy: SamplingStrategy, tokenizer: Tokenizer) -> Steps:
         states: Sequence[DecodingState], logits: Tensor, shortlist_head: ShortlistHead | None = None
     ) -> None:
         (state,) = states
-        assert isinstance(state, SampledSequences)
-        row, log_prob = list(state.rows[0]), state.outputs[0][1]
-        log_p = logits.float().log_softmax(-1)[0]
-        histories = [[*state.prompt, *row]]
-        drawn = strategy.sampling.apply(logits, histories, strategy.eos_ids, [row]).double().softmax(-1)[0]
+        finish = describe(state, logits)
         advance(states, logits, shortlist_head)
-        chosen = state.new_tokens[-1].id
-        eos_ids = set(strategy.eos_ids)
-        candidates = _describe_candidates(tokenizer, log_p, SHOWN_TOKENS, {chosen}, eos_ids, log_prob)
-        for candidate in candidates:
-            candidate["q"] = round_float(float(drawn[candidate["id"]]))
-        text = tokens_to_text(tokenizer, row)
-        beam = {"tokens": row, "text": text, "log_prob": round_float(log_prob), "candidates": candidates}
-        steps.append({"beams": [beam], "chosen": [{"beam": 0, "id": chosen}]})
+        steps.append(finish())
 
     strategy.advance = advance_and_record  # type: ignore[method-assign]
     return steps
 
 
+def _watch_beams(strategy: BeamSearchStrategy, tokenizer: Tokenizer) -> Steps:
+    def describe(state: BeamState, logits: Tensor) -> Callable[[], Facts]:
+        rows, log_probs = [list(row) for row in state.rows], list(state.log_probs)
+        log_p, k = logits.float().log_softmax(-1), max(SHOWN_TOKENS, strategy.num_candidates)
+
+        def finish() -> Facts:
+            kept = [(origin, row[-1]) for origin, row in zip(state.parent_rows, state.rows, strict=True)]
+            beams = []
+            for i, (row, log_prob) in enumerate(zip(rows, log_probs, strict=True)):
+                kept_ids = {token for origin, token in kept if origin == i}
+                candidates = _describe_candidates(
+                    tokenizer, log_p[i], k, kept_ids, strategy.eos_ids, log_prob
+                )
+                beams.append(_describe_row(tokenizer, row, log_prob, candidates))
+            return {"beams": beams, "chosen": [{"beam": beam, "id": token} for beam, token in kept]}
+
+        return finish
+
+    return _watch_steps(strategy, describe)
+
+
+def _watch_samples(strategy: SamplingStrategy, tokenizer: Tokenizer) -> Steps:
+    def describe(state: SampledSequences, logits: Tensor) -> Callable[[], Facts]:
+        row, log_prob, eos_ids = list(state.rows[0]), state.outputs[0][1], strategy.eos_ids
+        log_p = logits.float().log_softmax(-1)[0]
+        histories = [[*state.prompt, *row]]
+        drawn = strategy.sampling.apply(logits, histories, eos_ids, [row]).double().softmax(-1)[0]
+
+        def finish() -> Facts:
+            chosen = state.new_tokens[-1].id
+            candidates = _describe_candidates(
+                tokenizer, log_p, SHOWN_TOKENS, {chosen}, set(eos_ids), log_prob
+            )
+            for candidate in candidates:
+                candidate["q"] = round_float(float(drawn[candidate["id"]]))
+            beam = _describe_row(tokenizer, row, log_prob, candidates)
+            return {"beams": [beam], "chosen": [{"beam": 0, "id": chosen}]}
+
+        return finish
+
+    return _watch_steps(strategy, describe)
+
+
+def _describe_row(tokenizer: Tokenizer, row: list[int], log_prob: float, candidates: Steps) -> Facts:
+    return {
+        "tokens": row,
+        "text": tokens_to_text(tokenizer, row),
+        "log_prob": round_float(log_prob),
+        "candidates": candidates,
+    }
+
+
 def _describe_candidates(
     tokenizer: Tokenizer, log_p: Tensor, k: int, kept_ids: set[int], eos_ids: set[int], log_prob: float
-) -> list[dict[str, Any]]:
+) -> Steps:
     """The k most likely extensions of a row, and those that were kept, by their log-probabilities (V,)."""
     ids = log_p.topk(min(k, len(log_p))).indices.tolist()
     ids += sorted(kept_ids - set(ids), key=lambda i: -float(log_p[i]))
@@ -259,15 +254,7 @@ def _describe_candidates(
     ]
 
 
-def find_scored_length(hypothesis: Hypothesis, length_penalty: float) -> int:
-    """The length that divides the score of a hypothesis: with the end token, unless it was cut before it."""
-    n = len(hypothesis.tokens)
-    lengths = (n + 1, max(1, n))
-    scores = [normalize_score(hypothesis.log_prob, length, length_penalty) for length in lengths]
-    return lengths[scores.index(hypothesis.score)]
-
-
-def _describe_hypothesis(tokenizer: Tokenizer, hypothesis: Hypothesis) -> dict[str, Any]:
+def _describe_hypothesis(tokenizer: Tokenizer, hypothesis: Hypothesis) -> Facts:
     return {
         "ids": hypothesis.tokens,
         "text": tokens_to_text(tokenizer, hypothesis.tokens),

@@ -18,6 +18,11 @@ from polyhead.explain.arrays import ArrayStore
 from polyhead.nn.position.base import Position
 
 _PACKAGE = Path(polyhead.core.__path__[0]).parent
+Arrays = Mapping[str, Tensor | None]
+"""Role of an array of a part -> its numbers."""
+Names = dict[str, str]
+"""Role of an array of a part -> its name."""
+Facts = dict[str, Any]
 _POSITION_METHODS = ("scores", "bias", "rotate", "embed")  # where a position scheme acts
 
 
@@ -32,12 +37,61 @@ class Place(NamedTuple):
 
 
 class Call(NamedTuple):
-    """One call of a part: what it was called with, and what it returned."""
+    """One call of a part, and the trace that records it: what it was called with, and what it returned."""
 
+    trace: Trace
     module: nn.Module
     place: Place
-    inputs: dict[str, Any]  # the arguments of forward() by name
+    inputs: Facts  # the arguments of forward() by name
     output: Any
+
+    @property
+    def x(self) -> Tensor:
+        """The first argument."""
+        x: Tensor = self.inputs["x"]
+        return x
+
+    @property
+    def pos(self) -> Tensor | None:
+        """The positions of the tokens; None: 0, 1, ..."""
+        return self.inputs.get("pos")
+
+    @property
+    def window(self) -> slice:
+        """The tokens that are shown of the text that the part reads."""
+        return self.trace.window(self.place.side)
+
+    def store(self, arrays: Arrays) -> Names:
+        """Store arrays of the part; None is left out."""
+        return self.trace.store_all(self.place.path, arrays)
+
+    def derive(self, role: str, shape: Sequence[int], op: str, **inputs: Any) -> str:
+        """Add an array of the part that the reader computes."""
+        return self.trace.store.derive(f"{self.place.path}.{role}", shape, op, **inputs)
+
+    def name(self, tensor: Tensor, role: str) -> str:
+        """The name of the array of a tensor of tokens, which is stored if it is not known."""
+        return self.trace.name_tokens(tensor, f"{self.place.path}.{role}", self.place.side)
+
+    def add(
+        self,
+        kind: str,
+        x: str | None,
+        out: str | None,
+        values: Names,
+        facts: Facts,
+        memory_side: int | None = None,
+    ) -> None:
+        """Append a step of the part."""
+        shapes = sizes(self.inputs.get("x", self.inputs.get("tokens"))), sizes(self.output)
+        self.trace.steps.append(
+            Step(self.place, kind, self.module, x, out, values, facts, memory_side, *shapes)
+        )
+
+    def add_tokens(self, kind: str, values: Names, facts: Facts, memory_side: int | None = None) -> None:
+        """Append a step whose input and output are tokens."""
+        x = self.name(self.x, "in")
+        self.add(kind, x, self.name(self.output, "out"), values, facts, memory_side)
 
 
 @dataclass
@@ -49,13 +103,13 @@ class Step:
     module: nn.Module | None
     x: str | None
     out: str | None = None
-    values: dict[str, str] = field(default_factory=dict)
-    facts: dict[str, Any] = field(default_factory=dict)
+    values: Names = field(default_factory=dict)
+    facts: Facts = field(default_factory=dict)
     memory_side: int | None = None
     shape_in: Sequence[int] = ()
     shape_out: Sequence[int] = ()
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Facts:
         """The step for the page, without what the config and the cost model know of it."""
         place = self.place
         return {
@@ -84,9 +138,9 @@ class Trace:
 
     def __init__(self, lengths: Sequence[int], windows: Sequence[tuple[int, int]]) -> None:
         self.store, self.lengths, self.windows = ArrayStore(), list(lengths), list(windows)
-        self.layers: list[dict[str, Any]] = []
+        self.layers: list[Facts] = []
         self.steps: list[Step] = []
-        self.schemes: dict[str, dict[str, str]] = {}  # arrays of the position schemes of attention
+        self.schemes: dict[str, Names] = {}  # arrays of the position schemes of attention
         self._names: dict[int, tuple[Tensor, str]] = {}  # kept, so that no id is used again
         self._counts: dict[str, int] = {}
 
@@ -117,7 +171,7 @@ class Trace:
         known = self.find(tensor)
         return known or self.bind(tensor, self.store.store(name, tensor[0, self.window(side)]))
 
-    def store_all(self, path: str, arrays: Mapping[str, Tensor | None]) -> dict[str, str]:
+    def store_all(self, path: str, arrays: Arrays) -> Names:
         """Store arrays under ``path.role``; None is left out."""
         return {
             role: self.store.store(f"{path}.{role}", array)
@@ -128,16 +182,11 @@ class Trace:
     def record(self, call: Call) -> None:
         """Write one call by the recorder of its class; of a class without one, its input and output."""
         path = self.unique_path(call.place.path)
-        find_recorder(call.module)(self, call._replace(place=call.place._replace(path=path)))
-
-    def add(self, step: Step) -> Step:
-        """Append a step."""
-        self.steps.append(step)
-        return step
+        find_recorder(call.module)(call._replace(place=call.place._replace(path=path)), call.module)
 
 
-Recorder = Callable[[Trace, Call], None]
-"""Writes one call of a part into a trace."""
+Recorder = Callable[[Call, Any], None]
+"""Writes one call of a part into its trace."""
 
 RECORDERS: dict[type, Recorder] = {}
 """How a part is written down, by its class; a part without one has its inputs and outputs."""
@@ -158,7 +207,7 @@ def find_recorder(module: nn.Module) -> Recorder:
     return next(RECORDERS[kind] for kind in type(module).__mro__ if kind in RECORDERS)
 
 
-def find_source(module: nn.Module | None) -> dict[str, Any] | None:
+def find_source(module: nn.Module | None) -> Facts | None:
     """File, relative to the package, and first line of a part's forward pass; None if it has no source."""
     if module is None:
         return None
@@ -167,7 +216,7 @@ def find_source(module: nn.Module | None) -> dict[str, Any] | None:
     return locate_function(next(methods, None))
 
 
-def locate_function(function: Any) -> dict[str, Any] | None:
+def locate_function(function: Any) -> Facts | None:
     """File, relative to the package, and first line of a function; None if it has no source."""
     try:
         plain = inspect.unwrap(function)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from polyhead.explain.record_attention import record_linear
 from polyhead.explain.record_parts import record_other
-from polyhead.explain.trace import Call, Place, Step, Trace, find_recorder, sizes
+from polyhead.explain.trace import Call, Facts, Place, Step, Trace, find_recorder, sizes
 from polyhead.models import Encoder
 from polyhead.nn.block.base import ShowsWeights
 from polyhead.nn.dropout import Dropout
@@ -78,7 +78,7 @@ class _Watch:
         if get_ident() == self.thread_id:
             self.weights = weights
 
-    def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: Facts) -> None:
         if get_ident() != self.thread_id:
             return
         if self.depth:
@@ -97,7 +97,7 @@ class _Watch:
             self._close_post_norm(module, x)
             self.depth = 1
 
-    def _leave(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    def _leave(self, module: nn.Module, args: tuple[Any, ...], kwargs: Facts, output: Any) -> None:
         if get_ident() != self.thread_id:
             return
         if self.depth > 1:
@@ -113,7 +113,7 @@ class _Watch:
                 self._add_residual(residual, x, output)
         elif self.depth == 1:  # a part; its recorder may call it again
             inputs = _bind(module, args, kwargs) | {"parent": self._parent(module), "weights": self.weights}
-            self.trace.record(Call(module, self._place(module), inputs, output))
+            self.trace.record(Call(self.trace, module, self._place(module), inputs, output))
             self.depth, self.weights = 0, None
 
     def _close_post_norm(self, norm: nn.Module, x: Any) -> None:
@@ -159,7 +159,7 @@ class _Watch:
         }
         step = Step(place, "residual", module, x_name, out, values, {"scale": self.branch_scale})
         step.shape_in = step.shape_out = sizes(total)
-        trace.add(step)
+        trace.steps.append(step)
 
     def _close_layer(self, layer: nn.Module, output: Any) -> None:
         """Write the sum of parallel sub-layers, or a block of an unknown kind by its input and output."""
@@ -167,7 +167,7 @@ class _Watch:
         if self.branches and x is not None:
             self._add_residual(layer, x, output)
         if self.trace.find(output) is None and isinstance(output, Tensor):
-            record_other(self.trace, Call(layer, place, {"x": x}, output))
+            record_other(Call(self.trace, layer, place, {"x": x}, output), layer)
         self.trace.layers.append(
             {
                 "stack": place.stack,
@@ -231,7 +231,7 @@ def _find_parents(model: nn.Module) -> tuple[dict[int, nn.Module], dict[int, str
     return parents, roles
 
 
-def _bind(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+def _bind(module: nn.Module, args: tuple[Any, ...], kwargs: Facts) -> Facts:
     """The arguments of a call by name; the first one is ``x`` under any name, except of tokens."""
     try:
         bound = inspect.signature(type(module).forward).bind(module, *args, **kwargs).arguments

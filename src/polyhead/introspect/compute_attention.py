@@ -79,9 +79,15 @@ def record_attention(model: nn.Module) -> Iterator[AttentionWeights]:
     """
     weights_by_name: AttentionWeights = {}
     hooks: list[tuple[Any, WeightsHook]] = []
+    thread_id = get_ident()
     for name, module in model.named_modules():
         if isinstance(module, ShowsWeights):
-            hooks.append((module, _make_hook(weights_by_name.setdefault(name, []))))
+
+            def record(weights: Tensor, passes: list[Tensor] = weights_by_name.setdefault(name, [])) -> None:
+                if get_ident() == thread_id:
+                    passes.append(weights.detach())
+
+            hooks.append((module, record))
     for module, hook in hooks:
         module.weights_hooks.append(hook)
     try:
@@ -89,17 +95,6 @@ def record_attention(model: nn.Module) -> Iterator[AttentionWeights]:
     finally:
         for module, hook in hooks:
             module.weights_hooks.remove(hook)
-
-
-def _make_hook(buffer: list[Tensor]) -> WeightsHook:
-    """A hook that records the weights of the current thread."""
-    thread_id = get_ident()
-
-    def hook(weights: Tensor) -> None:
-        if get_ident() == thread_id:
-            buffer.append(weights.detach())
-
-    return hook
 
 
 def has_cross_attention(model: nn.Module) -> bool:
@@ -152,15 +147,10 @@ def build_attention_maps(
     """
     max_len = model.config.max_len
     if not isinstance(model, Seq2Seq):
-        if target is not None and not isinstance(model, Classifier):
-            raise UserError("this model takes one text")
-        if target is not None:
-            pair = build_encoder_input(tokenizer.encode([text, target]), tokenizer, MAX_INT)
-            check_length("pair, including special tokens,", pair.ids, max_len)
-            return self_maps(model, tokenizer, pair.ids, f"{text} | {target}", pair.second_start)
-        ids = encode_text(model, tokenizer, template, text)
-        check_length("text, including special tokens,", ids, max_len)
-        return self_maps(model, tokenizer, ids, text, len(ids))
+        ids, second_start = encode_input(model, tokenizer, template, text, target)
+        return self_maps(
+            model, tokenizer, ids, text if target is None else f"{text} | {target}", second_start
+        )
     (ids,) = tokenizer.encode([text])
     check_length("text", ids, max_len - tokenizer.seq2seq_template.max_special)
     target_ids = generate_target() if target is None else tokenizer.target_tokenizer.encode([target])[0]
@@ -204,6 +194,21 @@ def encode_text(model: Model, tokenizer: Tokenizer, template: PromptTemplate, te
         return [*tokenizer.prefix_ids, *ids, *tokenizer.suffix_ids] or template.prefix_ids
     special_tokens = tokenizer.template(1)
     return [*special_tokens.prefix_ids, *ids, *special_tokens.suffix_ids]
+
+
+def encode_input(
+    model: Model, tokenizer: Tokenizer, template: PromptTemplate, text: str, target: str | None
+) -> tuple[list[int], int]:
+    """The tokens of a text, or of a pair for a classifier, and where the second text begins."""
+    if target is None:
+        ids = encode_text(model, tokenizer, template, text)
+        check_length("text, including special tokens,", ids, model.config.max_len)
+        return ids, len(ids)
+    if not isinstance(model, Classifier):
+        raise UserError("this model takes one text")
+    pair = build_encoder_input(tokenizer.encode([text, target]), tokenizer, MAX_INT)
+    check_length("pair, including special tokens,", pair.ids, model.config.max_len)
+    return pair.ids, pair.second_start
 
 
 def check_length(name: str, tokens: list[int], max_len: int) -> None:
@@ -261,11 +266,8 @@ def pair_maps(
     ]
     target_labels = [*axis_labels(tokenizer, template.opening_ids), *target_labels]
     columns = {"cross": encoder_labels, "encoder": encoder_labels, "decoder": [BEGIN_MARK, *target_labels]}
-    rows = {
-        "cross": [*target_labels, END_MARK],
-        "encoder": encoder_labels,
-        "decoder": [*target_labels, END_MARK],
-    }
+    predicted = [*target_labels, END_MARK]
+    rows = {"cross": predicted, "encoder": encoder_labels, "decoder": predicted}
     device = next(model.parameters()).device
     inputs = ([template.encoder_input(source)], [template.decoder_input(target)])
     attention_by_kind = compute_pair_attention(model, *(torch.tensor(ids, device=device) for ids in inputs))

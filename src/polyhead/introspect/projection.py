@@ -49,7 +49,11 @@ def tsne(x: Tensor, perplexity: float = 30.0, steps: int = 750) -> TsneResult:
     perplexity = min(perplexity, max(1.0, (n - 1) / 3))
     conditional = affinities(x, perplexity)
     p = (conditional + conditional.T) / (2 * n)
-    y, exaggeration, calm = init_from_pca(x), 12.0, steps // 3
+    # the two principal components, scaled down so that every point can still move anywhere
+    y, _ = pca(x)
+    y = torch.cat([y, y.new_zeros(n, 2 - y.size(1))], 1)
+    y = y / y[:, :1].std().clamp(min=1e-12) * 1e-4
+    exaggeration, calm = 12.0, steps // 3
     rate = max(n / exaggeration / 4, 50.0)
     speed, gains, kl = torch.zeros_like(y), torch.ones_like(y), [tsne_divergence(p, y)]
     for step in range(steps):
@@ -61,13 +65,6 @@ def tsne(x: Tensor, perplexity: float = 30.0, steps: int = 750) -> TsneResult:
         if (step + 1) % _KL_EVERY == 0 or step + 1 == steps:
             kl.append(tsne_divergence(p, y))
     return TsneResult(y - y.mean(0), perplexity, kl)
-
-
-def init_from_pca(x: Tensor) -> Tensor:
-    """The two principal components, scaled down so that every point can still move anywhere."""
-    y, _ = pca(x)
-    y = torch.cat([y, y.new_zeros(len(y), 2 - y.size(1))], 1)
-    return y / y[:, :1].std().clamp(min=1e-12) * 1e-4
 
 
 def affinities(x: Tensor, perplexity: float) -> Tensor:
@@ -83,14 +80,10 @@ def affinities(x: Tensor, perplexity: float) -> Tensor:
     low, high = (torch.full((len(x), 1), bound / scale).double() for bound in (1e-12, 1e12))
     for _ in range(_BISECTIONS):
         middle = (low * high).sqrt()  # the geometric mean, because widths differ by powers of ten
-        wide = row_entropy((-distance * middle).softmax(1)) > math.log(perplexity)
+        p = (-distance * middle).softmax(1)
+        wide = -torch.xlogy(p, p).sum(1, keepdim=True) > math.log(perplexity)  # the entropy of each row
         low, high = torch.where(wide, middle, low), torch.where(wide, high, middle)
     return (-distance * high).softmax(1)
-
-
-def row_entropy(p: Tensor) -> Tensor:
-    """The entropy of every row, in nats: (N, N) -> (N, 1)."""
-    return -torch.xlogy(p, p).sum(1, keepdim=True)
 
 
 def student_t_kernel(y: Tensor) -> Tensor:

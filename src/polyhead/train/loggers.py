@@ -17,9 +17,15 @@ from polyhead.core.errors import UserError
 from polyhead.core.extras import install_command
 from polyhead.core.i18n import tr
 from polyhead.core.json_io import decode_json
-from polyhead.viz.eta_model import StepTime, compare_times, format_seconds, interpolate_seconds
 from polyhead.viz.run_page import flatten_tree
-from polyhead.viz.run_record import COUNTERS, read_metrics
+from polyhead.viz.run_record import (
+    COUNTERS,
+    StepTime,
+    compare_times,
+    format_seconds,
+    interpolate_seconds,
+    read_metrics,
+)
 
 MetricsRow = Mapping[str, float]
 

@@ -65,8 +65,7 @@ from polyhead.train.strategies.parallelize import parallelize
 from polyhead.train.tasks.base import Task, TaskFactory
 from polyhead.train.train_state import TrainState, load_final_weights
 from polyhead.train.trainable_parameters import parameter_summary
-from polyhead.viz.eta_model import format_seconds
-from polyhead.viz.run_record import read_metrics
+from polyhead.viz.run_record import format_seconds, read_metrics
 
 Evaluator = Callable[[Run, Any], dict[str, str]]
 """Evaluates the final weights of a run; returns facts for its README.md."""

@@ -31,6 +31,7 @@ ATTENTION_HELP = (
     "token above it. Every row sums to one. Choose a kind of attention, a layer and a head; point at a "
     "cell, or move with the arrow keys."
 )
+CELL = 26  # pixels of a cell and its margin
 _END_TOKENS = ("</s>", "■")  # end-of-sentence tokens
 
 
@@ -79,24 +80,22 @@ def join_tokens(tokens: Sequence[str]) -> str:
     return ("" if has_spaces else " ").join(words).strip()
 
 
-def heat_map_svg(
-    attention: AttentionMap, layer: int | None = -1, head: int | None = None, cell: int = 26
-) -> str:
+def heat_map_svg(attention: AttentionMap, layer: int | None = -1, head: int | None = None) -> str:
     """One map as an SVG element: the larger a weight, the stronger the colour of its cell."""
     matrix = select_weights(attention, layer, head)
     source, target = ([clip_label(display_token(t)) for t in tokens] for tokens in attention[:2])
     left, top = 12 + 7.4 * max(map(cell_len, target)), 24 + 6.6 * max(map(cell_len, source))
     right = 14 + 5.4 * cell_len(source[-1])
-    width, height = round(left + cell * len(source) + right), round(top + cell * len(target) + 4)
-    parts, side = [], cell - 2
+    width, height = round(left + CELL * len(source) + right), round(top + CELL * len(target) + 4)
+    parts, side = [], CELL - 2
     for s, token in enumerate(source):
-        turned = f"translate({left + cell * (s + 0.5):.1f} {top - 8:.1f}) rotate(-50)"
+        turned = f"translate({left + CELL * (s + 0.5):.1f} {top - 8:.1f}) rotate(-50)"
         parts.append(tag("text", "token", escape(token), transform=turned))
     for t, (token, row) in enumerate(zip(target, matrix, strict=True)):
-        y = top + cell * t
-        parts.append(text("token end", left - 8, y + cell / 2 + 5, token))
+        y = top + CELL * t
+        parts.append(text("token end", left - 8, y + CELL / 2 + 5, token))
         for s, weight in enumerate(row):
-            box: dict[str, Any] = {"x": left + cell * s, "y": y, "width": side, "height": side, "rx": 3}
+            box: dict[str, Any] = {"x": left + CELL * s, "y": y, "width": side, "height": side, "rx": 3}
             # the power 0.7 keeps small weights visible, as in the script of the page
             opacity = f"{max(weight, 0.0) ** 0.7:.3f}"
             parts += [tag("rect", "under", **box), tag("rect", "cell", fill_opacity=opacity, **box)]

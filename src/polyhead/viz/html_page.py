@@ -47,7 +47,10 @@ def render_html(
     script = read_asset("page.js") + script
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src {csp_hash(script)}; img-src data:"
     policy += "; connect-src 'self'" if allow_requests else ""
-    body = "\n".join(section_html(section) for section in sections)
+    body = "\n".join(
+        f"<section>\n<h2>{escape(heading)}</h2>\n{paragraph(about)}\n{html}\n</section>"
+        for heading, about, html in sections
+    )
     return f"""<!DOCTYPE html>
 <html lang="{get_language()}">
 <head>
@@ -76,15 +79,14 @@ def render_html(
 """
 
 
+def paragraph(words: str) -> str:
+    """HTML of a caption or a lead; '' if it has none."""
+    return f'<p class="about">{escape(words)}</p>' if words else ""
+
+
 def csp_hash(text: str) -> str:
     """The hash of a script or a style for the content security policy."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
-
-
-def section_html(section: PageSection) -> str:
-    """A section as HTML."""
-    lead = f'<p class="about">{escape(section.lead)}</p>' if section.lead else ""
-    return f"<section>\n<h2>{escape(section.heading)}</h2>\n{lead}\n{section.body}\n</section>"
 
 
 def scroll_region(html: str, name: str, kind: str = "") -> str:

@@ -16,7 +16,7 @@ from html import escape
 from typing import NamedTuple
 
 from polyhead.core.i18n import tr
-from polyhead.viz.html_page import json_script
+from polyhead.viz.html_page import json_script, paragraph
 
 Point = tuple[float, float]
 
@@ -25,7 +25,8 @@ LOG_RATIO = 30  # values with a larger ratio of maximum to minimum have a logari
 NEAR_ZERO = 0.4  # an axis includes zero if its smallest value is below this share of its largest
 TOP, BOTTOM, RIGHT = 12, 42, 22  # margins in pixels; the left one depends on the ticks
 X_SPACING, Y_SPACING = (100, 65), (50, 28)  # usual and smallest distance of ticks in pixels
-_SI_PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+_MAX_LABEL = 14  # characters
+SI_PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 class Curve(NamedTuple):
@@ -65,7 +66,7 @@ def format_short(value: float | None, digits: int = 3) -> str:
     """Format a number with an SI prefix: 1,234,567 as 1.23M; '-' for None."""
     if value is None:
         return "-"
-    for scale, letter in _SI_PREFIXES:
+    for scale, letter in SI_PREFIXES:
         if abs(value) >= scale * 0.9995:
             return f"{format_figures(value / scale, digits)}{letter}"
     return format_figures(value, digits)
@@ -96,12 +97,11 @@ def tag(name: str, kind: str, inner: str = "", **attributes: str | float) -> str
     """An SVG element of the class ``kind`` with ``inner`` SVG; coordinates are rounded to a tenth of a
     pixel.
     """
-    rest = "".join(f' {key.replace("_", "-")}="{_attribute(v)}"' for key, v in attributes.items())
+    rest = ""
+    for key, value in attributes.items():
+        text = escape(value) if isinstance(value, str) else f"{value:.1f}".removesuffix(".0")
+        rest += f' {key.replace("_", "-")}="{text}"'
     return f'<{name} class="{kind}"{rest}>{inner}</{name}>' if inner else f'<{name} class="{kind}"{rest}/>'
-
-
-def _attribute(value: str | float) -> str:
-    return escape(value) if isinstance(value, str) else f"{value:.1f}".removesuffix(".0")
 
 
 def text(kind: str, x: float, y: float, words: str) -> str:
@@ -120,9 +120,9 @@ def path(kind: str, points: Iterable[Point]) -> str:
     return tag("path", kind, d="M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points))
 
 
-def clip_label(words: str, max_len: int = 14) -> str:
+def clip_label(words: str) -> str:
     """Cut a label to the space of an axis."""
-    return words if len(words) <= max_len else words[: max_len - 1] + "…"
+    return words if len(words) <= _MAX_LABEL else words[: _MAX_LABEL - 1] + "…"
 
 
 # ---- ticks and axes ----
@@ -152,14 +152,6 @@ def power_ticks(lo: float, hi: float) -> list[float]:
     """The powers of ten around lo..hi, at least two."""
     first, last = math.floor(math.log10(lo) + 1e-9), math.ceil(math.log10(hi) - 1e-9)
     return [float(f"1e{p}") for p in range(first, max(first + 1, last) + 1)]
-
-
-def measured_ticks(values: Sequence[float], width: float) -> list[float]:
-    """Ticks of a logarithmic x axis: the measured values if they are few, else round ones."""
-    distinct = sorted(set(values))
-    if len(distinct) > 12:
-        return log_ticks(distinct[0], distinct[-1])
-    return distinct[:: math.ceil(len(distinct) * X_SPACING[1] / width)]
 
 
 def enclosing_axis(
@@ -248,12 +240,6 @@ def format_scale(scale: Scale) -> str:
     return " ".join(f"{v:.10g}" for v in (*scale[:4], int(scale.is_log)))
 
 
-def distinct_digits(values: Sequence[float], write: Callable[[float, int], str]) -> Callable[[float], str]:
-    """Write numbers with the fewest digits, 3 to 7, that distinguish all values."""
-    digits = next((n for n in range(3, 7) if len({write(v, n) for v in values}) == len(values)), 7)
-    return lambda value: write(value, digits)
-
-
 # ---- line charts ----
 
 
@@ -285,7 +271,9 @@ def line_chart(
     xs, ys = ([point[i] for curve in curves for point in curve.points] for i in (0, 1))
     y = enclosing_axis(ys, height - BOTTOM, TOP, Y_SPACING, from_zero)
     left, right = left_margin(label for _, label in y.labels()), width - RIGHT
-    ticks = measured_ticks(xs, right - left) if log_x else ()
+    ticks: Sequence[float] = sorted(set(xs)) if log_x else ()  # the measured values if they are few
+    few = ticks[:: math.ceil(len(ticks) * X_SPACING[1] / (right - left)) or 1]
+    ticks = few if len(ticks) <= 12 else log_ticks(ticks[0], ticks[-1])
     x = padded_axis(xs, left, right, X_SPACING, log=log_x, ticks=ticks)
     parts = draw_axes(x, y, x_label)
     for i, curve in enumerate(curves):
@@ -327,11 +315,6 @@ def legend(names: Sequence[str], values: Sequence[str] = (), has_numbers: bool =
     )
 
 
-def caption(words: str) -> str:
-    """HTML of the caption of a figure; '' if it has none."""
-    return f'<p class="about">{escape(words)}</p>' if words else ""
-
-
 def line_figure(
     title: str,
     curves: Sequence[Curve],
@@ -353,15 +336,16 @@ def line_figure(
     names = [curve.name if len(curves) > 1 else "" for curve in shown]
     last_x = format_number(max(curve.points[-1][0] for curve in shown))
     charts = "".join(line_chart(shown, x_label, title, *size, from_zero, log_x) for size in sizes)
-    data = [[[_data_x(x), float(f"{y:.4g}")] for x, y in curve.points] for curve in shown]
+    data = [  # x is an integer where a fraction makes no difference
+        [
+            [round(x) if x == round(x) or abs(x) >= 1000 else float(f"{x:.6g}"), float(f"{y:.4g}")]
+            for x, y in curve.points
+        ]
+        for curve in shown
+    ]
     return (
         f'<figure class="{kind}{" sizes" * (len(sizes) > 1)}"><figcaption><b>{escape(title)}</b>'
         f"{legend(names, [format_number(c.points[-1][1]) for c in shown], has_numbers)}"
-        f'<span class="at">{escape(x_label)} <output>{last_x}</output></span>{caption(note)}</figcaption>'
+        f'<span class="at">{escape(x_label)} <output>{last_x}</output></span>{paragraph(note)}</figcaption>'
         f"{charts}{json_script(data)}</figure>"
     )
-
-
-def _data_x(x: float) -> float:
-    """x as data of a page: as an integer where a fraction makes no difference."""
-    return round(x) if x == round(x) or abs(x) >= 1000 else float(f"{x:.6g}")

@@ -22,7 +22,7 @@ from rich.cells import cell_len
 from polyhead.core.array_types import HasToList
 from polyhead.core.errors import UserError
 from polyhead.core.i18n import tr
-from polyhead.viz.html_page import json_script
+from polyhead.viz.html_page import json_script, paragraph
 from polyhead.viz.plot import (
     BOTTOM,
     RIGHT,
@@ -30,9 +30,7 @@ from polyhead.viz.plot import (
     Y_SPACING,
     ChartAxis,
     Scale,
-    caption,
     clip_label,
-    distinct_digits,
     draw_axes,
     enclosing_axis,
     format_number,
@@ -88,7 +86,7 @@ def matrix_figure(matrix: Matrix, width: int = 300, height: int = 248) -> str:
     pictures = "".join(matrix_svg(matrix, shades, *size) for size in sizes)
     return (
         f'<figure class="card matrix{" sizes" * (len(sizes) > 1)}"><figcaption><b>{escape(matrix.title)}</b>'
-        f"</figcaption>{pictures}{ramp}{caption(matrix.caption)}{json_script(data)}</figure>"
+        f"</figcaption>{pictures}{ramp}{paragraph(matrix.caption)}{json_script(data)}</figure>"
     )
 
 
@@ -211,11 +209,19 @@ def pareto_svg(chart: ParetoChart, width: int, height: int) -> str:
     left = left_margin(label for _, label in y.labels())
     padding = 0.25 if chart.log else 0.08
     x = padded_axis([dot.x for dot in points], left, width - RIGHT, X_SPACING, padding, chart.log)
-    x = x._replace(format_tick=distinct_digits(x.ticks, chart.format_cost))
+    # the fewest digits, 3 to 7, that distinguish all ticks
+    texts = {n: {chart.format_cost(tick, n) for tick in x.ticks} for n in range(3, 7)}
+    digits = next((n for n in texts if len(texts[n]) == len(x.ticks)), 7)
+    x = x._replace(format_tick=lambda value: chart.format_cost(value, digits))
     pixels = [(x.scale.to_pixel(dot.x), y.scale.to_pixel(dot.y)) for dot in points]
     parts = draw_axes(x, y, chart.cost, tr("{measure}, better is up", measure=chart.quality))
     frontier = find_frontier(points, chart.lower_is_better)
-    parts.append(tag("path", "frontier", d=draw_staircase(frontier, x.scale, y.scale)))
+    # cheapest first, with a step at each design, as values between are unknown
+    (first, *rest) = (
+        (f"{x.scale.to_pixel(dot.x):.1f}", f"{y.scale.to_pixel(dot.y):.1f}") for dot in frontier
+    )
+    steps = "".join(f"H{across}V{up}" for across, up in rest)
+    parts.append(tag("path", "frontier", d=f"M{' '.join(first)}{steps}H{x.scale.end}"))
     for number in {dot.number: None for dot in points}:
         family = [pixel for dot, pixel in zip(points, pixels, strict=True) if dot.number == number]
         parts += [path(f"curve c{number}", family)] if len(family) > 1 else []
@@ -240,12 +246,6 @@ def draw_point(chart: ParetoChart, dot: ParetoPoint, cx: float, cy: float, y: Sc
         mark = tag("circle", f"mark c{dot.number}", cx=cx, cy=cy, r=10)
         mark += text("rank middle", cx, cy + 3.8, str(dot.number + 1))
     return tag("g", f"point c{dot.number}", f"<title>{escape(tooltip)}</title>{whisker}{mark}")
-
-
-def draw_staircase(points: Sequence[ParetoPoint], x: Scale, y: Scale) -> str:
-    """SVG path through the frontier, cheapest first: a step at each design, as values between are unknown."""
-    (across, up), *rest = ((f"{x.to_pixel(dot.x):.1f}", f"{y.to_pixel(dot.y):.1f}") for dot in points)
-    return f"M{across} {up}" + "".join(f"H{a}V{b}" for a, b in rest) + f"H{x.end}"
 
 
 def describe_frontier(chart: ParetoChart) -> str:
@@ -334,11 +334,11 @@ def place_labels(
         ):
             box = (x, y - HEIGHT + 3, x + width, y + 3)
             is_inside = box[0] >= 0 and box[1] >= 0 and box[2] <= size[0] and box[3] <= size[1]
-            if (
-                is_inside
-                and not any(map(boxes_overlap, occupied, [box] * len(occupied)))
-                and not covers_point(box, pixels)
-            ):
+            covers_point = any(
+                box[0] - RADIUS < a < box[2] + RADIUS and box[1] - RADIUS < b < box[3] + RADIUS
+                for a, b in pixels
+            )
+            if is_inside and not covers_point and not any(boxes_overlap(other, box) for other in occupied):
                 labels.append(PointLabel(i, x, y, label))
                 occupied.append(box)
                 break
@@ -350,9 +350,3 @@ def place_labels(
 def boxes_overlap(a: Box, b: Box) -> bool:
     """Whether two boxes overlap."""
     return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
-
-
-def covers_point(box: Box, pixels: Sequence[tuple[float, float]]) -> bool:
-    """Whether the box covers a dot."""
-    left, top, right, bottom = (box[0] - RADIUS, box[1] - RADIUS, box[2] + RADIUS, box[3] + RADIUS)
-    return any(left < x < right and top < y < bottom for x, y in pixels)

@@ -1,27 +1,133 @@
-"""The HTML pages of training runs, one or all, from their directories; neither model nor torch is needed."""
+"""The HTML pages of training runs: one or all from their directories, or a report of given metrics.
+
+Neither model nor torch is needed.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from polyhead.core.errors import UserError
 from polyhead.core.i18n import tr, translate_fact
+from polyhead.evaluate.metrics import MAIN_TRANSLATION_METRICS
+from polyhead.introspect.attention_map import AttentionMap
 from polyhead.viz.attention_page import attention_section
-from polyhead.viz.eta_model import StepTime, compare_times, format_seconds, predict_time
-from polyhead.viz.html_page import PageSection, read_asset, render_html, scroll_region
+from polyhead.viz.html_page import PageSection, read_asset, render_html, save_page, scroll_region
 from polyhead.viz.plot import Curve, downsample, format_number, line_figure
-from polyhead.viz.run_record import COUNTERS, RunRecord, read_nll
-from polyhead.viz.samples import breakdown_section, examples_section
-from polyhead.viz.training_report import (
-    LARGE_SIZES,
-    SMALL_CHARTS,
-    SMALL_SIZE,
-    facts_list,
-    headline_section,
-    metric_curves,
+from polyhead.viz.run_record import (
+    COUNTERS,
+    RunRecord,
+    StepTime,
+    compare_times,
+    format_seconds,
+    predict_time,
+    read_nll,
 )
+from polyhead.viz.samples import Samples, breakdown_section, examples_section, examples_table
+
+TILE_CHARS = 18  # facts longer than this are in the table of details, not in tiles
+LARGE_SIZES = (860, 320), (380, 260)  # pixels of a chart for wide and for narrow screens
+SMALL_SIZE = (310, 190)  # of one of several charts in a row
+
+# keys of metrics.jsonl with a small chart each
+SMALL_CHARTS = {
+    **{metric.name: metric.title for metric in MAIN_TRANSLATION_METRICS},
+    "exact": "Exact match",
+    "accuracy": "Accuracy",
+    "lr": "Learning rate",
+    "tokens_per_s": "Tokens / second",
+}
+_SPLIT_TITLES = {"train": "training", "valid": "validation"}
+
+
+def write_report(
+    path: Path | str,
+    title: str,
+    facts: Mapping[str, Any],
+    metrics: _Rows,
+    examples: _Rows,
+    attention: Sequence[AttentionMap] = (),
+    lead: str = "",
+) -> Path:
+    """Write one self-contained page.
+
+    ``facts``: short ones become tiles, longer ones and mappings a table. ``metrics``: the rows of
+    metrics.jsonl. ``examples``: source, output and reference.
+    """
+    sections = [headline_section(facts), training_section(metrics), outputs_section(examples)]
+    if attention:
+        sections.append(attention_section(attention))
+    return save_page(path, render_html(title, lead, [section for section in sections if section.body]))
+
+
+def headline_section(facts: Mapping[str, Any]) -> PageSection:
+    """The main numbers as tiles, all other facts in a table."""
+    short = {name: format_fact(value) for name, value in facts.items() if not isinstance(value, Mapping)}
+    tiles = {name: text for name, text in short.items() if len(text) <= TILE_CHARS}
+    rows = {name: text for name, text in short.items() if name not in tiles}
+    for name, value in facts.items():
+        if isinstance(value, Mapping):
+            rows |= {f"{name}: {key}": format_fact(inner) for key, inner in value.items()}
+    body = facts_list(tiles, "tiles") if tiles else ""
+    if rows:
+        body += f"<details><summary>{escape(tr('Details'))}</summary>{facts_list(rows)}</details>"
+    return PageSection(tr("Result"), "", body)
+
+
+def facts_list(facts: Mapping[str, str], kind: str = "facts") -> str:
+    """Names and values, one per line, or as tiles."""
+    items = "".join(f"<div><dt>{escape(n)}</dt><dd>{escape(v)}</dd></div>" for n, v in facts.items())
+    return f'<dl class="{kind}">{items}</dl>'
+
+
+def format_fact(value: Any) -> str:
+    """A fact as text."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return str(value)
+    return format_number(value)
+
+
+def metric_curves(metrics: _Rows, key: str) -> list[Curve]:
+    """The values of one key by step, one curve per split, with translated names; the loss is without
+    smoothing.
+    """
+    points: dict[str, list[tuple[float, float]]] = {}
+    for row in metrics:
+        value = read_nll(row) if key == "loss" else row.get(key)
+        if isinstance(value, int | float):
+            points.setdefault(str(row.get("split", "train")), []).append((row["step"], value))
+    curves = [
+        Curve(tr(_SPLIT_TITLES.get(split, split)), downsample(points[split])) for split in sorted(points)
+    ]
+    return [curve for curve in curves if curve.points]
+
+
+def training_section(metrics: _Rows) -> PageSection:
+    """A large chart of the loss, for wide and narrow screens, and small charts of the other metrics."""
+    loss = metric_curves(metrics, "loss")
+    body = line_figure(tr("Loss"), loss, tr("step"), *LARGE_SIZES) if loss else ""
+    small_charts = [
+        line_figure(tr(title), curves, tr("step"), SMALL_SIZE, from_zero=True)
+        for key, title in SMALL_CHARTS.items()
+        if (curves := metric_curves(metrics, key))
+    ]
+    if small_charts:
+        body += f'<div class="small">{"".join(small_charts)}</div>'
+    return PageSection(tr("Training"), tr("Point at a curve to read its values."), body)
+
+
+def outputs_section(examples: _Rows) -> PageSection:
+    """Outputs and references; differences are marked."""
+    n_right = sum(example["output"] == example["reference"] for example in examples)
+    lead = tr("{right} of these {total} equal their reference.", right=n_right, total=len(examples))
+    return PageSection(tr("Examples"), lead, examples_table(Samples(), examples) if examples else "")
+
+
+_Row = Mapping[str, Any]  # of metrics.jsonl, or an example
+_Rows = Sequence[_Row]
 
 MAX_RUNS = 12  # maximum number of distinguishable curves
 _IGNORED_KEYS = ("out", "data.cache_dir")  # keys that differ between any two runs
@@ -121,9 +227,11 @@ class LiveVersion(NamedTuple):
 
 def render_run_page(record: RunRecord, live: LiveVersion | None = None) -> str:
     """The document; with ``live`` it polls the server for updates while the run trains."""
-    samples = record.samples
+    samples, facts, keys = record.samples, translate_facts(record.facts), flatten_tree(record.recipe)
+    state = {tr("State"): tr(STATE_TITLES.get(record.state, record.state))}
+    result = headline_section(state | final_measures(record))
     sections = [
-        result_section(record),
+        PageSection(tr("Result"), "", result.body + (facts_list(facts) if facts else "")),
         loss_section([record]),
         measures_section([record]),
         plan_section(record),
@@ -132,7 +240,9 @@ def render_run_page(record: RunRecord, live: LiveVersion | None = None) -> str:
     ]
     if samples.attention:
         sections.append(attention_section(samples.attention))
-    sections.append(recipe_section(record))
+    summary = escape(tr("All keys of the recipe"))
+    body = f"<details><summary>{summary}</summary>{facts_list(keys)}</details>" if keys else ""
+    sections.append(PageSection(tr("Recipe"), "", body))
     return render_document(record.name, describe_progress(record), sections, live)
 
 
@@ -179,14 +289,6 @@ def final_measures(record: RunRecord) -> dict[str, str]:
     return measures
 
 
-def result_section(record: RunRecord) -> PageSection:
-    """The main numbers, and the table of the README.md of the finished run, if there is one."""
-    tiles = {tr("State"): tr(STATE_TITLES.get(record.state, record.state))} | final_measures(record)
-    section = headline_section(tiles)
-    rows = facts_list(translate_facts(record.facts)) if record.facts else ""
-    return PageSection(tr("Result"), "", section.body + rows)
-
-
 def translate_facts(facts: Mapping[str, str]) -> dict[str, str]:
     """The table of a run's README.md in the current language."""
     return {translate_fact(name): translate_fact(value) for name, value in facts.items()}
@@ -217,7 +319,7 @@ def large_chart(title: str, curves: Sequence[Curve]) -> str:
     return line_figure(title, curves, tr("step"), *LARGE_SIZES) if curves else ""
 
 
-def measure_names(metrics: Iterable[Mapping[str, Any]], split: str | None = None) -> dict[str, str]:
+def measure_names(metrics: Iterable[_Row], split: str | None = None) -> dict[str, str]:
     """{key: name} of the metrics that are numbers and have their own chart."""
     keys = {
         key: None
@@ -226,17 +328,16 @@ def measure_names(metrics: Iterable[Mapping[str, Any]], split: str | None = None
         for key, value in row.items()
         if key not in _EXCLUDED_KEYS and isinstance(value, int | float)
     }
-    return {key: measure_name(key) for key in keys}
+    titles = SMALL_CHARTS | _METRIC_NAMES
+    return {
+        key: tr("F1 of {label}", label=key.removeprefix("f1_"))
+        if key.startswith("f1_")
+        else tr(titles.get(key, key))
+        for key in keys
+    }
 
 
-def measure_name(key: str) -> str:
-    """The display name of a metric."""
-    if key.startswith("f1_"):
-        return tr("F1 of {label}", label=key.removeprefix("f1_"))
-    return tr((SMALL_CHARTS | _METRIC_NAMES).get(key, key))
-
-
-def add_learning_speed(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def add_learning_speed(rows: _Rows) -> list[_Row]:
     """The rows with the speed of training alone: the logged speed includes evaluations and checkpoints."""
     adjusted, previous = [], {"step": 0, "seconds": 0.0}
     for row in rows:
@@ -305,15 +406,6 @@ def plan_section(record: RunRecord) -> PageSection:
     return PageSection(
         tr("Predicted and actual time"), lead, facts_list({k: v for k, v in facts.items() if v}) + chart
     )
-
-
-def recipe_section(record: RunRecord) -> PageSection:
-    """All keys of the recipe, collapsed."""
-    keys = flatten_tree(record.recipe)
-    if not keys:
-        return PageSection("", "", "")
-    summary = escape(tr("All keys of the recipe"))
-    return PageSection(tr("Recipe"), "", f"<details><summary>{summary}</summary>{facts_list(keys)}</details>")
 
 
 def flatten_tree(tree: Mapping[str, Any], prefix: str = "") -> dict[str, str]:

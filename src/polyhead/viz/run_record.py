@@ -1,17 +1,22 @@
-"""Read the training record of a run directory: metrics, recipe, final measures, report.json; no model."""
+"""The training record of a run directory: metrics, recipe, final measures, report.json; no model.
+
+Its steps and seconds predict the duration of a training.
+"""
 
 from __future__ import annotations
 
+import bisect
 import math
 import re
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from polyhead.config import yaml_io
 from polyhead.core.atomic_io import file_exists, is_process_alive, read_regular_file
 from polyhead.core.errors import UserError
+from polyhead.core.i18n import tr
 from polyhead.core.json_io import decode_json
 from polyhead.core.output_paths import did_you_mean_path
 from polyhead.viz.samples import Samples
@@ -139,3 +144,67 @@ def read_nll(row: Mapping[str, Any]) -> float | None:
     if isinstance(row.get("ppl"), int | float) and row["ppl"] > 0:
         return math.log(row["ppl"])
     return float(row["loss"]) if isinstance(row.get("loss"), int | float) else None
+
+
+_MIN_STEPS = 20  # minimum steps for a prediction, after the warm-up steps of the first row
+
+
+class StepTime(NamedTuple):
+    """A step, and the training time until its end in seconds, without evaluations, with checkpoints."""
+
+    step: int
+    seconds: float
+
+
+class TimeForecast(NamedTuple):
+    """A predicted duration, and the step of the prediction."""
+
+    seconds: float
+    step: int
+
+
+def predict_time(step_times: Sequence[StepTime], steps: int) -> TimeForecast | None:
+    """Predict the seconds of ``steps`` steps from the speed between the first entry and a later one.
+
+    None if there are too few steps, or if the prediction would be in the second half of the run.
+    """
+    for entry in step_times[1:]:
+        done = entry.step - step_times[0].step
+        if done >= _MIN_STEPS:
+            remaining = (steps - entry.step) * (entry.seconds - step_times[0].seconds) / done
+            return TimeForecast(entry.seconds + remaining, entry.step) if 2 * entry.step <= steps else None
+    return None
+
+
+def interpolate_seconds(step_times: Sequence[StepTime], step: int) -> float:
+    """The seconds until a step, by linear interpolation."""
+    entries = [StepTime(0, 0.0), *step_times]
+    after = bisect.bisect_left(entries, step, key=lambda entry: entry.step)
+    if after >= len(entries):  # after the last entry: extrapolate with the mean speed
+        last = entries[-1]
+        return last.seconds * step / last.step if last.step else 0.0
+    a, b = entries[max(after - 1, 0)], entries[after]
+    return (
+        b.seconds
+        if b.step == a.step
+        else a.seconds + (b.seconds - a.seconds) * (step - a.step) / (b.step - a.step)
+    )
+
+
+def compare_times(
+    step_times: Sequence[StepTime], step: int, seconds: float
+) -> tuple[TimeForecast, float] | None:
+    """The prediction for the completed steps, and the relative difference of the actual time."""
+    predicted = predict_time(step_times, step)
+    return predicted and (predicted, seconds / max(predicted.seconds, 1e-9) - 1)
+
+
+def format_seconds(seconds: float) -> str:
+    """Format seconds for people, as hours, minutes and seconds."""
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return tr("{hours} h {minutes:02} min", hours=hours, minutes=minutes)
+    if minutes:
+        return tr("{minutes} min {seconds:02} s", minutes=minutes, seconds=seconds)
+    return tr("{seconds} s", seconds=seconds)

@@ -88,13 +88,21 @@ class Samples:
                 for b in body.get("breakdowns", [])
             ],
             confusion=Confusion(**confusion) if confusion else None,
-            attention=[_parse_map(map_body) for map_body in body.get("attention", [])],
+            attention=[
+                AttentionMap(
+                    saved["source"],
+                    saved["target"],
+                    [
+                        [[[w / 1000 for w in row] for row in head] for head in layer]
+                        for layer in saved["weights"]
+                    ],
+                    saved["kind"],
+                    saved["title"],
+                    saved["layers"],
+                )
+                for saved in body.get("attention", [])
+            ],
         )
-
-
-def _parse_map(body: Mapping[str, Any]) -> AttentionMap:
-    weights = [[[[w / 1000 for w in row] for row in head] for head in layer] for layer in body["weights"]]
-    return AttentionMap(body["source"], body["target"], weights, body["kind"], body["title"], body["layers"])
 
 
 def group_by_length(lengths: Sequence[int], max_groups: int = 4) -> dict[str, list[int]]:

@@ -7,13 +7,17 @@ import numpy as np
 import pytest
 import torch
 from tests.compare.compare_helpers import UntrainedTask, compare, make_toy_plan
+from torch import nn
 
 from polyhead.compare import cost_metrics
 from polyhead.compare.results import build_result_rows
 from polyhead.compare.sweep import Axis
-from polyhead.compare.tasks.language import count_generated
+from polyhead.compare.tasks.base import score_units
+from polyhead.compare.tasks.language import count_generated, time_greedy_search
+from polyhead.data.batching.token_windows import TokenWindows
 from polyhead.data.readers.plain_text import open_text
 from polyhead.run.load import load
+from polyhead.train.tasks.common import seq2seq_features
 
 OUT = Path("runs/compare-lm")
 pytestmark = pytest.mark.usefixtures("workdir")
@@ -72,7 +76,7 @@ def test_tokens_and_flops_of_step_and_of_decoding():
     T, V, C, F = 8, lm.tokenizer.vocab_size, 16, 32
     batch = lm.compared.typical_batch(lm.task)
     assert batch.n_tokens == T
-    masks = [batch.token_masks["stack"] for batch in lm.compared.eval_batches(lm.task)]
+    masks = [batch.token_masks["stack"] for batch in lm.eval_batches()]
     (ids,) = lm.tokenizer.encode([Path("valid.en").read_text()])
     assert not bool(masks[-1].all()), "the last row is not full"
     assert sum(int(mask.sum()) for mask in masks) == len(ids) - 1  # without padding
@@ -145,3 +149,56 @@ def test_rows_are_resampled_and_sorted():
     rows = build_rows(Axis("tokenizer.kind", ("byte",)), [[12.0] * 60, [7.0] * 120])
     assert [(row["name"], row["loss"]) for row in rows] == [("base", 1.5), ("kind=byte", 0.875)]
     assert rows[1]["word_ppl_p"] is None
+
+
+@pytest.mark.usefixtures("workdir")
+def test_sentence_losses_sum_to_training_loss():
+    toy = UntrainedTask("toy")
+    rows = score_units(toy.model, toy.task.eval_batches("valid"), seq2seq_features)
+    with torch.inference_mode():
+        loss = toy.task.evaluate(toy.model)["loss"]
+    assert sum(row.nll for row in rows) / sum(row.n_tokens for row in rows) == pytest.approx(loss, rel=1e-6)
+    scores = toy.run.score(*(Path(f"valid.{side}").read_text().splitlines() for side in ("de", "en")))
+    assert [row.nll for row in rows] == pytest.approx([-score.log_prob for score in scores], rel=1e-5)
+    assert [row.n_tokens for row in rows] == [score.tokens for score in scores]
+    assert time_greedy_search(toy.run, Path("test.de").read_text().splitlines()) > 0
+
+
+@pytest.mark.usefixtures("workdir")
+def test_accuracy_counts_every_label():
+    chat = UntrainedTask("chat", "data.test=null", noise=0.3)
+    result, units = chat.evaluate()
+    n_correct = n_labels = 0
+    for i in range(len(chat.task.valid)):
+        batch = chat.task.valid.collate(np.array([i]), chat.task.pad_id)
+        with torch.no_grad():
+            outputs = chat.model(batch.tokens).argmax(-1)
+        mask = batch.labels >= 0
+        n, correct = int(mask.sum()), int((outputs == batch.labels)[mask].sum())
+        assert units["text"][i][1:] == [correct, n]
+        n_correct, n_labels = n_correct + correct, n_labels + n
+    assert 0 < n_correct < n_labels
+    assert result["accuracy"] == n_correct / n_labels
+
+
+def test_units_keep_their_numbers():
+    logits = torch.tensor([[[5.0, 0.0], [0.0, 5.0]], [[5.0, 0.0], [0.0, 5.0]]])
+    labels = torch.tensor([[0, -100], [1, 1]])
+    functions = (lambda model, batch: logits[batch.tokens], lambda model, x: x)
+    batches = [
+        (np.array(numbers), TokenWindows(torch.tensor(rows), None, labels[rows]))
+        for numbers, rows in (([7, 3], [0, 1]), ([5], [1]))
+    ]
+    scores = score_units(nn.Linear(1, 1), batches, *functions)
+    assert [(one.n_correct, one.n_tokens) for one in scores] == [(1, 2), (1, 2), (1, 1)]
+
+
+@pytest.mark.usefixtures("run_trials")
+def test_design_with_fewer_conversations_is_last():
+    rows = compare("chat", "--design", "short: data.max_len=29 train.lr=0.05 train.schedule.warmup=1")
+    n_used = rows["short"]["units"]["loss"]
+    assert 0 < n_used < 12 == rows["base"]["units"]["loss"]
+    assert f"loss of {n_used} of 12 conversations, the others are too long" in rows["short"]["note"]
+    assert rows["short"]["loss"] < rows["base"]["loss"]  # the shorter conversations are easier
+    assert list(rows) == ["base", "short"]
+    assert "too long" not in rows["base"]["note"]

@@ -156,7 +156,7 @@ def test_csv_is_not_read_as_another_format(tmp_path):
 
 @pytest.mark.slow
 def test_commands_read_csv(tmp_path, monkeypatch, capsys):
-    from polyhead.estimate import data_sample
+    from polyhead.estimate import inputs
 
     def run(command, code, message):
         assert main(command.split()) == code
@@ -170,8 +170,8 @@ def test_commands_read_csv(tmp_path, monkeypatch, capsys):
         "tokenizer: {vocab_size: 300}\nmodel: {kind: encoder, d_model: 16, n_layers: 1, n_heads: 2, d_ff: "
         "16}\ntrain: {steps: 3, max_tokens: 256, lr: 0.01}\nout: run\n"
     )
-    monkeypatch.setattr(data_sample, "_MAX_SPLIT_BYTES", 2000)
-    monkeypatch.setattr(data_sample, "_MAX_BLOCK_LINES", 10)
+    monkeypatch.setattr(inputs, "_MAX_SPLIT_BYTES", 2000)
+    monkeypatch.setattr(inputs, "_MAX_BLOCK_LINES", 10)
     run("estimate r.yaml --no-probe --details", 0, "text: 300 lines")
     run("train r.yaml", 0, "")
     run("eval run good.csv", 0, "300 texts")

@@ -11,7 +11,7 @@ from tests.explain.levers.levers_helpers import (
 import polyhead.nn.attention.softmax as softmax_module
 from polyhead import ModelConfig
 from polyhead.explain.levers import changes as attention_changes
-from polyhead.explain.levers.comparison import compute_kl
+from polyhead.explain.levers.interface import compute_kl
 from polyhead.models.build import model_class
 
 DESIGNS = [

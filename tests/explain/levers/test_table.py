@@ -8,7 +8,7 @@ from polyhead.core.errors import UserError
 from polyhead.explain.document import explain
 from polyhead.explain.inputs import read_inputs
 from polyhead.explain.levers import table
-from polyhead.explain.levers.comparison import compare_outputs
+from polyhead.explain.levers.interface import compare_outputs
 from polyhead.explain.levers.table import (
     LEVERS,
     compute_case,

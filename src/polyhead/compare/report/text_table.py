@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 from rich.cells import cell_len
 
-from polyhead.compare.io import ResultRow
+from polyhead.compare.io import ResultRow, ResultRows
 from polyhead.compare.plan import ComparisonPlan
 from polyhead.compare.results import baseline_rows, comparable_measures, describe_unlearned, is_unlearned
-from polyhead.compare.tasks.base import QualityMeasure
+from polyhead.compare.tasks.base import Measures, QualityMeasure
 from polyhead.core.atomic_io import replace_file
 from polyhead.core.i18n import tr, translate_message
 from polyhead.viz.plot import format_figures, format_short
@@ -25,7 +25,7 @@ _CSV_EXCLUDED_KEYS = ("curves", "recipe", "signatures", "changes", "rank", "unit
 _SPLIT_NAMES = {"test": "test", "valid": "validation"}  # displayed names of splits
 
 
-def format_table(rows: Sequence[ResultRow], plan: ComparisonPlan, bold: bool = False) -> str:
+def format_table(rows: ResultRows, plan: ComparisonPlan, bold: bool = False) -> str:
     """Tables of quality and cost, and failures and notes; the base is marked with an arrow."""
     done = [row for row in rows if row["status"] == "done"]
     noted_rows = [row for row in rows if describe_row(row)]
@@ -45,7 +45,9 @@ def format_table(rows: Sequence[ResultRow], plan: ComparisonPlan, bold: bool = F
         ]
         text = _SPLIT_NAMES[done[0]["split"]]
         quality_rows = [*done, *baseline_rows(done, measures)]
-        columns = [*_unlearned_columns(done), *_quality_columns(measures, many)]
+        columns = _quality_columns(measures, many)
+        if any(map(is_unlearned, done)):
+            columns.insert(0, ("", lambda row: tr("not learned") if is_unlearned(row) else ""))
         parts.append(_format_grid(quality_rows, _fit_columns(quality_rows, columns), bold))
         parts.append(_format_grid(done, cost_columns, bold))
         parts.append(
@@ -70,7 +72,7 @@ def format_table(rows: Sequence[ResultRow], plan: ComparisonPlan, bold: bool = F
     return "\n\n".join(parts)
 
 
-def has_values(rows: Sequence[ResultRow], format_cell: Callable[[ResultRow], str]) -> bool:
+def has_values(rows: ResultRows, format_cell: Callable[[ResultRow], str]) -> bool:
     """Whether a column has a value in any row."""
     return any(format_cell(row) != "-" for row in rows)
 
@@ -95,15 +97,6 @@ def format_memory(value: float | None) -> str:
     )
 
 
-def format_cache(row: ResultRow) -> str:
-    """Format the bytes of the cache: per token, or of the whole sequence if constant."""
-    if row["cache_per_token"] is None:
-        return "-"
-    if not row["cache_per_token"]:
-        return f"{format_short(row['cache_constant'])} const"
-    return format_short(row["cache_per_token"])
-
-
 def format_duration(value: float | None) -> str:
     """Format seconds as ``12:34`` or ``1:02:03``."""
     if value is None:
@@ -113,22 +106,10 @@ def format_duration(value: float | None) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-def format_p_value(p: float | None) -> str:
-    """Format p, with a star if it is below 0.05."""
-    return "" if p is None else f"{p:.3f}{'*' if p < 0.05 else ' '}"
-
-
 ColumnSpec = tuple[str, Callable[[ResultRow], str]]
 
 
-def _unlearned_columns(rows: Sequence[ResultRow]) -> list[ColumnSpec]:
-    """Column that marks designs that have not learned, if there are any."""
-    if not any(map(is_unlearned, rows)):
-        return []
-    return [("", lambda row: tr("not learned") if is_unlearned(row) else "")]
-
-
-def _quality_columns(measures: Sequence[QualityMeasure], show_spread: bool) -> list[ColumnSpec]:
+def _quality_columns(measures: Measures, show_spread: bool) -> list[ColumnSpec]:
     """Loss with perplexity, then other metrics with intervals; the spread over seeds for the first two."""
 
     def value_column(measure: QualityMeasure) -> ColumnSpec:
@@ -143,7 +124,11 @@ def _quality_columns(measures: Sequence[QualityMeasure], show_spread: bool) -> l
         )
 
     def p_column(measure: QualityMeasure) -> ColumnSpec:
-        return "p", lambda row: format_p_value(row[f"{measure.name}_p"])
+        def format_p(row: ResultRow) -> str:
+            p = row[f"{measure.name}_p"]
+            return "" if p is None else f"{p:.3f}{'*' if p < 0.05 else ' '}"
+
+        return "p", format_p
 
     columns: list[ColumnSpec] = []
     for i, of in enumerate(measures):
@@ -184,7 +169,16 @@ def list_cost_columns(unit: str) -> list[CostColumn]:
             lambda row: format_short(row["decode_tokens_per_s"]),
         ),
         CostColumn("memory", "Memory", "memory", lambda row: format_memory(row["memory"])),
-        CostColumn("cache B/tok", "Cache, B per token", "cache_per_token", format_cache),
+        CostColumn(  # of the whole sequence if it is constant
+            "cache B/tok",
+            "Cache, B per token",
+            "cache_per_token",
+            lambda row: (
+                f"{format_short(row['cache_constant'])} const"
+                if row["cache_per_token"] == 0
+                else format_short(row["cache_per_token"])
+            ),
+        ),
         CostColumn("skipped", "Skipped", "", lambda row: f"{row['skipped']}"),
         CostColumn(
             "dead", "Dead units", "", lambda row: "-" if row["dead"] is None else f"{100 * row['dead']:.1f}%"
@@ -192,7 +186,7 @@ def list_cost_columns(unit: str) -> list[CostColumn]:
     ]
 
 
-def _fit_columns(rows: Sequence[ResultRow], columns: Sequence[ColumnSpec]) -> list[ColumnSpec]:
+def _fit_columns(rows: ResultRows, columns: Sequence[ColumnSpec]) -> list[ColumnSpec]:
     """Remove the last interval columns until the names fit; the page has all of them."""
     fitting = list(columns)
     name_width = min(_NAME_WIDTH, max(len(row["name"]) for row in rows))
@@ -204,7 +198,7 @@ def _fit_columns(rows: Sequence[ResultRow], columns: Sequence[ColumnSpec]) -> li
     return fitting
 
 
-def _columns_width(rows: Sequence[ResultRow], columns: Sequence[ColumnSpec]) -> int:
+def _columns_width(rows: ResultRows, columns: Sequence[ColumnSpec]) -> int:
     """Width of the number columns in characters."""
     return sum(2 + max(len(title), *(cell_len(show(row)) for row in rows)) for title, show in columns)
 
@@ -214,12 +208,14 @@ def _format_fixed(value: float | None, digits: int) -> str:
     return "-" if value is None else f"{value:.{digits}f}" if abs(value) < 1e5 else format_short(value)
 
 
-def _format_grid(rows: Sequence[ResultRow], columns: Sequence[ColumnSpec], bold: bool) -> str:
+def _format_grid(rows: ResultRows, columns: Sequence[ColumnSpec], bold: bool) -> str:
     """Aligned columns, names on the left and numbers on the right."""
     head = ["", "design", *(title for title, _ in columns)]
     cells = [["->" if row["base"] else "", row["name"], *(show(row) for _, show in columns)] for row in rows]
     room = max(_NAME_WIDTH // 2, _LINE_WIDTH - 3 - _columns_width(rows, columns))
-    cells = [[mark, clip_name(name, room), *rest] for mark, name, *rest in cells]
+    for line in cells:
+        if len(name := line[1]) > room:  # the middle is removed, since names differ at their ends
+            line[1] = f"{name[: room - 1 - room // 3]}…{name[-(room // 3) :]}"
     widths = [max(cell_len(line[i]) for line in [head, *cells]) for i in range(len(head))]
     lines = []
     for line in [head, *cells]:
@@ -231,13 +227,7 @@ def _format_grid(rows: Sequence[ResultRow], columns: Sequence[ColumnSpec], bold:
     return "\n".join(lines)
 
 
-def clip_name(name: str, width: int) -> str:
-    """Shorten a name to the width of its column; the middle is removed, since names differ at their ends."""
-    tail = width // 3
-    return name if len(name) <= width else f"{name[: width - 1 - tail]}…{name[-tail:]}"
-
-
-def write_csv(path: Path, rows: Sequence[ResultRow]) -> None:
+def write_csv(path: Path, rows: ResultRows) -> None:
     """Write all values of all rows; an interval takes two columns."""
     flat = [_flatten_row(row) for row in rows]
     out = io.StringIO()

@@ -5,7 +5,7 @@ Shapes: B rows, T tokens, R resamples, N units that a resample draws, K statisti
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -33,6 +33,8 @@ class QualityMeasure(Metric):
     is_per_token: bool = False  # units are cut or counted by tokens, so they are not paired across tokenizers
     across_tokenizers: bool = True  # whether values are comparable across tokenizers
 
+
+Measures = Sequence[QualityMeasure]
 
 MEAN_TEST = BootstrapTest(mean_from_sums)
 
@@ -115,8 +117,8 @@ class ComparedTask(Protocol):
         """A batch of ordinary length; its forward pass gives the cost of a token."""
         ...
 
-    def eval_batches(self, task: Any) -> Iterator[EvalBatch]:
-        """Batches of the validation text."""
+    def make_batch(self, batch: Any) -> EvalBatch:
+        """The evaluation batch of a batch of the task."""
         ...
 
     def evaluate(self, run: Run, recipe: Recipe, task: Any) -> tuple[JsonDict, JsonDict]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -42,6 +41,21 @@ class EvaluatedTexts(NamedTuple):
     labels: list[int]
 
 
+def make_class_batch(batch: ClassificationBatch) -> EvalBatch:
+    """Evaluation batch of texts."""
+    inputs, labels = batch
+
+    def pool_features(model: Classifier) -> Tensor:
+        device_inputs = to_model_device(model, inputs)
+        out: Tensor = model.pooler(
+            model.encoder(*device_inputs.model_args(model.config.n_segments)), device_inputs.pos
+        )
+        return out
+
+    token_masks = {"encoder": None if inputs.pos is None else inputs.pos >= 0}
+    return EvalBatch(pool_features, len(labels), token_masks, head="classifier")
+
+
 @COMPARED_TASKS.register("classification")
 class ComparedClassification:
     """Compare classifiers; a unit is a text."""
@@ -63,9 +77,7 @@ class ComparedClassification:
         inputs, labels = task.valid.collate(batches[len(batches) // 2], task.tokenizer.pad_id)
         return make_class_batch(ClassificationBatch(inputs, labels))
 
-    def eval_batches(self, task: ClassificationTask) -> Iterator[EvalBatch]:
-        """Batches of the validation texts."""
-        return (make_class_batch(batch) for _, batch in task.eval_batches("valid"))
+    make_batch = staticmethod(make_class_batch)
 
     def evaluate(self, run: Run, recipe: Recipe, task: ClassificationTask) -> tuple[JsonDict, JsonDict]:
         """Loss on the validation texts; the other metrics on the test texts, if there are any."""
@@ -98,21 +110,6 @@ class ComparedClassification:
         correct = np.stack([predicted == expected, np.ones(len(predicted))], 1).astype(np.float64)
         loss = np.stack([outputs["nll"], np.ones(len(outputs["nll"]))], 1)
         return {"loss": loss, "accuracy": correct, "f1": classes, "mcc": classes}
-
-
-def make_class_batch(batch: ClassificationBatch) -> EvalBatch:
-    """Evaluation batch of texts."""
-    inputs, labels = batch
-
-    def pool_features(model: Classifier) -> Tensor:
-        device_inputs = to_model_device(model, inputs)
-        out: Tensor = model.pooler(
-            model.encoder(*device_inputs.model_args(model.config.n_segments)), device_inputs.pos
-        )
-        return out
-
-    token_masks = {"encoder": None if inputs.pos is None else inputs.pos >= 0}
-    return EvalBatch(pool_features, len(labels), token_masks, head="classifier")
 
 
 @torch.no_grad()

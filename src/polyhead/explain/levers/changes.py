@@ -38,29 +38,25 @@ def list_scales(model: nn.Module) -> list[float]:
     ]
 
 
-def set_scale(model: Model, lever_input: LeverInput, setting: Setting) -> None:
+def _compute_scale(lever_input: LeverInput, setting: Setting) -> LeverOutput:
     """Set the factor on q k^T of every softmax attention, of self- and cross-attention alike."""
+    model, scales = copy_modules(lever_input.model), list_scales(lever_input.model)
     for part in model.modules():
         if isinstance(part, Attention):
             part.scale = setting["scale"]
-
-
-def _find_scale_obstacle(lever_input: LeverInput) -> str:
-    scales = list_scales(lever_input.model)
-    if not scales:
-        return "this model has no softmax attention"
-    return "" if any(scale != 1 for scale in scales) else "attention of this model has no scale"
-
-
-def _compute_scale(lever_input: LeverInput, setting: Setting) -> LeverOutput:
-    scales = list_scales(lever_input.model)
-    return run_changed(set_scale)(lever_input, setting)._replace(detail={"plain_scale": scales[0]})
+    return LeverOutput(lever_input.compute_logits(model), detail={"plain_scale": scales[0]})
 
 
 SCALE_LEVER = Lever(
     "scale",
     "attention",
-    _find_scale_obstacle,
+    lambda lever_input: (
+        "attention of this model has no scale"
+        if (scales := list_scales(lever_input.model)) and all(scale == 1 for scale in scales)
+        else ""
+        if scales
+        else "this model has no softmax attention"
+    ),
     lambda _: [Field("scale", "number", 1.0, 0, _MAX_SCALE)],
     lambda _: [{"scale": 1.0}],
     _compute_scale,
@@ -140,11 +136,6 @@ def _list_movable_words(lever_input: LeverInput) -> list[list[int]]:
     return [word for word in words if word]
 
 
-def _list_shuffle_cases(lever_input: LeverInput) -> list[Setting]:
-    has_positions = any(True for _ in list_positioned(lever_input.model))
-    return [{"positions": "kept"}, *([{"positions": "none"}] if has_positions else [])]
-
-
 def _compute_shuffle(lever_input: LeverInput, setting: Setting) -> LeverOutput:
     """The outputs of shuffled words, in the order of the text, with or without positions.
 
@@ -183,7 +174,10 @@ SHUFFLE_LEVER = Lever(
         Field("positions", "choice", "kept", values=("kept", "none")),
         Field("seed", "integer", 0, 0, _MAX_SEED),
     ],
-    _list_shuffle_cases,
+    lambda lever_input: [
+        {"positions": "kept"},
+        *([{"positions": "none"}] if any(True for _ in list_positioned(lever_input.model)) else []),
+    ],
     _compute_shuffle,
 )
 

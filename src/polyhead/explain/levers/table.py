@@ -8,7 +8,6 @@ from typing import Any
 from polyhead.core.errors import UserError, unknown_name_error
 from polyhead.core.i18n import UI_LANGUAGES, translate_message
 from polyhead.explain.inputs import ModelInputs
-from polyhead.explain.levers.cache_policy import CACHE_LEVER
 from polyhead.explain.levers.changes import (
     CAUSAL_MASK_LEVER,
     HEAD_LEVER,
@@ -18,11 +17,10 @@ from polyhead.explain.levers.changes import (
     SCALE_LEVER,
     SHUFFLE_LEVER,
 )
-from polyhead.explain.levers.comparison import compare_outputs, describe_output
-from polyhead.explain.levers.decoding import FREE_RUNNING_LEVER, PREFILL_LEVER, SAMPLING_LEVER
-from polyhead.explain.levers.interface import Lever
+from polyhead.explain.levers.decoding import CACHE_LEVER, FREE_RUNNING_LEVER, PREFILL_LEVER, SAMPLING_LEVER
+from polyhead.explain.levers.interface import Lever, compare_outputs, describe_output
 from polyhead.explain.levers.lever_input import LeverInput, read_lever_input
-from polyhead.explain.trace import locate_function
+from polyhead.explain.trace import Facts, locate_function
 from polyhead.models import Classifier, ReplacedTokenDetector, SentenceEncoder
 from polyhead.run.run import Run
 from polyhead.tokenizers.display import spell_token
@@ -51,7 +49,7 @@ SpellOutput = Callable[[int], str]
 """The text of a token id, or the label of a class."""
 
 
-def describe_levers(lever_input: LeverInput, spell: SpellOutput, *, has_cases: bool = True) -> dict[str, Any]:
+def describe_levers(lever_input: LeverInput, spell: SpellOutput, *, has_cases: bool = True) -> Facts:
     """The part ``levers`` of the document: the plain output and every lever with its cases.
 
     Without cases only the fields are listed, for a page that asks for each case.
@@ -61,7 +59,7 @@ def describe_levers(lever_input: LeverInput, spell: SpellOutput, *, has_cases: b
     return part | {"tokens": spell_tokens(part, spell)}
 
 
-def describe_rows(lever_input: LeverInput) -> dict[str, Any]:
+def describe_rows(lever_input: LeverInput) -> Facts:
     """The rows that are compared, and the plain output."""
     return {
         "rows": {
@@ -74,13 +72,13 @@ def describe_rows(lever_input: LeverInput) -> dict[str, Any]:
     }
 
 
-def describe_lever(lever_input: LeverInput, lever: Lever, has_cases: bool) -> dict[str, Any]:
+def describe_lever(lever_input: LeverInput, lever: Lever, has_cases: bool) -> Facts:
     """One lever: the reason why it does not apply, or its fields and cases.
 
     A lever that parts of another package do not support does not apply either.
     """
     source = locate_function(lever.compute)
-    entry: dict[str, Any] = {"name": lever.name, "group": lever.group, "source": source, "reason": None}
+    entry: Facts = {"name": lever.name, "group": lever.group, "source": source, "reason": None}
     try:
         obstacle = lever.find_obstacle(lever_input)
         cases = [] if obstacle or not has_cases else _compute_cases(lever_input, lever)
@@ -105,7 +103,7 @@ def describe_lever(lever_input: LeverInput, lever: Lever, has_cases: bool) -> di
     }
 
 
-def _compute_cases(lever_input: LeverInput, lever: Lever) -> list[dict[str, Any]]:
+def _compute_cases(lever_input: LeverInput, lever: Lever) -> list[Facts]:
     """The cases of a lever that can be computed; the UserError of the last one if none can."""
     cases, errors = [], []
     for setting in lever.list_cases(lever_input)[: count_cases(lever_input)]:
@@ -125,7 +123,7 @@ def count_cases(lever_input: LeverInput) -> int:
     return max(2, MAX_OPERATIONS // (2 * n_weights * n_tokens))
 
 
-def compute_case(lever_input: LeverInput, name: str, setting: Mapping[str, Any]) -> dict[str, Any]:
+def compute_case(lever_input: LeverInput, name: str, setting: Mapping[str, Any]) -> Facts:
     """Run the model with one setting of a lever and compare its output.
 
     UserError if the lever is unknown or does not apply, or the setting is not valid.
@@ -137,7 +135,7 @@ def compute_case(lever_input: LeverInput, name: str, setting: Mapping[str, Any])
         raise UserError(f"lever {name!r} does not apply: {obstacle}")
     output = lever.compute(lever_input, lever.check_setting(lever_input, setting))
     baseline = lever_input.plain_logits if output.baseline is None else output.baseline
-    case: dict[str, Any] = {
+    case: Facts = {
         "setting": dict(setting),
         "baseline": output.baseline_setting,
         "result": compare_outputs(
@@ -154,30 +152,21 @@ def spell_tokens(part: Mapping[str, Any], spell: SpellOutput) -> dict[str, str]:
     return {str(i): spell(i) for i in sorted(set(_find_ids(part)))}
 
 
-def _find_ids(node: Any) -> Iterator[int]:
+def _find_ids(node: Any, is_ids: bool = False) -> Iterator[int]:
     """The token ids under the keys ``ids``, ``reference`` and ``target``."""
     if isinstance(node, Mapping):
         for key, value in node.items():
-            if key in ("ids", "reference", "target"):
-                yield from _flatten_ids(value)
-            else:
-                yield from _find_ids(value)
+            yield from _find_ids(value, is_ids or key in ("ids", "reference", "target"))
     elif isinstance(node, list):
         for value in node:
-            yield from _find_ids(value)
-
-
-def _flatten_ids(value: Any) -> Iterator[int]:
-    if isinstance(value, list):
-        for item in value:
-            yield from _flatten_ids(item)
-    elif value is not None:
-        yield value
+            yield from _find_ids(value, is_ids)
+    elif is_ids and node is not None:
+        yield node
 
 
 def explain_levers(
     run: Run, inputs: ModelInputs, window: tuple[int, int], *, has_cases: bool = True
-) -> dict[str, Any] | None:
+) -> Facts | None:
     """The part ``levers`` of the document; None for an encoder without a head, which has no output.
 
     ``window`` are the tokens of the last side that are shown.
@@ -189,7 +178,7 @@ def explain_levers(
 
 def explain_case(
     run: Run, inputs: ModelInputs, window: tuple[int, int], name: str, setting: Mapping[str, Any]
-) -> dict[str, Any]:
+) -> Facts:
     """One setting of one lever, with the rows and the plain output that it is compared with."""
     lever_input = read_lever_input(run, inputs, window)
     part = {"name": name, "case": compute_case(lever_input, name, setting)} | describe_rows(lever_input)

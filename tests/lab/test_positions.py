@@ -4,7 +4,7 @@ import pytest
 from tests.explain.explain_helpers import sinusoid
 
 from polyhead.models.build import build
-from polyhead_lab import embedding
+from polyhead_lab import positions
 from polyhead_lab.short_training import make_small_config
 
 D = 16
@@ -17,16 +17,16 @@ def cosine(a, b):
 
 @pytest.mark.parametrize(("scale", "factor"), [(True, math.sqrt(D)), (False, 1.0)])
 def test_norms_and_cosines_match_reference(scale, factor):
-    result = embedding.measure_inputs(D, 3, position="sinusoidal", scale_embedding=scale)
-    config = make_small_config(embedding._TASK, d_model=D, n_layers=1, d_ff=16)
+    result = positions.measure_inputs(D, 3, position="sinusoidal", scale_embedding=scale)
+    config = make_small_config(positions._TASK, d_model=D, n_layers=1, d_ff=16)
     rows = (factor * build(config, 3).encoder_embedding.token.weight.detach().double()).tolist()
-    positions = sinusoid(N_POSITIONS, D).double().tolist()
-    row_norm, position_norm = (sum(math.hypot(*x) for x in table) / len(table) for table in (rows, positions))
+    sinusoids = sinusoid(N_POSITIONS, D).double().tolist()
+    row_norm, position_norm = (sum(math.hypot(*x) for x in table) / len(table) for table in (rows, sinusoids))
     assert len(rows) == N_TOKENS
     assert result.ratio == pytest.approx(row_norm / position_norm, rel=1e-4)
     cosines = [
         cosine(*([x + y for x, y in zip(row, p, strict=True)] for row in pair))
         for pair in zip(rows[::2], rows[1::2], strict=True)
-        for p in positions
+        for p in sinusoids
     ]
     assert result.cosine == pytest.approx(sum(cosines) / len(cosines), rel=1e-4)
