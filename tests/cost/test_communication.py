@@ -90,6 +90,16 @@ def test_traffic_of_sharded_data_parallelism():
     assert traffic.pipeline == 8 * 10 * H * 2 + TABLE / 4 * 4
 
 
+def test_last_stage_has_the_decoder():
+    """Three layers of an encoder and one of a decoder, which gathers the weights for its source once more."""
+    sizes = {"vocab_size": VOCABULARY, "d_model": H, "n_heads": 4, "n_layers": 3, "n_decoder_layers": 1}
+    config, cross = ModelConfig(kind="encoder-decoder", **sizes), 4 * H * H + 6 * H
+    layout = ParallelLayout(shard=4, pipeline=2, micro_batches=3)
+    traffic = estimate_traffic(config, BatchShape(8, 10, 10), 4 * LAYER + cross + TABLE, layout)
+    assert traffic.data == 3 / 4 * 4 * (2 * LAYER + cross + TABLE)
+    assert traffic.gather == 3 / 4 * 4 * (4 * LAYER + 7 * (LAYER + cross) + TABLE)
+
+
 def test_gloo_reduce_scatter_is_an_all_reduce():
     layout = ParallelLayout(shard=4, backend="gloo")
     layouts = (layout, layout._replace(context_parallel=2))

@@ -114,6 +114,20 @@ def test_padding_and_large_buffers_use_the_layers(name, fused_calls):
     assert fused_calls == [False, False, False, True]
 
 
+def test_large_sources_use_the_layers(fused_calls, monkeypatch):
+    """A kernel scores the 30 tokens of a source for its 3 beams at once."""
+    model, logits = pack_model(build_model("base")), []
+    memory = [kv.contiguous_for_decoding() for kv in model.encode(torch.randint(5, 97, (2, 30)))]
+    for limit in (90, 89):
+        monkeypatch.setattr(steps, "MAX_SCORES", limit)
+        cache = make_cache(Choice("static"), model.cache_shape, 6, 8)
+        cache.prepare_step(range(6), pos := torch.zeros(6, 1, dtype=torch.int64))
+        with torch.inference_mode():
+            logits.append(model.decode(torch.full((6, 1), 5), pos, cache, memory))
+    assert fused_calls[1:] == [True, False]
+    assert_logits_close(*logits)
+
+
 def test_pages_with_nonfinite_values_are_cleared():
     model = pack_model(build_model("gpt2"))
     with torch.no_grad():
