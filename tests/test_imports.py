@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from tests.run.run_helpers import make_run
 from tests.source_files import ALL_MODULES, LAB, ROOT, walk_file
 
 from polyhead.core.extras import EXTRAS, find_extra
@@ -159,7 +160,7 @@ def test_modules_are_imported_without_extras():
 
 NOT_IMPORTED = {
     "import polyhead": "torch pydantic typer",
-    "from polyhead.cli import main; main(['--help'])": "torch pydantic typer rich",
+    "from polyhead.cli import main; assert main(['--help']) == 0": "torch pydantic typer rich yaml numpy",
     "from polyhead.cli import main; main(['train', '--help'])": "torch",
     "from polyhead.cli import main; main(['translate', '--help'])": "torch",
     "from polyhead.cli import main; main(['serve', '--help'])": "torch uvicorn starlette prometheus_client",
@@ -168,41 +169,61 @@ NOT_IMPORTED = {
     "import polyhead.run.recipe": "torch",
 }
 """Code, and the modules that it does not import."""
+IMPORT_ORDERS = [
+    "import polyhead as ph",
+    "import polyhead.train.signals\nimport polyhead as ph",
+    "import polyhead as ph\nph.train\nimport polyhead.train.signals",
+    "import polyhead as ph\nimport polyhead.train.signals, polyhead.compare.sweep, polyhead.config.recipe",
+    "from polyhead import train, compare, init_recipe\nimport polyhead.config.recipe as module\n"
+    "assert module.Recipe\nimport polyhead as ph",
+    "from polyhead.train import signals\nfrom polyhead.compare.sweep import Axis\n"
+    "from polyhead.config.recipe import Recipe\nimport polyhead as ph",
+    "import importlib\nimportlib.import_module('polyhead.compare.plan')\nimport polyhead as ph",
+    "import importlib, polyhead as ph\nph.train\nimportlib.reload(ph)",
+]
+CHECK_NAMES = """
+import inspect, sys
+assert callable(ph.train) and callable(ph.compare) and callable(ph.init_recipe) and callable(ph.estimate)
+assert list(inspect.signature(ph.train).parameters) == ['recipe', 'changes', 'resume', 'quiet']
+import polyhead.train.signals as signals, polyhead.compare.sweep, polyhead.config.recipe
+assert sys.modules['polyhead.train.signals'] is signals is ph.train.signals is polyhead.train.signals
+assert polyhead.compare.sweep.Axis and polyhead.config.recipe.read_recipe and polyhead.config.recipe.Recipe
+"""
+CONFIG_WITHOUT_TORCH = f"""
+import sys, importlib
+sys.modules["torch"] = None
+for name in {sorted(name for name in NAMES if package(name) == "config")}:
+    importlib.import_module(name)
+from polyhead.core.registry import Registry
+Registry.check = lambda registry, choice: choice  # it imports parts, whose signatures are their options
+from polyhead.config.model import ModelConfig
+config = ModelConfig(vocab_size=9, preset="gpt2", layer_pattern=[{{"block": "lstm"}}, {{}}])
+assert (config.n_layers, config.head_dim, config.d_ff) == (12, 64, 3072)
+assert not any(name.startswith("polyhead.nn") for name in sys.modules)
+"""
 EACH_IN_A_CHILD = """
 import os, sys
 for code in {snippets!r}:
     if os.fork() == 0:
-        exec(code)
+        exec(code, {{}})
         print(*sys.modules, file=sys.stderr, flush=True)
         os._exit(0)
     assert os.wait()[1] == 0, code
 """
 
 
-def run_python(script):
+def test_heavy_modules_are_imported_late(tmp_path):
+    """In one process: its children import what they need, and names are those of functions in any order."""
+    paths = [str(tmp_path / position) for position in ("learned", "t5", "shaw", "disentangled")]
+    for path in paths:
+        make_run(position=Path(path).name, tie_embeddings="none").save(Path(path))
+    cases = NOT_IMPORTED | {order + CHECK_NAMES: "torch" for order in IMPORT_ORDERS}
+    cases[CONFIG_WITHOUT_TORCH] = ""
+    # torch's compiler takes a second to import, and initialising a meta tensor imports it
+    cases[f"import polyhead as ph\nfor path in {paths}: ph.load(path, fast=True)"] = "torch._dynamo"
+    script = EACH_IN_A_CHILD.format(snippets=list(cases))
     process = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert process.returncode == 0, process.stderr
-    return process.stderr
-
-
-def test_heavy_modules_are_imported_late():
-    lines = run_python(EACH_IN_A_CHILD.format(snippets=list(NOT_IMPORTED))).splitlines()
-    for (code, absent), modules in zip(NOT_IMPORTED.items(), lines, strict=True):
+    for (code, absent), modules in zip(cases.items(), process.stderr.splitlines(), strict=True):
         assert "polyhead" in modules.split(), code
         assert not set(absent.split()) & set(modules.split()), code
-
-
-def test_config_is_made_without_torch():
-    """Only a registry imports parts, whose signatures are the schema of their options."""
-    modules = sorted(name for name in NAMES if package(name) == "config")
-    script = (
-        "import sys, importlib; sys.modules['torch'] = None\n"
-        f"for name in {modules}: importlib.import_module(name)\n"
-        "from polyhead.core.registry import Registry\n"
-        "Registry.check = lambda registry, choice: choice\n"
-        "from polyhead.config.model import ModelConfig\n"
-        "config = ModelConfig(vocab_size=9, preset='gpt2', layer_pattern=[{'block': 'lstm'}, {}])\n"
-        "assert (config.n_layers, config.head_dim, config.d_ff) == (12, 64, 3072)\n"
-        "assert not any(name.startswith('polyhead.nn') for name in sys.modules)"
-    )
-    run_python(script)

@@ -1,6 +1,4 @@
 import pickle
-import subprocess
-import sys
 from itertools import product
 from pathlib import Path
 
@@ -27,38 +25,6 @@ def workdir(tmp_path, monkeypatch):
     Path("t.txt").write_text("".join(f"the dog barks {i % 7} times\n" for i in range(200)))
     Path("mine.yaml").write_text(RECIPE)
     return tmp_path
-
-
-IMPORTS = [
-    "import polyhead as ph",
-    "import polyhead.train.signals\nimport polyhead as ph",
-    "import polyhead as ph\nph.train\nimport polyhead.train.signals",
-    "import polyhead as ph\nimport polyhead.train.signals, polyhead.compare.sweep, polyhead.config.recipe",
-    "from polyhead import train, compare, init_recipe\nimport polyhead.config.recipe as module\n"
-    "assert module.Recipe\nimport polyhead as ph",
-    "from polyhead.train import signals\nfrom polyhead.compare.sweep import Axis\n"
-    "from polyhead.config.recipe import Recipe\nimport polyhead as ph",
-    "import importlib\nimportlib.import_module('polyhead.compare.plan')\nimport polyhead as ph",
-    "import importlib, polyhead as ph\nph.train\nimportlib.reload(ph)",
-]
-CHECK = """
-import inspect, sys
-assert callable(ph.train) and callable(ph.compare) and callable(ph.init_recipe) and callable(ph.estimate)
-assert list(inspect.signature(ph.train).parameters) == ['recipe', 'changes', 'resume', 'quiet']
-import polyhead.train.signals as signals, polyhead.compare.sweep, polyhead.config.recipe
-assert sys.modules['polyhead.train.signals'] is signals is ph.train.signals is polyhead.train.signals
-assert polyhead.compare.sweep.Axis and polyhead.config.recipe.read_recipe and polyhead.config.recipe.Recipe
-assert 'torch' not in sys.modules, 'names alone cost nothing'
-"""
-
-
-def test_names_are_functions_in_any_import_order():
-    script = (
-        "import os\nfor code in CODES:\n    if not os.fork():\n        exec(code, {})\n        os._exit(0)\n"
-        "    assert os.wait()[1] == 0, code"
-    )
-    codes = [code + CHECK for code in IMPORTS]
-    subprocess.run([sys.executable, "-c", f"CODES = {codes!r}\n{script}"], check=True)
 
 
 def test_verbs_can_be_pickled():

@@ -11,36 +11,24 @@ from polyhead.cli import completion
 from polyhead.cli.verbs import VERBS
 
 
-@pytest.fixture(scope="module")
-def environment(tmp_path_factory):
-    """A home, and a command polyhead on the path that fails if it imports torch."""
-    home = tmp_path_factory.mktemp("home")
+def test_bash_completes_verbs_and_options(cli, tmp_path, monkeypatch):
+    """What bash puts into COMPREPLY, with the script that polyhead prints, by a command without torch."""
     code = "import sys; sys.modules['torch'] = None; from polyhead.cli import main; sys.exit(main())"
-    (home / "bin").mkdir()
-    command = home / "bin" / "polyhead"
+    command = tmp_path / "polyhead"
     command.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -c "{code}" "$@"\n')
     command.chmod(0o755)
-    return {**os.environ, "HOME": str(home), "PATH": f"{home / 'bin'}:{os.environ['PATH']}", "TERM": "dumb"}
-
-
-def output(command, environment, **variables):
-    result = subprocess.run(command, env=environment | variables, capture_output=True, text=True, timeout=200)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    script = cli("--show-completion", "bash").out + (
+        "COMP_WORDS=(polyhead export runs/mine --); COMP_CWORD=3; _polyhead_completion polyhead; "
+        'echo "${COMPREPLY[@]}"'
+    )
+    result = subprocess.run(["bash", "--norc", "-c", script], capture_output=True, text=True, timeout=200)
     assert (result.returncode, result.stderr) == (0, "")
-    return result.stdout
-
-
-def test_bash_completes_verbs_and_options(environment):
-    """What bash puts into COMPREPLY, with the script that polyhead prints."""
-    lines = [["polyhead", ""], ["polyhead", "export", "runs/mine", "--"]]
-    script = 'eval "$(polyhead --show-completion bash)"; '
-    for words in lines:
-        script += (
-            f"COMP_WORDS=({shlex.join(words)}); COMP_CWORD={len(words) - 1}; _polyhead_completion polyhead; "
-            'echo "${COMPREPLY[@]}"; '
-        )
-    replies = [line.split() for line in output(["bash", "--norc", "-c", script], environment).splitlines()]
-    assert replies[0] == list(VERBS)
-    assert "--to" in replies[1] and "--beam-size" not in replies[1]
+    assert "--to" in result.stdout.split() and "--beam-size" not in result.stdout.split()
+    for name, value in {"COMP_WORDS": "polyhead ", "COMP_CWORD": "1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("_POLYHEAD_COMPLETE", "complete_bash")
+    assert cli().out.split() == list(VERBS)
 
 
 def test_zsh_and_fish_get_descriptions(cli, monkeypatch):

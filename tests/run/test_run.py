@@ -1,7 +1,5 @@
 import json
 import math
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -9,18 +7,6 @@ from tests.run.run_helpers import GENERATION, TEXTS, make_run
 
 import polyhead as ph
 from polyhead.core.errors import UserError
-
-
-def test_loading_does_not_import_the_compiler_of_torch(tmp_path):
-    """It takes a second to import, and initialising a meta tensor imports it."""
-    script = "import sys, polyhead as ph\nfor path in sys.argv[1:]: ph.load(path, fast=True)\n"
-    script += "print('torch._dynamo' in sys.modules)"
-    paths = [tmp_path / position for position in ("learned", "t5", "shaw", "disentangled")]
-    for path in paths:
-        make_run(position=path.name, tie_embeddings="none").save(path)
-    command = [sys.executable, "-c", script, *paths]
-    result = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert result.stdout == "False\n"
 
 
 @pytest.mark.parametrize(
