@@ -36,33 +36,12 @@ from tests.source_files import MODULES, ROOT
 
 PACKAGES = "nn cache generation data train tokenizers evaluate config checkpoint serve cost kernels".split()  # noqa: SIM905
 KERNEL_SHARE = 20  # one mutant in 20 is one of the C++ kernels
-SWAPS: dict[type, type] = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult}
-SWAPS |= {
-    ast.Lt: ast.LtE,
-    ast.LtE: ast.Lt,
-    ast.Gt: ast.GtE,
-    ast.GtE: ast.Gt,
-    ast.Eq: ast.NotEq,
-    ast.NotEq: ast.Eq,
-}
-SWAPS |= {
-    ast.Is: ast.IsNot,
-    ast.IsNot: ast.Is,
-    ast.In: ast.NotIn,
-    ast.NotIn: ast.In,
-    ast.And: ast.Or,
-    ast.Or: ast.And,
-}
-SWAPS |= {ast.FloorDiv: ast.Mult, ast.Mod: ast.FloorDiv}
+PAIRS = "Add Sub, Mult Div, Lt LtE, Gt GtE, Eq NotEq, Is IsNot, In NotIn, And Or"
+SWAPS = {getattr(ast, a): getattr(ast, b) for a, b in map(str.split, PAIRS.split(","))}
+SWAPS |= {new: old for old, new in SWAPS.items()} | {ast.FloorDiv: ast.Mult, ast.Mod: ast.FloorDiv}
 NAMES = {"min": "max", "max": "min", "any": "all", "all": "any"}
-KERNEL_SWAPS = [
-    (" < ", " <= "),
-    (" + ", " - "),
-    (" * ", " + "),
-    (" - ", " + "),
-    ("max(", "min("),
-    (" += ", " = "),
-]
+KERNEL_SWAPS = [(" < ", " <= "), (" + ", " - "), (" * ", " + "), (" - ", " + ")]
+KERNEL_SWAPS += [("max(", "min("), (" += ", " = ")]
 HANG = 10.0  # processor seconds that a test may take beyond ten times its usual ones
 Outcome = tuple[str, str]  # killed, survived or undecided, and by what
 

@@ -34,7 +34,6 @@ PAGES = sorted(
 TRANSLATED_PAGES = "guide explain serving other_engines compare cost distributed checkpoints"
 PAIRS = [("README.md", "README.zh-CN.md")]
 PAIRS += [(f"docs/{page}.md", f"docs/{page}.zh-CN.md") for page in TRANSLATED_PAGES.split()]
-WITHIN_ATTENTION = {"feature_map", "similarity"}  # options of an attention, listed on its own page
 WITHOUT_EQUATION = {"cache", "tokenizer", "none"}  # kinds, and parts
 WITHOUT_PAPER = {"none", "tanh", "static", "constant", "char", "byte", "exp", "plain"}
 EXCERPT = re.compile(r"# (src/\S+)\n")

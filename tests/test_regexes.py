@@ -22,7 +22,6 @@ from polyhead.hf.hub import KNOWN_OWNERS
 
 SOURCE = Path(yaml_io.__file__).parents[1]
 CALLS = {"compile", "match", "fullmatch", "search", "sub", "split", "findall", "finditer"}
-FULL_MATCH_METHODS = {"match", "fullmatch"}
 CHARACTERS = sorted({*string.printable, "é", "你", "\udc80"})
 LONGEST = 32_000  # characters
 # made of escaped words, or of what another place or a test yields
