@@ -200,9 +200,14 @@ def test_invalid_layout_is_refused(layout, message):
         layout.check(CONFIG, BatchShape(8, 10))
 
 
-@pytest.mark.parametrize(("key", "part"), [("block", "lstm"), ("attention", "linear")])
+@pytest.mark.parametrize(
+    ("key", "part"), [("block", "lstm"), ("decoder_block", "lstm"), ("attention", "linear")]
+)
 def test_recurrent_state_is_not_split(key, part):
-    config = ModelConfig(kind="decoder", vocab_size=50, d_model=16, n_layers=2, n_heads=2, **{key: part})
+    kind = "encoder-decoder" if key == "decoder_block" else "decoder"
+    config = ModelConfig(kind=kind, vocab_size=50, d_model=16, n_layers=2, n_heads=2, **{key: part})
     ParallelLayout().check(config, BatchShape(8, 10))
-    with pytest.raises(UserError, match=f"{key} {part} passes a state along the row"):
+    with pytest.raises(
+        UserError, match=f"{key.removeprefix('decoder_')} {part} passes a state along the row"
+    ):
         ParallelLayout(context_parallel=2).check(config, BatchShape(8, 10))

@@ -66,6 +66,12 @@ def test_layers_have_a_formula_by_kind():
     parts = {part.name: (part.params_each, part.formula) for part in group_parameters(config)}
     assert parts["layer"] == (2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 48 + 64, "2HA + 2HG + 3HF + 2H")
     assert parts["head"] == (3200, "VH")
+    sizes = {"vocab_size": 50, "d_model": 32, "n_heads": 4, "head_dim": 12, "d_ff": 48}
+    (layer,) = [
+        part for part in group_parameters(ModelConfig(kind="decoder", **sizes)) if "layer" in part.name
+    ]
+    assert layer.params_each == 4 * 32 * 48 + 3 * 48 + 2 * 32 * 48 + 48 + 2 * 32 + 4 * 32
+    assert layer.formula == "4HA + 3A + H + 2HF + F + H + 4H"
     # layers of a pattern are counted by kind
     pattern = [{}, {"attention": {"name": "softmax", "qk_norm": True}}]
     sizes = {"vocab_size": 50, "d_model": 32, "n_layers": 5, "n_heads": 2}

@@ -21,12 +21,14 @@ UNANALYSABLE = TABLES["unanalysable"] | {
 }
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_published_patterns_are_accepted(pattern):
     Regex(pattern)
     assert check_backtracking(pattern) == PATTERNS[pattern]
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("pattern", [*EXPONENTIAL, *UNANALYSABLE])
 def test_exponential_and_unanalysable_patterns_are_refused(pattern):
     with pytest.raises(PatternError, match=re.escape(UNANALYSABLE.get(pattern, "exponential"))):

@@ -425,9 +425,9 @@ def _find_stateful_part(config: ModelConfig) -> str:
     """Name of a part that passes a state along a row; "" if there is none."""
     for i in range(config.n_layers):
         layer = config.layer_config(i)
-        block = layer.block_choice(False)
-        if block.name in _STATEFUL_BLOCKS:
-            return f"block {block.name}"
+        for block in (layer.block, layer.block_choice(config.kind == "encoder-decoder")):
+            if block.name in _STATEFUL_BLOCKS:
+                return f"block {block.name}"
         if layer.attention.name == "linear":
             return "attention linear"
     return ""

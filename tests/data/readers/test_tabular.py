@@ -14,9 +14,10 @@ def test_tsv_columns_by_number(source, target, write_file):
     assert (sources, targets) == ([row[source] for row in rows], [row[target] for row in rows])
 
 
-def test_tsv_columns_by_name(write_file):
+@pytest.mark.parametrize("target", ["de", 2])
+def test_tsv_columns_by_name(target, write_file):
     path = write_file("a.tsv", "id\ten\tde\n1\tone\teins\n2\ttwo\n\n4\tfour\tvier\textra\n5\tfive\tfünf\t\n")
-    sources, targets, report = read_checked(open_corpus([path], source="en", target="de"))
+    sources, targets, report = read_checked(open_corpus([path], source="en", target=target))
     assert (sources, targets) == (["one", "five"], ["eins", "fünf"])
     assert report.examples == {"malformed": ["line 3", "line 5"], "empty": ["line 4"]}
 
