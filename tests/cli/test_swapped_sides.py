@@ -1,5 +1,7 @@
 """Files of the wrong side are reported by eval, translate, score and init, others are not."""
 
+from pathlib import Path
+
 import pytest
 from tests.cli.cli_helpers import save_run
 from tests.cli.swapped_sides_helpers import CHINESE, ENGLISH, GERMAN, TEXTS, recipe_of
@@ -7,17 +9,19 @@ from tests.cli.swapped_sides_helpers import workdir as workdir
 
 from polyhead.config.generation_config import GenerationConfig
 from polyhead.config.model import ModelSpec
+from polyhead.run.run_examples import write_examples
 
 SIZES = {"d_model": 16, "n_heads": 2, "n_layers": 1, "max_len": 64}
 
 
-def save_translator(source, target, **data):
-    """Save an untrained run whose recipe has train.SOURCE and train.TARGET."""
-
+def save_translator(source, target, has_examples, **data):
+    """Save an untrained run whose recipe has train.SOURCE and train.TARGET, perhaps with examples of them."""
     files = {"train": [f"train.{source}", f"train.{target}"], "valid_fraction": 0.1, "valid": None}
     recipe = recipe_of(**files | data).model_copy(update={"model": ModelSpec(**SIZES)})
     generation = GenerationConfig(beam_size=1, max_length_ratio=0.1, max_length_extra=1)
     save_run("run", TEXTS[source] + TEXTS[target], generation=generation, recipe=recipe, **SIZES)
+    if has_examples:
+        write_examples(Path("run"), zip(TEXTS[source] * 9, TEXTS[target] * 9, strict=True))
 
 
 SWAP = "did you swap the files?"
@@ -35,7 +39,7 @@ ZH, DE = ({"source_lang": "en", "target_lang": code} for code in ("zh", "de"))
         ("en zh", ZH, "translate run test.zh --read-batch 1", HAN),
         ("en zh", ZH, "eval run test.zh test.en", HAN),
         ("en zh", ZH, "score run test.zh test.en", HAN),
-        ("en zh", ZH | {"train": ["gone.en", "gone.zh"]}, "translate run test.zh", HAN),  # by the codes alone
+        ("en zh", ZH | {"has_examples": False}, "translate run test.zh", HAN),  # by the codes alone
         ("en zh", {}, "translate run test.zh", SCRIPTS),
         ("en zh", ZH, "eval run test.en test.en", LATIN),
         ("en de", DE, "translate run test.de", WORDS),
@@ -44,11 +48,11 @@ ZH, DE = ({"source_lang": "en", "target_lang": code} for code in ("zh", "de"))
         ("en zh", ZH, "eval run test.en test.zh", ""),
         ("en zh", ZH, "score run test.en test.zh", ""),
         ("en de", {}, "eval run test.en test.de", ""),
-        ("en de", {"train": ["gone.en", "gone.de"]}, "translate run test.de", ""),  # not known
+        ("en de", {"has_examples": False}, "translate run test.de", ""),  # not known
     ],
 )
 def test_text_of_the_wrong_side_warns_once(languages, data, command, warning, workdir, cli):
-    save_translator(*languages.split(), **data)
+    save_translator(*languages.split(), **{"has_examples": True} | data)
     warnings = [line for line in cli(*command.split()).err.splitlines() if SWAP in line]
     assert warnings == ([f"polyhead: {warning}"] if warning else [])
 

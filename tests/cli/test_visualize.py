@@ -10,7 +10,7 @@ from tests.cli.visualize_helpers import run_dir as run_dir
 from tests.viz.html_pages import Page
 
 import polyhead
-from polyhead.config.recipe import Recipe
+from polyhead.run.run_examples import write_examples
 from polyhead.viz.embedding_page import position_matrices
 
 
@@ -45,21 +45,19 @@ def test_missing_text_shows_first_tokens_of_the_vocabulary(tiny, tmp_path, cli):
     t = run.tokenizer
     assert {t.pad_id, t.bos_id, t.eos_id} < set(range(5))
     assert data["counts"] is None and data["names"] == [run.display_token(i) for i in range(5, 17)]
-    assert "the training text could not be read" in page.read_text()
+    assert "the run keeps no examples" in page.read_text()
 
 
 @pytest.mark.parametrize("kind", ["decoder", "encoder"])
 def test_one_sided_model_has_one_side(kind, tmp_path, cli):
-    (tmp_path / "text").write_text("\n".join(ENGLISH) + "\n")
-    data = {"root": tmp_path, "train": ["text"], "valid_fraction": 0.2, "max_len": 8}
-    recipe = Recipe.model_validate({"task": "language-model", "data": data, "train": {"steps": 1}})
-    run = save_run(tmp_path, ENGLISH, kind=kind, max_len=24, position="alibi", recipe=recipe)
+    run = save_run(tmp_path, ENGLISH, kind=kind, max_len=24, position="alibi")
+    write_examples(tmp_path, ((line,) for line in ENGLISH))
     message = cli.error("visualize", tmp_path, "--side", "target")
     assert message == "--side target: this model has one side only; remove it"
     cli("visualize", tmp_path, "--tokens", 12, "--positions", 6)
     text = (tmp_path / "draw.html").read_text()
     assert headings(text) == ["Positions", "Embeddings"]
-    counts = Counter(run.tokenizer.encode(["\n".join(ENGLISH[:16]) + "\n"])[0])
+    counts = Counter(token for ids in run.tokenizer.encode(ENGLISH) for token in ids)
     assert clouds(tmp_path / "draw.html")["counts"] == [n for _, n in counts.most_common(12)]
     (grid,) = [d for d in Page(text).data() if isinstance(d, dict) and d.get("row") == "head"]
     first, columns = (0, 6) if kind == "decoder" else (-5, 11)

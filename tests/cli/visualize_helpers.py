@@ -10,6 +10,7 @@ from polyhead import Choice, build
 from polyhead.config.generation_config import GenerationConfig
 from polyhead.config.recipe import Recipe
 from polyhead.run.run import Run
+from polyhead.run.run_examples import write_examples
 from polyhead.tokenizers.train_tokenizer import train_tokenizer
 
 GERMAN = ["ein hund bellt .", "zwei hunde bellen .", "ein <b>roter</b> hund", "</script><script>"] * 5
@@ -24,8 +25,6 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def make(directory: Path, tie: str) -> Path:
     """Save an untrained translator and its text; return the directory of the run."""
-    for name, lines in (("de", GERMAN), ("en", ENGLISH)):
-        (directory / name).write_text("\n".join(lines) + "\n")
     tokenizer = train_tokenizer([*GERMAN, *ENGLISH], Choice("bpe"), 320)
     files, languages = ["de", "en"], {"source_lang": "de", "target_lang": "en"}
     model = {"d_model": 16, "n_heads": 2, "n_layers": 1, "max_len": 24, "position": "t5"}
@@ -34,6 +33,7 @@ def make(directory: Path, tie: str) -> Path:
     recipe = Recipe.model_validate(sections)
     network = build(recipe.model.with_vocabulary(tokenizer.vocab_size), seed=0)
     Run(network, tokenizer, GenerationConfig(), recipe).save(directory / "run")
+    write_examples(directory / "run", zip(GERMAN, ENGLISH, strict=True))
     return directory / "run"
 
 

@@ -1,24 +1,22 @@
 """Tests of serve/model_card.py: how much text fits, by texts of the run, and examples of its task."""
 
-import json
-
 import pytest
 from tests.serve.conftest import build_run, make_recipe, serve_run
 
+from polyhead.run.run_examples import EXAMPLES_FILE, write_examples
 from polyhead.serve.auth import ApiKeys
 from polyhead.serve.model_card import Card, everyday_samples, first_sentence, round_down
 
 SOURCES = ["a dog barks .", "two dogs bark loud .", "dogs"]
 TARGETS = ["ein hund bellt .", "zwei hunde bellen .", "hunde"]
-LANGUAGES = {"source_lang": "en", "target_lang": "de"}
+LANGUAGES = {"valid": ["none.tsv"], "source_lang": "en", "target_lang": "de"}
 
 
 @pytest.fixture
 def run(tmp_path):
     run = build_run("encoder-decoder")
-    rows = zip(SOURCES, TARGETS, strict=True)
-    (tmp_path / "valid.tsv").write_text("".join(f"{source}\t{target}\n" for source, target in rows))
-    run.recipe = make_recipe("translation", tmp_path, valid=["valid.tsv"], **LANGUAGES)
+    run.directory, run.recipe = tmp_path, make_recipe("translation", tmp_path, **LANGUAGES)
+    write_examples(tmp_path, zip(SOURCES, TARGETS, strict=True))
     return run
 
 
@@ -26,7 +24,7 @@ def everyday_texts(run):
     return {text for (text,) in everyday_samples(run.tokenizer, "en")}
 
 
-def test_limit_and_examples_are_of_the_validation_text(run):
+def test_limit_and_examples_are_those_of_the_run(run):
     card = Card.from_run(run, use_own_samples=True)
     tokens = sum(map(len, run.tokenizer.encode(SOURCES)))
     assert card.limit.tokens == 40 - 1  # of data.max_len, without the end of the text
@@ -44,44 +42,21 @@ def test_service_with_keys_shows_no_private_text(run):
             assert (SOURCES[0] in model["polyhead"]["examples"]) == is_private
 
 
-@pytest.mark.parametrize("source", ["own", "missing", "hub"])
-def test_everyday_sentences_replace_other_text(run, tmp_path, monkeypatch, source):
-    monkeypatch.setattr("polyhead.core.hub.download_dataset_files", lambda name: pytest.fail(name))
-    if source == "missing":
-        (tmp_path / "valid.tsv").unlink()
-    elif source == "hub":
-        name = "hf://datasets/someone/something/valid.tsv"
-        run.recipe = make_recipe("translation", tmp_path, valid=[name], source_lang="en")
+@pytest.mark.parametrize("source", ["own", "missing", "damaged", "outside"])
+def test_everyday_sentences_replace_other_text(run, tmp_path, source):
+    if source != "own":
+        (tmp_path / EXAMPLES_FILE).unlink()
+    if source == "damaged":
+        (tmp_path / EXAMPLES_FILE).write_text('[["a", "b"], ["c"]]')
+    elif source == "outside":
+        (tmp_path / "valid.tsv").write_text("secret dogs\tgeheime hunde\n" * 9)
+        run.recipe = make_recipe("translation", tmp_path, **LANGUAGES | {"valid": ["valid.tsv"]})
     card = Card.from_run(run, use_own_samples=source != "own")
     assert card.limit.words and card.examples and set(card.examples) <= everyday_texts(run)
-    run.recipe = make_recipe("translation", tmp_path, valid=["gone.tsv"], source_lang="tlh")
-    card = Card.from_run(run, use_own_samples=True)
-    assert card.limit == (39, None, None) and card.examples == []
-
-
-TURNS = [{"role": "user", "content": "a dog ?"}, {"role": "assistant", "content": "dogs"}]
-CHAT = json.dumps({"messages": [{"role": "system", "content": "s"}, *TURNS, *TURNS]})
-PAIRS, PAIR_LINES = {"text": ["a", "b"]}, "a\tb\tlabel\na dog .\ttwo dogs .\tgood\n"
-BARKING = ["a dog barks .", "two dogs bark ."]
-
-
-@pytest.mark.parametrize(
-    ("kind", "task", "content", "data", "examples"),
-    [
-        ("classifier", "classification", "text\tlabel\na dog .\tgood\n", {"text": ["text"]}, ["a dog ."]),
-        ("classifier", "classification", PAIR_LINES, PAIRS, [["a dog .", "two dogs ."]]),
-        ("decoder", "language-model", "\n\n".join(BARKING) + "\n", {}, BARKING),
-        ("encoder", "masked-lm", "a dog .\n", {}, ["a dog ."]),
-        ("decoder", "chat", CHAT, {}, ["a dog ?"]),
-    ],
-    ids=["texts", "pairs", "language model", "masked", "chat"],
-)
-def test_examples_fit_the_task(kind, task, content, data, examples, tmp_path):
-    name = {"classification": "valid.tsv", "chat": "valid.jsonl"}.get(task, "valid.txt")
-    (tmp_path / name).write_text(content)
-    run = build_run(kind)
-    run.recipe = make_recipe(task, tmp_path, valid=[name], **data)
-    assert Card.from_run(run, use_own_samples=True).examples == examples
+    if source == "missing":
+        run.recipe = make_recipe("translation", tmp_path, **LANGUAGES | {"source_lang": "tlh"})
+        card = Card.from_run(run, use_own_samples=True)
+        assert card.limit == (39, None, None) and card.examples == []
 
 
 def test_numbers_and_texts_are_shortened():

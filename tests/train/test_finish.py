@@ -116,7 +116,7 @@ def test_error_in_final_evaluation_loses_no_weights(corpus_dir, monkeypatch):
     assert "| valid loss |" in card
     assert "bleu" not in card
     run_training(cut, resume=True, report=Notes())
-    for name in ("README.md", "baseline.json"):
+    for name in ("README.md", "baseline.json", "examples.json"):
         assert (cut.out / name).read_bytes() == (expected.out / name).read_bytes()
 
 

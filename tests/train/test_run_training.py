@@ -89,8 +89,9 @@ def test_ten_sentences_are_memorized_with_their_ends(memorized_run):
 @pytest.mark.acceptance("A15")
 def test_run_directory_is_complete_and_loads(memorized_run):
     run_dir, run, _ = memorized_run
-    files = "README.md baseline.json config.json generation_config.json manifest.json metrics.jsonl "
-    files += "model.safetensors recipe.yaml tokenizer.json tokenizer_config.json checkpoints"  # and a report
+    files = "README.md baseline.json config.json examples.json generation_config.json manifest.json "
+    files += "metrics.jsonl model.safetensors recipe.yaml tokenizer.json tokenizer_config.json "
+    files += "checkpoints"  # and a report
     assert {path.name for path in run_dir.iterdir()} == {*files.split()}
     loaded_run = ph.load(run_dir)
     assert loaded_run.translate(list(TEN)) == run.translate(list(TEN))

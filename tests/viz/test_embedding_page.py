@@ -16,6 +16,7 @@ from polyhead.core.registry import POSITION
 from polyhead.introspect.projection import pca
 from polyhead.nn.position.base import Position
 from polyhead.run.run import Run
+from polyhead.run.run_examples import write_examples
 from polyhead.tokenizers.train_tokenizer import train_tokenizer
 from polyhead.viz.embedding_page import position_matrices
 
@@ -29,8 +30,6 @@ SIZES = {"d_model": 16, "n_heads": 2, "n_layers": 1, "max_len": 24}
 @pytest.fixture
 def save_run(tmp_path):
     def save_one(tie):
-        for name, lines in TEXTS.items():
-            (tmp_path / name).write_text("\n".join(lines) + "\n")
         tokenizer = train_tokenizer([*TEXTS["de"], *TEXTS["en"]], Choice("bpe"), 320)
         data = {"root": tmp_path, "train": [*TEXTS], "valid": [*TEXTS]}
         data |= {"source_lang": "de", "target_lang": "en"}
@@ -38,6 +37,7 @@ def save_run(tmp_path):
         recipe = Recipe.model_validate({"data": data, "model": model, "train": {"steps": 1}})
         model = build(recipe.model.with_vocabulary(tokenizer.vocab_size), seed=0)
         Run(model, tokenizer, GenerationConfig(), recipe).save(tmp_path / "run")
+        write_examples(tmp_path / "run", zip(TEXTS["de"], TEXTS["en"], strict=True))
         return tmp_path / "run"
 
     return save_one

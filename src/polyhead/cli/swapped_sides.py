@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 
-from polyhead.config.recipe import Recipe
-from polyhead.core import hub
-from polyhead.core.errors import UserError
 from polyhead.core.i18n import translate_message
 from polyhead.data.readers.detect_language import (
     BY_WORDS,
     Language,
     describe_language,
     detect_wrong_language,
-    sample_pairs,
 )
 from polyhead.run.run import Run
-from polyhead.train.tasks.translation import open_split_corpus
+from polyhead.run.run_examples import read_examples
 
 LanguagePair = tuple[Language, Language]
 NUM_SAMPLE_LINES = 100  # lines of a text that are checked
@@ -28,7 +23,7 @@ class SwapCheck:
     """Checks the first lines of a text and warns once."""
 
     def __init__(self, run: Run, source_lang: str | None = None, target_lang: str | None = None) -> None:
-        self.languages = infer_languages(run.recipe, source_lang or "", target_lang or "")
+        self.languages = infer_languages(run, source_lang or "", target_lang or "")
         self.sample: list[str] = []
         self.has_warned = False
 
@@ -68,14 +63,14 @@ def warn_of_swap(
     return bool(detected)
 
 
-def infer_languages(recipe: Recipe | None, source_lang: str = "", target_lang: str = "") -> LanguagePair:
-    """Infer the languages of a translator from its training text, else from its language codes."""
-    if recipe is None or recipe.task.name != "translation":
+def infer_languages(run: Run, source_lang: str = "", target_lang: str = "") -> LanguagePair:
+    """Infer the languages of a translator from the examples in the run, else from its language codes."""
+    if run.recipe is None or run.recipe.task.name != "translation":
         return describe_language([], source_lang), describe_language([], target_lang)
-    data = recipe.data
-    codes = source_lang or data.source_lang, target_lang or data.target_lang
-    texts: tuple[list[str], list[str]] = [], []
-    if not (source_lang or target_lang) and not any(name.startswith(hub.HUB_PREFIX) for name in data.train):
-        with suppress(UserError, OSError):  # the training text may be on another machine
-            texts = sample_pairs(open_split_corpus(recipe, "train"))
-    return describe_language(texts[0], codes[0]), describe_language(texts[1], codes[1])
+    data = run.recipe.data
+    examples = [] if source_lang or target_lang else read_examples(run.directory)
+    sources, targets = ([example[side] for example in examples] for side in (0, -1))
+    return (
+        describe_language(sources, source_lang or data.source_lang),
+        describe_language(targets, target_lang or data.target_lang),
+    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -19,8 +18,6 @@ if TYPE_CHECKING:
     from polyhead.viz.embedding_page import TokenPoints
 
 
-MAX_PAIRS = 20_000  # pairs of the training text whose tokens are counted
-MAX_CHARACTERS = 2_000_000  # the same for plain text
 SIDE_SHARE = 0.8  # minimum share of its occurrences on one side for a token to belong to that side
 Side = Literal["source", "target", "both"]
 
@@ -89,7 +86,7 @@ def choose_side(run: Run, side: Side | None) -> Side:
 def select_frequent_tokens(run: Run, n: int, side: Side) -> TokenPoints:
     """Return the n most frequent tokens of ``side``.
 
-    Without training text these are the first n of the vocabulary.
+    Without examples in the run these are the first n of the vocabulary.
     """
     import torch
 
@@ -97,7 +94,7 @@ def select_frequent_tokens(run: Run, n: int, side: Side) -> TokenPoints:
     from polyhead.viz.embedding_page import TokenPoints, find_embeddings
 
     weight = find_embeddings(run.model)[0 if side == "source" else -1].token.weight
-    counts = count_training_tokens(run)
+    counts = count_example_tokens(run)
     if counts is None:
         ids = torch.arange(len(SPECIAL_TOKENS), run.tokenizer.vocab_size)[:n]
         return TokenPoints(
@@ -135,42 +132,19 @@ def name_groups(run: Run) -> list[str]:
     ]
 
 
-def count_training_tokens(run: Run) -> list[Tensor] | None:
-    """Count each token in the beginning of the training text, per side: (V,) each.
-
-    None if the text cannot be read.
-    """
+def count_example_tokens(run: Run) -> list[Tensor] | None:
+    """Count each token in the examples that the run keeps, per side: (V,) each. None without examples."""
     import torch
 
-    from polyhead.core.registry import TASK
-    from polyhead.data.readers.parallel_corpus import read_pairs
-    from polyhead.train.tasks.translation import TranslationTask, open_split_corpus
+    from polyhead.run.run_examples import read_examples
 
-    recipe = run.recipe
-    if recipe is None:
+    examples = read_examples(run.directory)
+    if not examples:
         return None
-    task = TASK.get(recipe.task.name)
-    try:
-        texts = (
-            list(read_pairs(open_split_corpus(recipe, "train"), MAX_PAIRS)[:2])
-            if task is TranslationTask
-            else [take_texts(task.iter_texts(recipe))]
-        )
-    except (UserError, OSError):
-        return None
+    is_translator = run.config.kind == "encoder-decoder" and len(examples[0]) == 2
+    texts = list(zip(*examples, strict=True)) if is_translator else [[x for row in examples for x in row]]
     size = run.tokenizer.vocab_size
     return [
         torch.bincount(torch.tensor([i for line in tokenizer.encode(side) for i in line]), minlength=size)
         for tokenizer, side in zip((run.tokenizer, run.tokenizer.target_tokenizer), texts, strict=False)
     ]
-
-
-def take_texts(texts: Iterable[str]) -> list[str]:
-    """Return texts until they have ``MAX_CHARACTERS`` characters."""
-    selected, characters = [], 0
-    for text in texts:
-        selected.append(text)
-        characters += len(text)
-        if characters > MAX_CHARACTERS:
-            break
-    return selected

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from polyhead.core.errors import UserError
 from polyhead.core.json_io import decode_json
+from polyhead.nn.state import check_weight
 
 MAX_CONFIG_BYTES, MAX_INDEX_BYTES = 1 << 20, 64 << 20  # bytes
 READABLE_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
@@ -28,11 +29,11 @@ class TensorEntry(NamedTuple):
     shape: tuple[int, ...]
     dtype: str  # safetensors spelling, such as F32
     file: Any
+    path: Path
 
     def load(self) -> Tensor:
-        """Read the tensor."""
-        tensor: Tensor = self.file.get_tensor(self.name)
-        return tensor
+        """Read the tensor; a UserError if it has NaN or an infinite value."""
+        return check_weight(self.name, self.file.get_tensor(self.name), self.path)
 
 
 class CheckpointFiles:
@@ -107,7 +108,8 @@ class CheckpointFiles:
             file = safe_open(path, "pt")
             slices = {tensor: file.get_slice(tensor) for tensor in file.keys()}  # noqa: SIM118
             return {
-                key: TensorEntry(key, tuple(s.get_shape()), s.get_dtype(), file) for key, s in slices.items()
+                key: TensorEntry(key, tuple(s.get_shape()), s.get_dtype(), file, self.directory / name)
+                for key, s in slices.items()
             }
         except (SafetensorError, OSError) as error:
             raise UserError(f"{self.directory / name} is damaged or truncated: {error}") from None

@@ -8,6 +8,8 @@ from typing import Protocol, TypeVar, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from polyhead.core.errors import UserError
+
 ModelT = TypeVar("ModelT", bound=nn.Module)
 
 
@@ -23,6 +25,17 @@ class ComputesBuffers(Protocol):
 def named_state(model: nn.Module) -> dict[str, Tensor]:
     """Parameters and running statistics by name, tied ones once; without buffers that can be recomputed."""
     return dict(model.named_parameters()) | running_stats(model)
+
+
+def check_weight(name: str, tensor: Tensor, source: object) -> Tensor:
+    """Return a stored weight; a UserError if it has NaN or an infinite value.
+
+    Outputs do not show all of them: attention gives 0 where all scores are NaN.
+    """
+    # one pass without a copy; NaN anywhere is both bounds
+    if tensor.is_floating_point() and tensor.numel() and not all(map(torch.isfinite, torch.aminmax(tensor))):
+        raise UserError(f"{source} is damaged: {name} has NaN or an infinite value")
+    return tensor
 
 
 def materialize(model: ModelT, dtype: torch.dtype = torch.float32, exclude: Container[int] = ()) -> ModelT:

@@ -32,7 +32,7 @@ from polyhead.models import Model
 from polyhead.models.build import model_class
 from polyhead.nn.init import SkipInit
 from polyhead.nn.lora import merge_lora_tensors
-from polyhead.nn.state import named_state
+from polyhead.nn.state import check_weight, named_state
 from polyhead.nn.validate_model import check_model
 from polyhead.run.recipe import parse_saved_recipe, validate_recipe
 from polyhead.run.run_manifest import (
@@ -245,8 +245,9 @@ def load_run_weights(model: Model, files: RunFiles) -> None:
         raise UserError(f"{files.directory / 'tokenizer.json'} does not match the tokenizer of the model")
     state = named_state(model)
     check_tensors(tensors, state, f"what was trained in {files.directory}")
+    source = files.weights or files.directory / "checkpoints"
     for name, tensor in state.items():
-        tensor.data = tensors[name]
+        tensor.data = check_weight(name, tensors[name], source)
 
 
 def write_config_files(

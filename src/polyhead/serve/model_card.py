@@ -1,35 +1,25 @@
 """Data for the web page of a model: text length limit, and example inputs.
 
-Examples are validation texts of the run, or everyday sentences in its language.
+Examples are those that the run keeps, or everyday sentences in its language.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache, partial
 from importlib.resources import files
-from itertools import islice, pairwise
+from itertools import pairwise
 from typing import NamedTuple
 
-from polyhead.config.recipe import Recipe
-from polyhead.core import hub
-from polyhead.core.blank_text import is_blank
-from polyhead.core.errors import UserError
-from polyhead.data.readers.conversations import ConversationReport, open_conversations
-from polyhead.data.readers.labeled import LabeledReport, open_labeled
-from polyhead.data.readers.parallel_corpus import CorpusReport, open_corpus
-from polyhead.data.readers.plain_text import open_text, read_text_lines
 from polyhead.evaluate.embed import token_limit
 from polyhead.run.run import Run
+from polyhead.run.run_examples import TextExample, read_examples
 from polyhead.tokenizers.languages import default_languages, normalize_language
 from polyhead.tokenizers.scripts import is_unspaced_char
 from polyhead.tokenizers.tokenizer import Tokenizer
 
-TextSample = tuple[str, ...]  # one text, or a pair of texts
-MAX_SAMPLES = 200
-MAX_FILE_BYTES = 1 << 26  # largest file read to its end to find the held-out split, in bytes
 MAX_EXAMPLES = 4
 _MIN_EXAMPLE_CHARS, _MAX_EXAMPLE_CHARS = 8, 160  # preferred length of an example, in characters
 _SENTENCE_ENDS = (".", "!", "?", "。", "！", "？")
@@ -52,12 +42,13 @@ class Card(NamedTuple):
 
     @classmethod
     def from_run(cls, run: Run, *, use_own_samples: bool) -> Card:
-        """Measure the limit on validation text of the run.
+        """Measure the limit on the examples that the run keeps, or else on everyday sentences.
 
-        If that is not on this machine, everyday sentences are used. Examples are validation texts only with
-        ``use_own_samples``.
+        The examples of the page are those of the run only with ``use_own_samples``.
         """
-        validation, sentences = validation_samples(run.recipe), _choose_everyday_samples(run)
+        validation, sentences = read_examples(run.directory), _choose_everyday_samples(run)
+        if run.kind == "encoder-decoder":
+            validation = [example[:1] for example in validation]  # without the targets
         limit = measure_text_limit(run, validation or sentences)
         max_chars = min(_MAX_EXAMPLE_CHARS, limit.characters or _MAX_EXAMPLE_CHARS)
         return cls(
@@ -65,7 +56,7 @@ class Card(NamedTuple):
         )
 
 
-def measure_text_limit(run: Run, samples: Sequence[TextSample]) -> TextLimit:
+def measure_text_limit(run: Run, samples: Sequence[TextExample]) -> TextLimit:
     """Convert the token limit to characters and words, by the rates of the samples, rounded down."""
     tokens, texts = _max_text_tokens(run), [text for sample in samples for text in sample]
     n = sum(map(len, run.tokenizer.encode(texts)))
@@ -77,7 +68,7 @@ def measure_text_limit(run: Run, samples: Sequence[TextSample]) -> TextLimit:
 
 
 def choose_examples(
-    samples: Sequence[TextSample], max_chars: int = _MAX_EXAMPLE_CHARS
+    samples: Sequence[TextExample], max_chars: int = _MAX_EXAMPLE_CHARS
 ) -> list[str | list[str]]:
     """Select different samples of at most ``max_chars`` characters, complete sentences first."""
     unique = dict.fromkeys(tuple(map(first_sentence, sample)) for sample in samples)
@@ -111,7 +102,7 @@ def reads_pairs(run: Run) -> bool:
     return run.kind == "classifier" and (len(run.config.labels) == 1 or num_columns == 2)
 
 
-def _choose_everyday_samples(run: Run) -> list[TextSample]:
+def _choose_everyday_samples(run: Run) -> list[TextExample]:
     """Return sentences in the source language of the model.
 
     Empty if the language is unknown and one tokenizer serves both languages.
@@ -141,18 +132,7 @@ def _max_text_tokens(run: Run) -> int:
     return max(1, limit - len(template.prefix_ids) - len(template.suffix_ids))
 
 
-def validation_samples(recipe: Recipe | None) -> list[TextSample]:
-    """Return the first validation texts of a run; empty if its files are not on this machine."""
-    if recipe is None or not _is_local(recipe):
-        return []
-    read_samples = _READERS.get(recipe.task.name, _read_lines)
-    try:
-        return list(islice(read_samples(recipe), MAX_SAMPLES))
-    except (UserError, OSError):
-        return []
-
-
-def everyday_samples(tokenizer: Tokenizer, language: str = "") -> list[TextSample]:
+def everyday_samples(tokenizer: Tokenizer, language: str = "") -> list[TextExample]:
     """Return sentences in ``language``, or an empty list: only a few languages have sentences.
 
     Without a language, it is the one that the tokenizer encodes in the fewest tokens.
@@ -166,65 +146,6 @@ def everyday_samples(tokenizer: Tokenizer, language: str = "") -> list[TextSampl
 def is_unspaced(text: str) -> bool:
     """Whether most of the text is in a script without spaces between words."""
     return 2 * sum(map(is_unspaced_char, text)) > len(text)
-
-
-def _is_local(recipe: Recipe) -> bool:
-    data = recipe.data
-    names = data.valid or data.train
-    if any(name.startswith(hub.HUB_PREFIX) for name in names):
-        return False
-    paths = [path for name in names for path in data.find_local_files(name)]
-    return bool(paths) and (
-        data.valid is not None or all(path.stat().st_size < MAX_FILE_BYTES for path in paths)
-    )
-
-
-def _read_sources(recipe: Recipe) -> Iterator[TextSample]:
-    data, (files, share, is_held_out) = recipe.data, recipe.data.select_split("valid")
-    corpus = open_corpus(
-        files,
-        format=data.format,
-        source=data.source,
-        target=data.target,
-        validation_fraction=share,
-        is_validation=is_held_out,
-    )
-    return ((pair.source,) for pair in corpus.iter_pairs(CorpusReport(corpus.source_label)))
-
-
-def _read_labeled(recipe: Recipe) -> Iterator[TextSample]:
-    data, (files, share, is_held_out) = recipe.data, recipe.data.select_split("valid")
-    dataset = open_labeled(
-        files,
-        format=data.format,
-        text=data.text,
-        label=data.label,
-        validation_fraction=share,
-        is_validation=is_held_out,
-    )
-    return (example.texts for example in dataset.iter_examples(LabeledReport(dataset.source_label)))
-
-
-def _read_questions(recipe: Recipe) -> Iterator[TextSample]:
-    dataset = open_conversations(*recipe.data.select_split("valid"))
-    for _, row in dataset.read(ConversationReport(dataset.source_label)):
-        yield from [(message.content,) for message in row.messages if message.role == "user"][:1]
-
-
-def _read_lines(recipe: Recipe) -> Iterator[TextSample]:
-    data, (files, share, _) = recipe.data, recipe.data.select_split("valid")
-    lines = read_text_lines(
-        open_text(
-            files, data.document_separator, (1.0 - share if share else 0.0, 1.0), data.text, data.format
-        )
-    )
-    # a split of a file may begin in the middle of a line
-    return ((line.strip(),) for line in islice(lines, 1 if share else 0, None) if not is_blank(line))
-
-
-_READERS: dict[str, Callable[[Recipe], Iterator[TextSample]]] = {
-    "translation": _read_sources, "classification": _read_labeled, "chat": _read_questions,
-}  # fmt: skip
 
 
 @cache

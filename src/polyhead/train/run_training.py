@@ -65,6 +65,7 @@ from polyhead.train.strategies.parallelize import parallelize
 from polyhead.train.tasks.base import Task, TaskFactory
 from polyhead.train.train_state import TrainState, load_final_weights
 from polyhead.train.trainable_parameters import parameter_summary
+from polyhead.train.validation_examples import save_validation_examples
 from polyhead.viz.run_record import format_seconds, read_metrics
 
 Evaluator = Callable[[Run, Any], dict[str, str]]
@@ -363,6 +364,7 @@ def _evaluate_final_weights(
             card = format_model_card(task.title, task.usage, facts)
             ranks.on_rank0(lambda: run.save(recipe.out, card, final.selection))
             ranks.on_rank0(lambda: save_training_counts(task, run))
+            ranks.on_rank0(lambda: save_validation_examples(recipe))
             facts |= (
                 ranks.on_rank0(lambda: evaluator(run, task))
                 if evaluator

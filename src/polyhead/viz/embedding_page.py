@@ -150,7 +150,7 @@ class TokenPoints(NamedTuple):
 
     vectors: Tensor  # (N, C)
     names: Sequence[str]
-    counts: Sequence[int] | None  # in the training text; None if it could not be read
+    counts: Sequence[int] | None  # in the examples of the run; None without them
     kinds: Sequence[int]  # index into ``PALETTE`` and into ``groups``
     groups: Sequence[str]  # e.g. languages; a single one is not shown
 
@@ -261,7 +261,7 @@ def token_section(tokens: TokenPoints, perplexity: float) -> PageSection:
     lead = tr(
         "The {n} most frequent tokens, from {features} features to two."
         if tokens.counts
-        else "The first {n} tokens of the vocabulary (the training text could not be read, so "
+        else "The first {n} tokens of the vocabulary (the run keeps no examples, so "
         "frequencies are unknown), from {features} features to two.",
         n=f"{len(names):,}",
         features=f"{x.size(1):,}",

@@ -15,13 +15,13 @@ from tests.hf.tokenizers.spm_helpers import marian as marian
 
 import polyhead as ph
 from polyhead.cli import main
-from polyhead.cli.visualize import count_training_tokens
-from polyhead.config.recipe import Recipe
+from polyhead.cli.visualize import count_example_tokens
 from polyhead.core.errors import UserError
 from polyhead.hf.checkpoint_files import CheckpointFiles
 from polyhead.hf.tokenizers.spm import build_tokenizer, read_spm_model
 from polyhead.run.run import Run
 from polyhead.run.run_ensemble import ensemble_runs
+from polyhead.run.run_examples import write_examples
 from polyhead.serve.api_errors import ApiError
 from polyhead.serve.openai.pooling_endpoints import _check_text_lengths
 from polyhead.tokenizers.languages import with_languages
@@ -310,8 +310,9 @@ def test_target_lengths_use_target_tokenizer(marian, tmp_path, capsys):
     run.save(tmp_path / "run")
     assert main(["eval", str(tmp_path / "run"), *files]) == 0
     assert "polyhead: 1 pairs have more than" in capsys.readouterr().err
-    run.recipe = Recipe.model_validate({"data": {"train": files, "valid": files}, "train": {"steps": 1}})
-    counts = count_training_tokens(run)
+    run.directory = tmp_path
+    write_examples(tmp_path, zip(["the dog"] * 2, texts, strict=True))
+    counts = count_example_tokens(run)
     assert counts is not None and counts[1].sum() == sum(map(len, target.encode(texts)))
 
 
