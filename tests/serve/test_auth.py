@@ -40,8 +40,10 @@ def test_public_host_requires_keys(client):
         check_host(host, ApiKeys(["k" * 24]))
         with pytest.raises(ValueError, match="is reachable from other machines"):
             check_host(host, ApiKeys())
-    answer = client.ask("/v1/models", headers={"host": "evil.example"})
-    assert get_error(answer, 403)["code"] == "wrong_host"
+    for route in ROUTES:
+        path, body = route.path.replace("{id}", "tiny"), {"prompt": "a"} if route.body else None
+        answer = client.http.request(route.method, path, headers={"host": "evil.example"}, json=body)
+        assert get_error(answer, 403)["code"] == "wrong_host"
     for host in ("localhost", "LocalHost.:8000", "localhost:8000", "127.0.0.1:1", "[::1]:8000"):
         assert client.ask("/v1/models", headers={"host": host}).status_code == 200
 

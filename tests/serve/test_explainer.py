@@ -1,6 +1,7 @@
-"""Explanations of the served model: loaded again if packed, one at a time, limited in number and length."""
+"""Explanations of the served model: opened again if packed, one at a time, limited in number and length."""
 
 import asyncio
+import shutil
 import threading
 from functools import partial
 
@@ -29,14 +30,22 @@ def blocked_explainer(runs, monkeypatch):
     explainer.close()
 
 
-def test_packed_model_is_explained_from_its_directory(tmp_path):
-    build_run("decoder").save(tmp_path)
-    explainer = Explainer(polyhead.load(tmp_path, fast=True))
+@pytest.mark.parametrize("change", ["none", "retrained", "removed"])
+def test_packed_model_is_explained_as_it_was_loaded(change, tmp_path):
+    build_run("decoder").save(directory := tmp_path / "run")
+    expected = explain(polyhead.load(directory, device="cpu"), "a dog barks", has_lever_cases=False)
+    explainer = Explainer(polyhead.load(directory, fast=True))
+    if change == "retrained":
+        build_run("decoder", d_ff=64).save(directory)
+    elif change == "removed":
+        shutil.rmtree(directory)
     assert explainer.obstacle == ""
-    expected = explain(polyhead.load(tmp_path, device="cpu"), "a dog barks", has_lever_cases=False)
-    assert explain_now(explainer, "a dog barks") == expected
-    assert explainer.obstacle == ""  # also once it is loaded
+    assert explain_now(explainer, "a dog barks") == explain_now(explainer, "a dog barks") == expected
+    assert explainer.obstacle == ""  # also once its weights are read
     explainer.close()
+
+
+def test_obstacles_of_packed_weights_and_ensembles(tmp_path):
     run = build_run("decoder")
     run.save(tmp_path)
     packed_run = polyhead.load(tmp_path, fast=True)

@@ -7,7 +7,7 @@ import pytest
 
 import tokenizers
 from polyhead.core.errors import UserError
-from polyhead.tokenizers.files import _MAX_FILE_SIZE
+from polyhead.tokenizers.files import MAX_TOKENIZER_BYTES
 from polyhead.tokenizers.tokenizer import Tokenizer
 from tokenizers import models
 
@@ -47,7 +47,7 @@ RULES, CONFIG = "tokenizer.json", "tokenizer_config.json"
         (lambda directory: os.truncate(directory / RULES, 1000), "tokenizer.json is not valid JSON"),
         (write(RULES, "[]"), "tokenizer.json cannot be read"),
         (write(RULES, b"\xff\xfe\x00"), "not UTF-8"),
-        (lambda directory: os.truncate(directory / RULES, _MAX_FILE_SIZE + 1), "the maximum for"),
+        (lambda directory: os.truncate(directory / RULES, MAX_TOKENIZER_BYTES + 1), "the maximum for"),
         (write(CONFIG, "{"), "not valid JSON"),
         (write(CONFIG, "[" * 100_000), "nested too deeply"),
         (write(CONFIG, "[]"), "must be a JSON object"),

@@ -1,10 +1,14 @@
 import json
 import math
+import random
+import shutil
 
 import pytest
+from tests.run.hostile_helpers import mutate
 from tests.viz.html_pages import Page
 
 from polyhead.cli import main
+from polyhead.serve.http.run_pages import RunPages
 from polyhead.viz.run_record import (
     StepTime,
     TimeForecast,
@@ -42,3 +46,27 @@ def test_prediction_excludes_warm_up():
     assert predict_time(ticks, 100) == expected
     for few in ([], [(50, 1.0)], [(10, 1.0), (29, 2.0)], [(10, 1.0), (60, 2.0)]):
         assert predict_time([StepTime(*tick) for tick in few], 100) is None
+
+
+def damage_record(rng, directory):
+    """Replace a value in a file of the record by one of another type."""
+    name = rng.choice(["metrics.jsonl", "report.json"])
+    path = directory / name
+    values = [json.loads(line) for line in path.read_text().splitlines()]
+    path.write_text("".join(f"{json.dumps(value)}\n" for value in mutate(rng, values)))
+
+
+@pytest.mark.parametrize("number", range(12))
+def test_damaged_record_takes_no_page_with_it(number, runs_dir, tmp_path, capsys):
+    for case in range(10):
+        rng, directory = random.Random(f"{number} {case}"), tmp_path / str(case)
+        shutil.copytree(runs_dir, directory)
+        if number or case:
+            damage_record(rng, directory / "slow")
+        else:
+            (directory / "slow/metrics.jsonl").write_text('{"step": 1, "steps": "x"}\n')
+        code = main(["report", str(directory / "slow")])
+        errors = capsys.readouterr().err
+        assert code in (0, 2) and errors.count("\n") == (code == 2) and "bug" not in errors, errors
+        response = RunPages(directory).respond("GET", "/", {}, "localhost")
+        assert response.status_code == 200 and b'href="/runs/quick"' in response.body

@@ -17,6 +17,7 @@ from polyhead.cache.row_cache import check_tensor
 from polyhead.core.atomic_io import replace_file
 from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError
+from polyhead.core.option_types import OptionFile
 from polyhead.core.registry import CACHE
 from polyhead.nn.cache import CacheMemory, CacheShape
 from polyhead.nn.kv import KV, WeightsHook
@@ -62,7 +63,7 @@ class LowRankCache:
         max_len: int,
         *,
         rank: int = 32,
-        projection: str | None = None,
+        projection: OptionFile | None = None,
         chunk: int = 8,
     ) -> None:
         if any(shape.states):

@@ -93,12 +93,15 @@ def derive_recipe(recipe: Recipe | None, kv_heads: int, fraction: float, out: Pa
 
 def open_task(run: Run) -> tuple[Task | None, str]:
     """Open the training task of a run with its text; return it, or None and the reason."""
+    from polyhead.cli.eval_metrics.printing import print_recipe_files
     from polyhead.core.registry import TASK
     from polyhead.train.loggers import TextLogger
 
     if run.recipe is None:
         return None, "the run has no recipe with the paths of its text"
     try:
+        for split in ("train", "valid"):
+            print_recipe_files(run.recipe, split)
         part = TASK.get(run.recipe.task.name)
         part.check(run.recipe)
         task: Task = part.open(run.recipe, run.tokenizer, TextLogger())

@@ -112,6 +112,8 @@ def parse_yaml(text: str) -> Any:
         raise UserError("nested too deeply") from None
     except UserError:
         raise
+    except UnicodeEncodeError:
+        raise UserError("half of a surrogate pair is not valid Unicode") from None
     except (ValueError, LookupError):  # from PyYAML's constructors, which do not validate values
         raise UserError("a value does not match its tag, or a number has too many digits") from None
 
@@ -123,6 +125,8 @@ def _count_nodes(node: yaml.Node | None, counts: dict[int, int], depth: int = 1)
     """
     if depth > MAX_NESTING:
         raise RecursionError
+    if isinstance(node, yaml.ScalarNode):
+        node.value.encode()  # an error for the escape of half a surrogate pair
     children = (
         [child for item in node.value for child in item]
         if isinstance(node, yaml.MappingNode)

@@ -218,7 +218,8 @@ def file_exists(path: Path) -> bool:
 def read_regular_file(path: Path, *, size: int | None = None, max_bytes: int | None = None) -> bytes:
     """Read a regular file that is no symlink, if it has exactly ``size`` or at most ``max_bytes`` bytes."""
     with open_regular_file(path, size=size, max_bytes=max_bytes) as file:
-        return file.read()
+        # not to its end: files of /proc have no size, and reading some of them waits forever
+        return file.read(os.fstat(file.fileno()).st_size)
 
 
 @contextlib.contextmanager

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
 from typing import Annotated
 
 from pydantic import BeforeValidator, Field
 
-from polyhead.core.errors import format_value
+from polyhead.core.errors import UserError, format_value
 
 NonNegativeInt = Annotated[int, Field(ge=0)]
 PositiveInt = Annotated[int, Field(ge=1)]
@@ -34,3 +38,30 @@ def resolve_factor(value: bool | float, default: float) -> float:
     if isinstance(value, bool):
         return default if value else 1.0
     return value
+
+
+_run_directory: ContextVar[Path | None] = ContextVar("run_directory", default=None)
+
+
+@contextmanager
+def read_run_settings(directory: Path) -> Iterator[None]:
+    """Context manager in which settings come from the files of a run, which may be somebody else's."""
+    token = _run_directory.set(directory)
+    try:
+        yield
+    finally:
+        _run_directory.reset(token)
+
+
+def check_option_file(name: str) -> str:
+    """Return the name of a file in an option; a UserError if a run names a file outside its directory."""
+    directory = _run_directory.get()
+    if directory is not None and not Path(name).resolve().is_relative_to(directory.resolve()):
+        raise UserError(
+            f"{format_value(name)} is outside the run directory; the settings of a run name files inside it "
+            "only: move the file there, or remove the setting and give it on the command line"
+        )
+    return name
+
+
+OptionFile = Annotated[str, BeforeValidator(check_option_file)]

@@ -12,13 +12,16 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator
 
+from polyhead.core.atomic_io import read_regular_file
 from polyhead.core.errors import UserError
 from polyhead.core.extras import install_command
 from polyhead.core.json_io import decode_json
+from polyhead.core.option_types import check_option_file
 from polyhead.core.registry import GRAMMAR
 from polyhead.grammar.number_bounds import tighten_bounds, tighten_embedded_bounds
 
 _GBNF_ROOT = re.compile(r"\A(?!.*^start\s*:[^:])(?=.*^\s*root\s*::=)", re.DOTALL | re.MULTILINE)
+_MAX_SCHEMA_BYTES = 1 << 22
 WHITESPACE_PATTERN = r"[ \n\t]{0,16}"  # without a limit some models generate whitespace forever
 
 
@@ -34,10 +37,8 @@ def _read_schema(value: Any) -> Any:
     """Return a schema, or load it if the value is a file name."""
     if not isinstance(value, str):
         return value
-    try:
-        return decode_json(Path(value).read_bytes(), value)
-    except OSError as error:
-        raise UserError(f"{value}: {error.strerror}") from None
+    path = Path(check_option_file(value)).resolve()
+    return decode_json(read_regular_file(path, max_bytes=_MAX_SCHEMA_BYTES), value)
 
 
 @contextmanager

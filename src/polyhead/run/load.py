@@ -78,14 +78,7 @@ def load(
     directory = Path(directory)
     if not directory.is_dir():
         raise UserError(not_a_run_message(directory))
-    files = CheckpointFiles(directory)
-    if is_published(files):
-        model, tokenizer, generation, family = load_checkpoint(files)
-        run = Run(model, tokenizer, generation)
-        run.family = family
-    else:
-        run = open_run(RunFiles.open(directory, read_run_manifest(directory)))
-    run.directory = directory
+    run = open_directory(directory)
     # packing copies these weights from the file: a large model may not fit into memory twice
     if dtype in QUANTIZED_LINEARS:
         materialize(run.model, exclude=unused_weights(run.model))
@@ -99,6 +92,27 @@ def load(
     if fast or dtype in QUANTIZED_LINEARS:
         pack_model(run.model, linear_factory(dtype))
     return run
+
+
+def open_directory(directory: Path) -> Run:
+    """Open a run or a published checkpoint; its weights are memory-mapped, and those of the files for good.
+
+    A file that is replaced or removed later changes nothing, but they must not be modified.
+    """
+    files = CheckpointFiles(directory)
+    if is_published(files):
+        model, tokenizer, generation, family = load_checkpoint(files)
+        run = Run(model, tokenizer, generation)
+        run.family = family
+    else:
+        run = open_run(RunFiles.open(directory, read_run_manifest(directory)))
+    run.directory = directory
+    return run
+
+
+def materialize_run(run: Run, device: torch.device) -> None:
+    """Copy the memory-mapped weights of a run to a device, in fp32."""
+    run.replace_model(materialize(run.model).to(device))
 
 
 def is_published(files: CheckpointFiles) -> bool:

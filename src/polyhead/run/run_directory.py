@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -26,6 +25,7 @@ from polyhead.core.errors import UserError, did_you_mean, prefix_errors
 from polyhead.core.i18n import tr
 from polyhead.core.json_io import decode_json
 from polyhead.core.messages import from_validation_error
+from polyhead.core.option_types import read_run_settings
 from polyhead.generation.prompt_template import PromptTemplate
 from polyhead.hf.checkpoint_files import WEIGHTS_FILE
 from polyhead.models import Model
@@ -39,11 +39,12 @@ from polyhead.run.run_manifest import (
     CONFIG_FILE,
     GENERATION_FILE,
     RECIPE_FILE,
+    TEXT_FILES,
     check_weights_file,
     recorded_selection,
     warn_changed_files,
 )
-from polyhead.tokenizers.files import read_tokenizer_files
+from polyhead.tokenizers.files import MAX_TOKENIZER_BYTES, TOKENIZER_FILES
 from polyhead.tokenizers.tokenizer import Tokenizer
 
 MODEL_TYPE = "polyhead"
@@ -90,8 +91,7 @@ class RunFiles(NamedTuple):
 
         With its ``manifest``, the weights are verified, and a warning names text files that differ from it.
         """
-        contents = _read_files(directory, (CONFIG_FILE, GENERATION_FILE, RECIPE_FILE))
-        contents |= read_tokenizer_files(directory)
+        contents = _read_files(directory, TEXT_FILES)
         weights = directory / WEIGHTS_FILE if file_exists(directory / WEIGHTS_FILE) else None
         if manifest:
             entries = {name: FileEntry.of(content) for name, content in contents.items()}
@@ -101,20 +101,25 @@ class RunFiles(NamedTuple):
         objects = _parse_objects(contents, directory)
         config = _parse_run_config(objects, directory)
         path = directory / GENERATION_FILE
-        generation = _parse_settings(objects.get(GENERATION_FILE, {}), GenerationConfig, path)
+        with read_run_settings(directory):
+            generation = _parse_settings(objects.get(GENERATION_FILE, {}), GenerationConfig, path)
+            if RECIPE_FILE in contents:
+                recipe: Recipe | None = parse_saved_recipe(contents[RECIPE_FILE], directory / RECIPE_FILE)
+            else:
+                recipe = _restore_recipe(config, directory)
+        generation = _without_outside_draft(generation, directory)
         tokenizer = Tokenizer.parse(contents, directory)
-        if RECIPE_FILE in contents:
-            recipe: Recipe | None = parse_saved_recipe(contents[RECIPE_FILE], directory / RECIPE_FILE)
-        else:
-            recipe = _restore_recipe(config, directory)
         return cls(directory, weights, manifest, config, generation, tokenizer, recipe)
 
 
 def _read_files(directory: Path, names: Iterable[str]) -> dict[str, bytes]:
-    """The contents of the text files that exist, by name."""
+    """The contents of the text files that exist, by name; a link, or a large file, is a UserError."""
+    max_bytes = dict.fromkeys(TOKENIZER_FILES, MAX_TOKENIZER_BYTES)
     paths = [directory / name for name in names if file_exists(directory / name)]
-    read_json = partial(read_regular_file, max_bytes=_MAX_JSON_BYTES)
-    return {p.name: p.read_bytes() if p.name == RECIPE_FILE else read_json(p) for p in paths}
+    return {
+        path.name: read_regular_file(path, max_bytes=max_bytes.get(path.name, _MAX_JSON_BYTES))
+        for path in paths
+    }
 
 
 def read_run_config(directory: Path) -> RunConfig:
@@ -160,6 +165,21 @@ def _parse_settings(fields: dict[str, Any], model: type[Settings], path: Path) -
         return model.model_validate({name: fields[name] for name in model.model_fields if name in fields})
     except ValidationError as error:
         raise from_validation_error(error, model, str(path)) from None
+
+
+def _without_outside_draft(generation: GenerationConfig, directory: Path) -> GenerationConfig:
+    """Leave out a draft model outside the run, with a warning: it changes the speed, and no output."""
+    draft = generation.speculative and generation.speculative.options.get("run")
+    if not isinstance(draft, str) or Path(draft).resolve().is_relative_to(directory.resolve()):
+        return generation
+    log.warning(
+        tr(
+            "{file}: the draft model {draft} is outside the run and is not used; name it with --speculative",
+            file=directory / GENERATION_FILE,
+            draft=draft,
+        )
+    )
+    return generation.model_copy(update={"speculative": None})
 
 
 def _parse_prompt_template(value: Any, vocab_size: int) -> PromptTemplate | None:

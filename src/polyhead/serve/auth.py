@@ -39,16 +39,16 @@ class ApiKeys:
     def __bool__(self) -> bool:
         return bool(self._hashes)
 
-    def check(self, headers: Mapping[str, str]) -> None:
-        """Reject a request without a valid key.
+    def check_host_header(self, headers: Mapping[str, str]) -> None:
+        """Without keys, admit only loopback Host headers; this prevents DNS rebinding."""
+        host = parse_host(headers.get("host", ""))
+        if not self._hashes and host and not is_loopback(host):
+            message = "without an API key this service only answers requests to localhost and 127.0.0.1"
+            raise ApiError(403, "wrong_host", message)
 
-        Without keys, admit only loopback Host headers; this prevents DNS rebinding.
-        """
+    def check(self, headers: Mapping[str, str]) -> None:
+        """Reject a request without a valid key, if the service has keys."""
         if not self._hashes:
-            host = parse_host(headers.get("host", ""))
-            if host and not is_loopback(host):
-                message = "without an API key this service only answers requests to localhost and 127.0.0.1"
-                raise ApiError(403, "wrong_host", message)
             return
         kind, _, key = headers.get("authorization", "").partition(" ")
         digest = _hash_key(key.strip().encode("latin-1", "replace"))

@@ -1,13 +1,15 @@
 """Explanations of the served model: a copy with plain weights, and a thread that computes one at a time.
 
-The engine's model is packed for inference, which hides what its parts compute. The copy is loaded from the
-same directory in fp32 when the first explanation is requested, so its thread never waits for the engine.
+The engine's model is packed for inference, which hides what its parts compute. The copy is opened when the
+service starts, so that it explains what is served whatever becomes of the directory; its weights are read in
+fp32 when the first explanation is requested.
 """
 
 from __future__ import annotations
 
 import asyncio
 import copy
+import logging
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -18,7 +20,7 @@ from polyhead.explain.inputs import read_inputs
 from polyhead.explain.levers.lever_input import copy_modules
 from polyhead.explain.levers.table import explain_case
 from polyhead.kernels.pack_model import is_packed
-from polyhead.run.load import load
+from polyhead.run.load import materialize_run, open_directory
 from polyhead.run.run import Run
 from polyhead.serve.api_errors import ApiError, invalid_value_error, user_error
 
@@ -31,19 +33,17 @@ class Explainer:
 
     def __init__(self, run: Run) -> None:
         self._served_run = run
+        self._is_mapped = is_packed(run.model) and run.directory is not None and len(run.members) == 1
         # recording hooks must not see what the engine computes
-        self._run = None if is_packed(run.model) else _copy_run(run)
+        self._run = _open_again(run) if self._is_mapped else _copy_run(run)
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="polyhead-explain")
         self._num_pending = 0
 
     @property
     def obstacle(self) -> str:
         """Why the run cannot be explained: an ensemble, or packed weights from nowhere; "" if it can."""
-        run = self._served_run
-        if is_packed(run.model) and run.directory is not None and len(run.members) == 1:
-            return ""  # loaded again in fp32
         try:
-            check_explainable(run)
+            check_explainable(self._run)
         except UserError as error:
             return str(error)
         return ""
@@ -92,10 +92,20 @@ class Explainer:
         self._num_pending -= 1
 
     def _load_run(self) -> Run:
-        if self._run is None:
-            assert self._served_run.directory is not None
-            self._run = load(self._served_run.directory, device=str(self._served_run.device))
+        if self._is_mapped:
+            materialize_run(self._run, self._served_run.device)
+            self._is_mapped = False
         return self._run
+
+
+def _open_again(run: Run) -> Run:
+    """The run with the weights in its directory, memory-mapped; warnings about it have been logged before."""
+    assert run.directory is not None
+    logging.disable(logging.WARNING)
+    try:
+        return open_directory(run.directory)
+    finally:
+        logging.disable(logging.NOTSET)
 
 
 def _copy_run(run: Run) -> Run:

@@ -28,7 +28,7 @@ from polyhead.tokenizers.special_tokens import DECODER_ROLES, ROLE_ALIASES, SPEC
 from tokenizers import models
 
 FILE, TARGET, CONFIG = TOKENIZER_FILES = "tokenizer.json", "target_tokenizer.json", "tokenizer_config.json"
-_MAX_FILE_SIZE = 64 * 1024 * 1024  # bytes; larger files are refused, not parsed
+MAX_TOKENIZER_BYTES = 64 * 1024 * 1024  # bytes; larger files are refused, not parsed
 _ROUNDTRIPS = 2  # writing and reading this often made all of a million numbers stable
 
 
@@ -36,8 +36,10 @@ def read_tokenizer_files(directory: Path, names: Sequence[str] = TOKENIZER_FILES
     """The contents of the files of a tokenizer that exist, by name; UserError if one is too large."""
     paths = [directory / name for name in names if file_exists(directory / name)]
     for path in paths:
-        if (size := path.stat().st_size) > _MAX_FILE_SIZE:
-            raise UserError(f"{path} has {size:,} bytes; the maximum for {path.name} is {_MAX_FILE_SIZE:,}")
+        if (size := path.stat().st_size) > MAX_TOKENIZER_BYTES:
+            raise UserError(
+                f"{path} has {size:,} bytes; the maximum for {path.name} is {MAX_TOKENIZER_BYTES:,}"
+            )
     try:
         return {path.name: path.read_bytes() for path in paths}
     except OSError as error:

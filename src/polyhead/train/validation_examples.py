@@ -37,8 +37,8 @@ def _read_labeled(recipe: Recipe) -> Iterator[TextExample]:
 
 def _read_questions(recipe: Recipe) -> Iterator[TextExample]:
     dataset = open_split_conversations(recipe, "valid")
-    for _, messages in dataset.read(ConversationReport(dataset.source_label)):
-        yield from [(message.content,) for message in messages if message.role == "user"][:1]
+    for _, row in dataset.read(ConversationReport(dataset.source_label)):
+        yield from [(message.content,) for message in row.messages if message.role == "user"][:1]
 
 
 def _read_lines(recipe: Recipe) -> Iterator[TextExample]:

@@ -344,7 +344,7 @@ def add_learning_speed(rows: _Rows) -> list[_Row]:
         if row.get("split", "train") == "train" and isinstance(row.get("seconds"), int | float):
             steps, seconds = row["step"] - previous["step"], row["seconds"] - previous["seconds"]
             keys = [key for key in ("tokens_per_s", "texts_per_s") if isinstance(row.get(key), int | float)]
-            if seconds > 0:
+            if seconds > 0 and row.get("ms_per_step") is not None:
                 elapsed = steps * row["ms_per_step"] / 1e3
                 row = {**row, **{key: row[key] * elapsed / seconds for key in keys}}
             previous = {"step": row["step"], "seconds": row["seconds"]}
@@ -376,7 +376,9 @@ def measures_section(records: Sequence[RunRecord]) -> PageSection:
 def plan_section(record: RunRecord) -> PageSection:
     """The time predicted from the first steps, and the actual time."""
     timeline = [
-        (float(row["step"]), float(row["seconds"])) for row in record.rows("train") if "seconds" in row
+        (float(row["step"]), float(row["seconds"]))
+        for row in record.rows("train")
+        if row.get("seconds") is not None
     ]
     if not timeline:
         return PageSection("", "", "")

@@ -10,12 +10,13 @@ import math
 import re
 import socket
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from polyhead.config import yaml_io
 from polyhead.core.atomic_io import file_exists, is_process_alive, read_regular_file
-from polyhead.core.errors import UserError
+from polyhead.core.errors import MAX_INT, UserError
 from polyhead.core.i18n import tr
 from polyhead.core.json_io import decode_json
 from polyhead.core.output_paths import did_you_mean_path
@@ -23,6 +24,8 @@ from polyhead.viz.samples import Samples
 
 METRICS, REPORT, PAGE = "metrics.jsonl", "report.json", "report.html"
 COUNTERS = ("step", "epoch", "seconds", "best", "split")  # columns of a row that are not metrics
+_MAX_METRICS_BYTES, _MAX_REPORT_BYTES, _MAX_CARD_BYTES = 1 << 30, 1 << 26, 1 << 20
+_MAX_VALUE = 1e100  # of a metric: sums and products of two are finite
 _ROW = re.compile(r"\| ((?:(?! \| ).)*+) \| (.*) \|")
 
 
@@ -50,7 +53,7 @@ class RunRecord(NamedTuple):
     @property
     def steps(self) -> int:
         """The planned number of steps."""
-        return max((int(row["steps"]) for row in self.metrics if "steps" in row), default=self.step)
+        return max((int(row["steps"]) for row in self.metrics if row.get("steps")), default=self.step)
 
     @property
     def state(self) -> str:
@@ -82,7 +85,7 @@ def read_run(directory: str | Path) -> RunRecord:
         directory,
         directory.resolve().name,
         read_metrics(directory / METRICS),
-        yaml_io.read_yaml(recipe) if file_exists(recipe) else {},
+        yaml_io.decode_yaml(read_regular_file(recipe), recipe) if file_exists(recipe) else {},
         read_facts(directory / "README.md"),
         read_report(directory),
         is_training(directory),
@@ -93,21 +96,31 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The rows of a metrics.jsonl; an incomplete last line, from a killed process, is left out."""
     if not file_exists(path):
         return []
-    try:
-        *lines, _ = path.read_text(encoding="utf-8").split("\n")
-        rows = [decode_json(line, path) for line in lines]
-        if all(isinstance(row, dict) and isinstance(row.get("step"), int) for row in rows):
-            return rows
-    except ValueError:
-        pass
+    with suppress(ValueError):
+        *lines, _ = read_regular_file(path, max_bytes=_MAX_METRICS_BYTES).decode().split("\n")
+        return [_parse_row(decode_json(line, path)) for line in lines]
     raise UserError(f"{path} is damaged: not every line is an object with a step; move it away to continue")
+
+
+def _parse_row(row: Any) -> dict[str, Any]:
+    """A row of metrics: a step, the split, and numbers; null for those that are not finite."""
+    if not isinstance(row, dict) or type(row.get("step")) is not int or not 0 <= row["step"] <= MAX_INT:
+        raise UserError("no row of metrics")
+    for name, value in row.items():
+        is_number = type(value) in (int, float)
+        if not (isinstance(value, str) if name == "split" else is_number or value is None):
+            raise UserError(f"{name} is not a number")
+        if is_number and not abs(value) <= _MAX_VALUE:
+            row[name] = None
+    return row
 
 
 def read_facts(path: Path) -> dict[str, str]:
     """The table of a run's README.md: measure and value."""
     if not file_exists(path):
         return {}
-    rows = [_ROW.fullmatch(line) for line in path.read_text(encoding="utf-8", errors="replace").splitlines()]
+    text = read_regular_file(path, max_bytes=_MAX_CARD_BYTES).decode(errors="replace")
+    rows = [_ROW.fullmatch(line) for line in text.splitlines()]
     facts = dict([text.replace("\\|", "|") for text in row.groups()] for row in rows if row)
     return {name: value for name, value in facts.items() if name not in ("measure", "---")}
 
@@ -115,7 +128,7 @@ def read_facts(path: Path) -> dict[str, str]:
 def read_report(directory: Path) -> dict[str, Any]:
     """The content of report.json; empty if it is missing or unreadable: the page does not require it."""
     try:
-        report = decode_json(read_regular_file(directory / REPORT), REPORT)
+        report = decode_json(read_regular_file(directory / REPORT, max_bytes=_MAX_REPORT_BYTES), REPORT)
         Samples.from_json(report.get("samples") or {})
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return {}
@@ -125,7 +138,7 @@ def read_report(directory: Path) -> dict[str, Any]:
 def is_training(directory: Path) -> bool:
     """Whether the process that holds the lock of the run is alive; assumed for a lock of another machine."""
     try:
-        lock = decode_json(read_regular_file(directory / "run.lock"), "run.lock")
+        lock = decode_json(read_regular_file(directory / "run.lock", max_bytes=4096), "run.lock")
         return bool(
             lock["host"] != socket.gethostname() or is_process_alive(int(lock["pid"]), int(lock["start"]))
         )

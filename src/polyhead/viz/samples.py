@@ -10,9 +10,11 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import Any, Literal, NamedTuple
 
+from pydantic import FiniteFloat, NonNegativeInt, TypeAdapter
+
 from polyhead.core.i18n import tr
 from polyhead.evaluate.metrics import SHORT_TEXT_METRIC
-from polyhead.introspect.attention_map import AttentionMap
+from polyhead.introspect.attention_map import AttentionMap, layer_numbers, nested_weights
 from polyhead.viz.attention_page import map_to_json
 from polyhead.viz.html_page import PageSection, scroll_region
 from polyhead.viz.plot import format_number
@@ -25,7 +27,7 @@ class Group(NamedTuple):
 
     name: str
     size: int
-    value: float
+    value: FiniteFloat
 
 
 class Breakdown(NamedTuple):
@@ -40,7 +42,7 @@ class Confusion(NamedTuple):
     """Confusion matrix: how often class i was predicted as class j. Rows are labels, columns predictions."""
 
     labels: list[str]
-    counts: list[list[int]]
+    counts: list[list[NonNegativeInt]]
 
 
 @dataclass
@@ -55,7 +57,7 @@ class Samples:
     description: str = ""
     columns: tuple[str, str, str] = ("Source", "Output", "Reference")
     differences: Literal["pieces", "whole", "none"] = "pieces"
-    examples: list[dict[str, Any]] = field(default_factory=list)
+    examples: list[dict[str, str]] = field(default_factory=list)
     breakdowns: list[Breakdown] = field(default_factory=list)
     confusion: Confusion | None = None
     attention: list[AttentionMap] = field(default_factory=list)
@@ -76,33 +78,32 @@ class Samples:
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> Samples:
-        """The inverse of ``to_json``; weights of attention are rounded to thousandths."""
-        confusion = body.get("confusion")
-        return cls(
-            description=body.get("about", ""),
-            columns=tuple(body.get("columns", cls.columns)),
-            differences=body.get("differences", cls.differences),
-            examples=list(body.get("examples", [])),
-            breakdowns=[
-                Breakdown(b["measure"], b["group_by"], [Group(**group) for group in b["groups"]])
-                for b in body.get("breakdowns", [])
-            ],
-            confusion=Confusion(**confusion) if confusion else None,
-            attention=[
-                AttentionMap(
-                    saved["source"],
-                    saved["target"],
-                    [
-                        [[[w / 1000 for w in row] for row in head] for head in layer]
-                        for layer in saved["weights"]
-                    ],
-                    saved["kind"],
-                    saved["title"],
-                    saved["layers"],
-                )
-                for saved in body.get("attention", [])
-            ],
-        )
+        """The inverse of ``to_json``; weights of attention are rounded to thousandths.
+
+        What is no such JSON is a ValueError, TypeError, LookupError or AttributeError.
+        """
+        fields = {("description" if key == "about" else key): value for key, value in body.items()}
+        maps = [_parse_map(map_body) for map_body in body.get("attention", [])]
+        samples = _SAMPLES.validate_python(fields | {"attention": maps})
+        for attention in samples.attention:
+            layer_numbers(attention, len(nested_weights(attention)))
+        if any({"source", "output", "reference"} - example.keys() for example in samples.examples):
+            raise ValueError("an example lacks a text")
+        if (confusion := samples.confusion) and {len(confusion.labels)} != {
+            len(confusion.counts),
+            *map(len, confusion.counts),
+        }:
+            raise ValueError("the confusion matrix is not square")
+        return samples
+
+
+_SAMPLES = TypeAdapter(Samples)
+
+
+def _parse_map(body: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The fields of an attention map."""
+    weights = [[[[w / 1000 for w in row] for row in head] for head in layer] for layer in body["weights"]]
+    return body["source"], body["target"], weights, body["kind"], body["title"], body["layers"]
 
 
 def group_by_length(lengths: Sequence[int], max_groups: int = 4) -> dict[str, list[int]]:

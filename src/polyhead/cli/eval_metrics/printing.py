@@ -11,6 +11,7 @@ from rich.cells import cell_len
 
 from polyhead.config.recipe import Recipe
 from polyhead.core.errors import UserError
+from polyhead.core.hub import HUB_PREFIX
 from polyhead.core.i18n import tr
 from polyhead.core.output_paths import write_lines
 from polyhead.data.readers.labeled import LabeledReport
@@ -60,10 +61,19 @@ def require_split(run: Run, split: str, files: str = "FILE") -> Recipe:
     if run.recipe is None:
         raise UserError(f"this run has no recipe with data files; pass files: polyhead eval RUN {files}")
     if split in run.recipe.data.splits:
+        print_recipe_files(run.recipe, split)
         return run.recipe
     has_validation = run.recipe.data.valid or run.recipe.data.valid_fraction
     hint = ", or use --split valid" if split == "test" and has_validation else ""
     raise UserError(f"this run's recipe has no {split} files; pass files: polyhead eval RUN {files}{hint}")
+
+
+def print_recipe_files(recipe: Recipe, split: str) -> None:
+    """Print on standard error which files of the recipe are read, since the run may be somebody else's."""
+    names = getattr(recipe.data, split) or recipe.data.train
+    paths = [name if name.startswith(HUB_PREFIX) else str(recipe.data.root / name) for name in names]
+    message = tr("reading {files}, named in the recipe of the run", files=", ".join(paths))
+    print(f"polyhead: {message}", file=sys.stderr)
 
 
 def parse_column(name: str) -> str | int:

@@ -33,6 +33,7 @@ def evaluate_token_recovery(run: Run, files: Sequence[str], split: Split) -> Non
     # the files are opened as the validation text, in rows that every model can read
     changes: dict[str, Any] = {
         "test": None,
+        "cache_dir": run.directory and run.directory / "data",
         "max_len": min(recipe.data.max_len, run.config.max_len),
     }
     if files:

@@ -42,8 +42,14 @@ async function explainText() {
   } catch (error) { if (asked === page.asked) show(() => error.message); }
 }
 
+/* Explain the first example of the service: the page itself has no text. */
 async function startLive() {
-  if (page.asked.text && !page.live.needs_key) await explainText();
+  if (page.live.needs_key) return;
+  const models = await fetch(page.live.models).then((answer) => answer.json()).catch(() => null);
+  const [text = "", target = null] = [models?.data?.[0].polyhead.examples[0] ?? []].flat();
+  if (!text || page.asked.text || page.draft?.text) return;
+  page.asked = { text, target };
+  await explainText();
 }
 
 /* Any setting of a lever, computed by the service. What the reader writes stays in the form when the page is drawn again. */

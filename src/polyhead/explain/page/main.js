@@ -10,7 +10,7 @@ async function start() {
   if (page.theme) document.documentElement.dataset.theme = page.theme;
   document.body.append(hatchPatterns());
   const data = embedded("explain-data");
-  page.asked = { text: page.live?.text ?? "", target: page.live?.target ?? null };
+  page.asked = { text: "", target: null };
   drawAll();
   if (data) await showDocument(data);
   else await startLive();

@@ -116,6 +116,7 @@ class Endpoint:
     async def _handle_request(self, exchange: HttpExchange) -> None:
         """Authenticate, read and validate a request, and run its handler while the client is connected."""
         service, route, request = self._service, self._route, exchange.request
+        service.api_keys.check_host_header(request.headers)
         if route is None:
             raise not_found_error()
         allowed = route.method

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import socket
 from collections.abc import Callable, Sequence
 from html import escape
@@ -60,7 +61,7 @@ def check_runs(directory: Path) -> None:
 
 def find_runs(directory: Path) -> list[Path]:
     """Return the runs in the directory, the most recently written first."""
-    runs = [metrics.parent for metrics in directory.glob(f"*/{METRICS}")]
+    runs = [metrics.parent for metrics in directory.glob(f"*/{METRICS}") if os.path.isfile(metrics)]
     return sorted(runs, key=lambda run: (-(run / METRICS).stat().st_mtime, run.name))
 
 

@@ -160,17 +160,17 @@ async def index(service: Service, exchange: HttpExchange) -> None:
 
 
 async def explain_page(service: Service, exchange: HttpExchange) -> None:
-    """Return the page that walks a text through the model; it asks /v1/explain for the numbers."""
+    """Return the page that walks a text through the model.
+
+    It asks /v1/explain for the numbers, and /v1/models for an example.
+    """
     if service.explainer.obstacle:
         raise not_found_error()
     language = choose_page_language(exchange.request.headers.get("accept-language", ""))
-    example = service.card.examples[0] if service.card.examples else ""
-    text, target = (example, None) if isinstance(example, str) else (example[0], example[1])
     live = {
         "endpoint": "v1/explain",
-        "text": text,
-        "target": target,
-        "has_target": service.kind == "encoder-decoder" or reads_pairs(service.run) or target is not None,
+        "models": "v1/models",
+        "has_target": service.kind == "encoder-decoder" or reads_pairs(service.run),
         "needs_key": bool(service.api_keys),
     }
     # 300 kB of script and lesson take a quarter of a second the first time
