@@ -6,6 +6,7 @@ import io
 import lzma
 import os
 import sys
+import tracemalloc
 
 import pytest
 
@@ -55,6 +56,40 @@ def test_binary_and_compressed_files_are_recognised(tmp_path, monkeypatch):
         with pytest.raises(UserError) as error:
             read_lines(source)
         assert str(error.value) == f"no file {source!r}{suffix}"
+
+
+class EndlessLine(io.RawIOBase):
+    """256 MiB without a line end, then two lines."""
+
+    def __init__(self):
+        self.pieces = iter([*[b"a" * (1 << 20)] * 256, b"\n", b"b\n", b"c"])
+
+    def readable(self):
+        return True
+
+    def readinto(self, buffer):
+        piece = next(self.pieces, b"")
+        buffer[: len(piece)] = piece
+        return len(piece)
+
+
+def test_memory_for_an_endless_line_is_bounded(monkeypatch):
+    stream = io.BufferedReader(EndlessLine(), 1 << 20)
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(stream))
+    tracemalloc.start()
+    lines = list(read_lines("-"))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert lines == ["a" * (1 << 20), "b", "c"] and peak < 16 << 20
+
+
+@pytest.mark.parametrize("source", ["/dev/zero", "/proc/kmsg", "/dev/null"])
+def test_device_is_not_read(source):
+    if source == "/dev/zero":
+        with pytest.raises(UserError, match=r"^/dev/zero is a device; expected a file or a pipe$"):
+            read_lines(source)
+    else:
+        assert list(read_lines(source)) == []
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="pipes there cannot be asked")

@@ -1,6 +1,7 @@
 import ast
 import inspect
 import json
+import os
 
 import pytest
 from tests.serve.conftest import get_error, serve_run
@@ -61,6 +62,9 @@ def test_keys_are_read_from_file_and_environment(tmp_path):
         path.write_text(content)
         with pytest.raises(ValueError, match=message):
             read_keys(path, {})
+    os.mkfifo(path.with_name("fifo"))
+    with pytest.raises(ValueError, match="fifo is not a regular file"):
+        read_keys(path.with_name("fifo"), {})
     path.write_text("a" * 16)
     read_keys(path, {}).check({"authorization": f"Bearer {'a' * 16}"})
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from polyhead.core.errors import UserError, format_value
 from polyhead.core.i18n import tr
 from polyhead.data.readers.conversations import MESSAGE_KEYS
-from polyhead.data.readers.csv import is_csv, select_columns
+from polyhead.data.readers.csv import check_width, is_csv, select_columns
 from polyhead.data.readers.files import is_text, iter_lines
 from polyhead.data.readers.labeled import has_fraction, is_label, is_number, normalize_label
 from polyhead.data.readers.plain_text import MAX_VALUE_BYTES
@@ -261,12 +261,17 @@ def read_columns(path: Path, table_format: Literal["tsv", "jsonl"]) -> TableColu
     The first row of a CSV names the columns, that of a TSV only if it looks like a header.
     """
     values: dict[ColumnKey, list[Any]] = {}
-    for row in _parse_tsv(_read_sample(path)) if table_format == "tsv" else _parse_json(_read_sample(path)):
-        if is_csv(path) and is_header_row(row):
-            continue
-        for column, value in row.items():
-            if value is not None:
-                values.setdefault(column, []).append(value)
+    parse_rows = _parse_tsv if table_format == "tsv" else _parse_json
+    try:
+        for row in parse_rows(_read_sample(path)):
+            if is_csv(path) and is_header_row(row):
+                continue
+            for column, value in row.items():
+                if value is not None:
+                    values.setdefault(column, []).append(value)
+            check_width(values)
+    except OSError as error:
+        raise UserError(f"{path.name}: {error}") from None
     if not values and table_format == "tsv":
         raise UserError(f"{path.name}: none of its first lines is a table row")
     if not values or any(isinstance(column_values[0], dict) for column_values in values.values()):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import select
+import stat
 import sys
 import time
 from codecs import getincrementaldecoder
@@ -12,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, TypeVar, cast
 
 from polyhead.core.blank_text import is_blank
 from polyhead.core.errors import UserError, did_you_mean
@@ -45,7 +46,7 @@ def read_lines(source: str) -> Iterator[str]:
         )
         raise UserError(f"no file {source!r}{hint or did_you_mean(path.name, names)}")
     if source == "-":
-        raw: Iterable[bytes] = sys.stdin.buffer
+        raw: Iterable[bytes] = _iter_bounded_lines(sys.stdin.buffer)
     elif path.is_dir():
         files.check_file(path)  # raises an error that describes the directory
         raise AssertionError("unreachable")
@@ -57,8 +58,27 @@ def read_lines(source: str) -> Iterator[str]:
         files.reject_binary(path)
         raw = cast(Iterator[bytes], files.iter_lines(path, keep_beginnings=True))
     else:  # a named pipe cannot be rewound, as gzip detection requires
-        raw = path.open("rb")
+        raw = _iter_bounded_lines(_open_stream(path))
     return decode_lines(raw, "standard input" if source == "-" else source)
+
+
+def _open_stream(path: Path) -> BinaryIO:
+    """Open a named pipe or a terminal; other devices are a UserError: some never end."""
+    stream = path.open("rb")
+    is_device = stat.S_ISCHR(mode := os.fstat(stream.fileno()).st_mode) or stat.S_ISBLK(mode)
+    if is_device and not stream.isatty() and not os.path.samefile(path, os.devnull):
+        stream.close()
+        raise UserError(f"{path} is a device; expected a file or a pipe")
+    return stream
+
+
+def _iter_bounded_lines(stream: BinaryIO) -> Iterator[bytes]:
+    """Yield the lines of a stream; of one that is too long, a beginning: its rest is read and dropped."""
+    while line := stream.readline(files.MAX_LINE + 1):
+        yield line
+        if len(line) > files.MAX_LINE:
+            while line and not line.endswith(b"\n"):
+                line = stream.readline(files.MAX_LINE)
 
 
 def read_lines_or_text(source: str) -> Iterator[str]:

@@ -19,6 +19,7 @@ from polyhead.core.registry import ATTENTION, BLOCK, FEED_FORWARD, INIT, NORM, P
 ModelKind = Literal["encoder-decoder", "decoder", "encoder"]
 Tying = Literal["all", "target", "inputs", "none"]
 HeadActivation = Literal["gelu", "gelu_tanh", "relu", "silu", "tanh", "none"]
+MAX_PATTERN = 1024  # entries of layer_pattern, for each of which a layer is built to check it
 MAX_WIDTH, MAX_DEPTH = (
     2**20,
     10_000,
@@ -145,6 +146,7 @@ class ModelSpec(FrozenSettings):
     position: Choice = Choice("sinusoidal")
     layer_pattern: tuple[LayerOverride, ...] = Field(
         (),
+        max_length=MAX_PATTERN,
         description="block, attention and position per layer: layer i has entry i; the list repeats",
     )
     norm: Choice = Choice("layernorm")

@@ -20,6 +20,7 @@ from polyhead.config.data_config import DataConfig, TokenizerConfig
 from polyhead.config.generation_config import GenerationConfig
 from polyhead.config.model import ModelSpec
 from polyhead.config.presets import PRESETS
+from polyhead.core.atomic_io import open_regular_file
 from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError, format_value
 from polyhead.core.messages import from_validation_error
@@ -134,6 +135,7 @@ class TrainConfig(ConfigSection):
         return self
 
 
+_MAX_HEAD_BYTES = 1 << 20  # of a file that is no YAML, in which the keys of a recipe are searched
 _YAML_SUFFIXES = (".yaml", ".yml")
 _RECIPE_KEYS = re.compile(rb"^(data|model|train|tokenizer):", re.MULTILINE)
 _TEXT_SUFFIXES = (".txt", ".tsv", ".csv", ".json", ".jsonl", ".parquet", ".gz")
@@ -271,6 +273,11 @@ def is_recipe(path: str | Path) -> bool:
         return False
 
 
+def _read_beginning(path: Path) -> bytes:
+    with open_regular_file(path.resolve()) as file:
+        return file.read(_MAX_HEAD_BYTES)
+
+
 def read_recipe_tree(path: Path, overrides: Sequence[str]) -> yaml_io.YamlTree:
     """Read the keys of a recipe; for a text file, a UserError shows the command that makes a recipe of it."""
     is_other_file = path.is_file() and path.suffix not in _YAML_SUFFIXES
@@ -278,7 +285,7 @@ def read_recipe_tree(path: Path, overrides: Sequence[str]) -> yaml_io.YamlTree:
         try:
             return yaml_io.read_yaml(path)
         except UserError:
-            if not is_other_file or _RECIPE_KEYS.search(path.read_bytes()):
+            if not is_other_file or _RECIPE_KEYS.search(_read_beginning(path)):
                 raise
     files = [
         str(path),

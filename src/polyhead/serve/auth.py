@@ -9,10 +9,12 @@ import re
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from pathlib import Path
 
+from polyhead.core.atomic_io import read_regular_file
 from polyhead.core.errors import UserError
 from polyhead.serve.api_errors import ApiError
 
 API_KEY_VARIABLE = "POLYHEAD_API_KEY"
+_MAX_KEY_BYTES = 1 << 20  # of the file of keys
 MIN_KEY_LENGTH = 16  # characters; shorter keys can be guessed
 
 
@@ -70,7 +72,8 @@ def read_keys(file: Path | None, environment: MutableMapping[str, str]) -> ApiKe
     The variable is removed from the environment, so that child processes do not inherit it.
     """
     try:
-        lines = [] if file is None else file.read_text(encoding="utf-8").splitlines()
+        content = b"" if file is None else read_regular_file(file.resolve(), max_bytes=_MAX_KEY_BYTES)
+        lines = content.decode().splitlines()
     except UnicodeDecodeError:
         raise UserError(f"{file} is not UTF-8 text: write one key per line") from None
     keys = [key for line in lines if (key := line.strip()) and not key.startswith("#")]

@@ -85,6 +85,7 @@ def test_rows_of_another_length_are_malformed(tmp_path):
         ("text,label\none,a\n".encode("utf-16"), "is UTF-16, expected UTF-8"),
         (b"PK\x03\x04 and more", "is compressed with zip"),
         (b"sentence,label\none,a\n", "unknown key of a.csv 'text'; known: label, sentence"),
+        pytest.param(b"c," * 20_000 + b"\n", "it has 20,001 columns; the maximum is 16,384", id="wide"),
         (b"text,l\xe4bel\n\xe4h,\xe4\n", "does not look like UTF-8 text"),
     ],
     ids=str,

@@ -3,6 +3,7 @@ import gzip
 import hashlib
 import io
 import warnings
+from pathlib import Path
 
 import pyarrow
 import pytest
@@ -14,6 +15,7 @@ from tests.data.readers.corpus_helpers import open_parallel, read_checked
 from tests.data.readers.parquet_helpers import ROWS
 from tests.data.readers.parquet_helpers import paths as paths
 
+from polyhead.core.errors import UserError
 from polyhead.data.readers import files, plain_text
 from polyhead.data.readers.files import MAX_LINE, check_file, fingerprint, iter_lines
 from polyhead.data.readers.parallel_corpus import open_corpus
@@ -25,6 +27,22 @@ def test_gzip_is_detected_by_content(write_file):
     corpus = open_corpus([write_file("a.en.gz", source), write_file("a.de", target)])
     assert read_checked(corpus)[:2] == (["one", "two"], ["eins", "zwei"])
     assert fingerprint(corpus.files[0]) == hashlib.sha256(b"one\ntwo\n").hexdigest()
+
+
+@pytest.mark.parametrize("has_size", [True, False])
+def test_gzip_that_unpacks_to_too_much_is_refused(has_size, write_file):
+    bomb = gzip.compress((b"a" * 1000 + b"\n") * 60_000, 9)
+    path = write_file("a.txt.gz", bomb if has_size else bomb[:-4] + bytes(4))
+    with pytest.raises(UserError, match=r"a.txt.gz.* it unpacks to more than 300 times its size$"):
+        fingerprint(check_file(path))
+    text = "".join(f"line {i}\n" for i in range(10**5))
+    path = write_file("b.txt.gz", gzip.compress(text.encode(), 9))
+    assert fingerprint(check_file(path)) == hashlib.sha256(text.encode()).hexdigest()
+
+
+def test_file_without_a_size_is_empty():
+    with pytest.raises(UserError, match=r"^/proc/self/status is empty$"):
+        check_file(Path("/proc/self/status"))
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.txt.gz", "a.csv", "a.csv.gz", "a.parquet"])

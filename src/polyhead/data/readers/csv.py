@@ -12,12 +12,14 @@ import csv
 import io
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sized
 from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 CSV_SUFFIX = ".csv"
+MAX_COLUMNS = 1 << 14  # of a table, as in a spreadsheet
 _DELIMITERS = ",;\t"
 _MAGIC_LEN = 8  # bytes that identify compressed formats
 _SEPARATOR_LINE = re.compile(r'"?sep=([^\r\n"])"?[\r\n]*', re.IGNORECASE)
@@ -68,7 +70,15 @@ def read_csv_header(file: BinaryIO) -> list[str]:
 
 def select_columns(names: list[str]) -> list[int]:
     """The indices of the columns that can be read by name: those with a name that no other column has."""
-    return [i for i, name in enumerate(names) if name.strip() and names.count(name) == 1]
+    check_width(names)
+    counts = Counter(names)
+    return [i for i, name in enumerate(names) if name.strip() and counts[name] == 1]
+
+
+def check_width(columns: Sized) -> None:
+    """Raise an OSError, as for other damage of a file, if a table has too many columns."""
+    if len(columns) > MAX_COLUMNS:
+        raise OSError(f"it has {len(columns):,} columns; the maximum is {MAX_COLUMNS:,}")
 
 
 def _open_text(file: BinaryIO) -> io.TextIOWrapper:

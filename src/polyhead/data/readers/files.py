@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import io
 import re
 import zlib
 from collections.abc import Iterator
@@ -20,6 +21,8 @@ from polyhead.data.readers import csv, parquet
 MAX_LINE = 1024 * 1024  # bytes; a longer line is skipped without being kept in memory
 SAMPLE_BYTES = 64 * 1024  # bytes examined to distinguish text from other files
 BOM = b"\xef\xbb\xbf"
+# text shrinks to a tenth, logs to a hundredth; one repeated byte to a thousandth
+_MAX_RATIO, _BUFFER_BYTES = 300, 1 << 17  # unpacked / packed bytes; packed bytes that are read ahead
 READ_ERRORS = (EOFError, zlib.error, OSError)  # raised while reading a damaged or deleted file
 COMPRESSED_FORMATS = {
     b"\x1f\x8b": "compressed with gzip; decompress it: gunzip",  # only streams: gzip files are read
@@ -158,17 +161,54 @@ def open_lines(path: Path) -> BinaryIO:
     return csv.open_csv(file, partial(reject_compressed, path))
 
 
+class _LimitedGzip(gzip.GzipFile):
+    """A gzip file for reading; an OSError if it unpacks to far more than any text does."""
+
+    n_unpacked, next_check = 0, _BUFFER_BYTES
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, "rb")
+        assert self.fileobj is not None
+        size = self.fileobj.seek(-4, io.SEEK_END) + 4  # the file ends with its unpacked size
+        self._check(int.from_bytes(self.fileobj.read(4), "little"), size)
+        self.fileobj.seek(0)
+
+    def read(self, size: int | None = -1) -> bytes:
+        return self._count(super().read(size))
+
+    def read1(self, size: int = -1) -> bytes:
+        return self._count(super().read1(size))
+
+    def readline(self, size: int | None = -1) -> bytes:
+        return self._count(super().readline(size))
+
+    def _count(self, data: bytes) -> bytes:
+        self.n_unpacked += len(data)
+        if self.n_unpacked > self.next_check:
+            assert self.fileobj is not None
+            self._check(self.n_unpacked, self.fileobj.tell())
+            self.next_check = self.n_unpacked + _BUFFER_BYTES
+        return data
+
+    def _check(self, n_unpacked: int, n_packed: int) -> None:
+        if n_unpacked > _MAX_RATIO * max(_BUFFER_BYTES, n_packed):
+            self.close()
+            raise OSError(f"it unpacks to more than {_MAX_RATIO} times its size")
+
+
 def _open_unpacked(path: Path) -> BinaryIO:
     """Open a file as it is, unpacked if it is gzip; Parquet as lines of JSON."""
     try:
+        if not path.stat().st_size:  # files of /proc have no size, and reading some of them waits forever
+            return io.BytesIO()
         file: BinaryIO = path.open("rb")
         first = file.read(len(parquet.PARQUET_MAGIC))
         file.seek(0)
         if first[:2] == b"\x1f\x8b":  # open by path: GzipFile does not close a file object passed to it
             file.close()
-            file = cast(BinaryIO, gzip.GzipFile(path, "rb"))
+            file = cast(BinaryIO, _LimitedGzip(path))
     except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}") from None
+        raise UserError(f"{path} cannot be read: {error.strerror or error}") from None
     if first == parquet.PARQUET_MAGIC:
         file.close()
         return parquet.open_parquet(path)
@@ -191,7 +231,7 @@ def is_table(path: Path) -> bool:
     """Whether a file is CSV or Parquet, by its name or its first bytes."""
     if csv.is_csv(path) or path.suffix.lower() == parquet.PARQUET_SUFFIX:
         return True
-    if not path.is_file():
+    if not path.is_file() or not path.stat().st_size:
         return False
     with path.open("rb") as file:
         return file.read(len(parquet.PARQUET_MAGIC)) == parquet.PARQUET_MAGIC

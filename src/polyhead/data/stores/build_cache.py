@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from polyhead.core.atomic_io import atomic_directory
+from polyhead.core.atomic_io import atomic_directory, open_regular_file, read_regular_file
 from polyhead.core.errors import UserError
 from polyhead.tokenizers.tokenizer import Tokenizer
 from polyhead.tokenizers.unknown_tokens import UnknownTokens, count_unknown_ids
@@ -167,7 +167,7 @@ def _build(directory: Path, names: list[str], report_type: type[R], write: Calla
 def _load_verified(directory: Path, names: list[str], report_type: type[R]) -> R | None:
     """The report of a directory whose files all match their digests; None if one is missing or differs."""
     try:
-        body = json.loads((directory / "store.json").read_text())
+        body = json.loads(read_regular_file(directory / "store.json", max_bytes=1 << 26))
         if any(_digest(directory / f"{name}.npy") != body["sha256"][name] for name in names):
             return None
         return report_type(**body["report"])
@@ -176,5 +176,5 @@ def _load_verified(directory: Path, names: list[str], report_type: type[R]) -> R
 
 
 def _digest(path: Path) -> str:
-    with path.open("rb") as file:
+    with open_regular_file(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
