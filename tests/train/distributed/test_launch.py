@@ -199,6 +199,15 @@ def test_stopped_process_is_killed_after_a_failure(stopped_process, monkeypatch)
     assert launch._wait_for_all([subprocess.Popen(["false"]), stopped_process], [], timeout=1e6) == 1
 
 
+def test_grace_after_a_failure_ends_with_the_time_of_a_stopped_process(stopped_process, monkeypatch):
+    monkeypatch.setattr(launch, "GRACE_SECONDS", 1e6)
+    monkeypatch.setattr(launch, "REPORT_SECONDS", 1.0)
+    with subprocess.Popen(["sleep", "600"]) as running:
+        children = [running, stopped_process, subprocess.Popen(["false"])]
+        assert launch._wait_for_all(children, [], timeout=0.1) == 1
+        running.kill()
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_process_stopped_before_joining_ends_all(rank, stopped_process, monkeypatch, capsys):
     monkeypatch.setattr(launch, "REPORT_SECONDS", 0.0)

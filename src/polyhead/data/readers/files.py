@@ -168,10 +168,14 @@ class _LimitedGzip(gzip.GzipFile):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, "rb")
-        assert self.fileobj is not None
-        size = self.fileobj.seek(-4, io.SEEK_END) + 4  # the file ends with its unpacked size
-        self._check(int.from_bytes(self.fileobj.read(4), "little"), size)
-        self.fileobj.seek(0)
+        packed = self._packed_file
+        size = packed.seek(-4, io.SEEK_END) + 4  # the file ends with its unpacked size
+        self._check(int.from_bytes(packed.read(4), "little"), size)
+        packed.seek(0)
+
+    @property
+    def _packed_file(self) -> BinaryIO:
+        return cast(BinaryIO, self.fileobj)
 
     def read(self, size: int | None = -1) -> bytes:
         return self._count(super().read(size))
@@ -185,8 +189,7 @@ class _LimitedGzip(gzip.GzipFile):
     def _count(self, data: bytes) -> bytes:
         self.n_unpacked += len(data)
         if self.n_unpacked > self.next_check:
-            assert self.fileobj is not None
-            self._check(self.n_unpacked, self.fileobj.tell())
+            self._check(self.n_unpacked, self._packed_file.tell())
             self.next_check = self.n_unpacked + _BUFFER_BYTES
         return data
 

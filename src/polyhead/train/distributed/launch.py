@@ -139,7 +139,10 @@ def _wait_for_all(
         if (failures and stopped == running) or not running or now > deadline:
             break
         # the others notice it themselves, unless it has not joined them yet
-        if not failures and now - min(last_alive) > timeout + REPORT_SECONDS:
+        is_overdue = now - min(last_alive) > timeout + REPORT_SECONDS
+        if is_overdue and failures:
+            break
+        if is_overdue:
             rank = last_alive.index(min(last_alive))
             _print_line(
                 tr("rank {rank} is stopped, and so the others were ended; --resume continues", rank=rank)
