@@ -17,7 +17,7 @@ from polyhead.core.atomic_io import file_exists, read_regular_file, replace_file
 from polyhead.core.errors import UserError
 
 EXAMPLES_FILE = "examples.json"
-MAX_EXAMPLES = 1000
+MAX_KEPT_EXAMPLES = 1000
 _MAX_CHARS = 500  # of a text; the rest is cut off
 _MAX_FILE_BYTES = 1 << 23  # two texts of each example, a character may be an escape of 12 bytes
 
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 def write_examples(directory: Path, examples: Iterable[TextExample]) -> None:
     """Write examples.json."""
-    rows = [[text[:_MAX_CHARS] for text in example] for example in islice(examples, MAX_EXAMPLES)]
+    rows = [[text[:_MAX_CHARS] for text in example] for example in islice(examples, MAX_KEPT_EXAMPLES)]
     replace_file(directory / EXAMPLES_FILE, json.dumps(rows, ensure_ascii=False, indent=0).encode())
 
 

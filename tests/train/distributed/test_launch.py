@@ -199,7 +199,7 @@ def test_stopped_process_is_killed_after_a_failure(stopped_process, monkeypatch)
     assert launch._wait_for_all([subprocess.Popen(["false"]), stopped_process], [], timeout=1e6) == 1
 
 
-def test_grace_after_a_failure_ends_with_the_time_of_a_stopped_process(stopped_process, monkeypatch):
+def test_stopped_process_ends_the_grace(stopped_process, monkeypatch):
     monkeypatch.setattr(launch, "GRACE_SECONDS", 1e6)
     monkeypatch.setattr(launch, "REPORT_SECONDS", 1.0)
     with subprocess.Popen(["sleep", "600"]) as running:
