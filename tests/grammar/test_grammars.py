@@ -48,7 +48,7 @@ REFUSALS = map(json.loads, (Path(__file__).parent / "refused.jsonl").read_text()
 
 
 OPTIONS = ["grammar 'regex' requires the option 'pattern'", "unknown grammar 'regexp'; did you mean 'regex'?"]
-OPTIONS += ["nowhere.json is missing", "schema of grammar 'json'"]
+OPTIONS += ["nowhere.json: No such file or directory", "schema of grammar 'json'"]
 
 
 @pytest.mark.parametrize(

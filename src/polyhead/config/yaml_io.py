@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
-from polyhead.core.atomic_io import read_regular_file
+from polyhead.core.atomic_io import read_linked_file
 from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError, did_you_mean, format_value
 from polyhead.core.json_io import MAX_NESTING, parse_int
@@ -195,7 +195,7 @@ def read_yaml(path: Path) -> YamlTree:
         raise UserError(f"{path}: a directory, not a recipe{_file_hint(path / 'recipe.yaml')}")
     if not path.is_file():
         raise UserError(f"{path}: no such file{did_you_mean_path(path, '*.y*ml', [Path('recipes')])}")
-    return decode_yaml(read_regular_file(path.resolve(), max_bytes=1 << 30), path)
+    return decode_yaml(read_linked_file(path, 1 << 30), path)
 
 
 def decode_yaml(raw: bytes, path: Path) -> YamlTree:

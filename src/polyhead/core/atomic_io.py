@@ -222,6 +222,12 @@ def read_regular_file(path: Path, *, size: int | None = None, max_bytes: int | N
         return file.read(os.fstat(file.fileno()).st_size)
 
 
+def read_linked_file(path: Path, max_bytes: int) -> bytes:
+    """As ``read_regular_file``, also through a link: a file that the user names. OSError if it is missing."""
+    path.stat()
+    return read_regular_file(path.resolve(), max_bytes=max_bytes)
+
+
 @contextlib.contextmanager
 def open_regular_file(
     path: Path, *, size: int | None = None, max_bytes: int | None = None

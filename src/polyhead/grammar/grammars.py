@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator
 
-from polyhead.core.atomic_io import read_regular_file
+from polyhead.core.atomic_io import read_linked_file
 from polyhead.core.errors import UserError
 from polyhead.core.extras import install_command
 from polyhead.core.json_io import decode_json
@@ -37,8 +37,10 @@ def _read_schema(value: Any) -> Any:
     """Return a schema, or load it if the value is a file name."""
     if not isinstance(value, str):
         return value
-    path = Path(check_option_file(value)).resolve()
-    return decode_json(read_regular_file(path, max_bytes=_MAX_SCHEMA_BYTES), value)
+    try:
+        return decode_json(read_linked_file(Path(check_option_file(value)), _MAX_SCHEMA_BYTES), value)
+    except OSError as error:
+        raise UserError(f"{value}: {error.strerror}") from None
 
 
 @contextmanager

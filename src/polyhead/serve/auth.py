@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from pathlib import Path
 
-from polyhead.core.atomic_io import read_regular_file
+from polyhead.core.atomic_io import read_linked_file
 from polyhead.core.errors import UserError
 from polyhead.serve.api_errors import ApiError
 
@@ -72,7 +72,7 @@ def read_keys(file: Path | None, environment: MutableMapping[str, str]) -> ApiKe
     The variable is removed from the environment, so that child processes do not inherit it.
     """
     try:
-        content = b"" if file is None else read_regular_file(file.resolve(), max_bytes=_MAX_KEY_BYTES)
+        content = b"" if file is None else read_linked_file(file, _MAX_KEY_BYTES)
         lines = content.decode().splitlines()
     except UnicodeDecodeError:
         raise UserError(f"{file} is not UTF-8 text: write one key per line") from None
