@@ -11,6 +11,7 @@ import io
 import re
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO, cast
@@ -169,9 +170,16 @@ class _LimitedGzip(gzip.GzipFile):
     def __init__(self, path: Path) -> None:
         super().__init__(path, "rb")
         packed = self._packed_file
-        size = packed.seek(-4, io.SEEK_END) + 4  # the file ends with its unpacked size
-        self._check(int.from_bytes(packed.read(4), "little"), size)
+        size = packed.seek(0, io.SEEK_END)
+        packed.seek(-min(4, size), io.SEEK_END)
+        unpacked_size = int.from_bytes(packed.read(), "little")  # unless the file is damaged
         packed.seek(0)
+        if self._is_too_much(unpacked_size, size):
+            with suppress(EOFError, zlib.error, gzip.BadGzipFile):  # reported when the file is read
+                while self.read(MAX_LINE):
+                    pass
+            self.seek(0)
+            self.n_unpacked, self.next_check = 0, _BUFFER_BYTES
 
     @property
     def _packed_file(self) -> BinaryIO:
@@ -189,14 +197,15 @@ class _LimitedGzip(gzip.GzipFile):
     def _count(self, data: bytes) -> bytes:
         self.n_unpacked += len(data)
         if self.n_unpacked > self.next_check:
-            self._check(self.n_unpacked, self._packed_file.tell())
+            if self._is_too_much(self.n_unpacked, self._packed_file.tell()):
+                self.close()
+                raise OSError(f"it unpacks to more than {_MAX_RATIO} times its size")
             self.next_check = self.n_unpacked + _BUFFER_BYTES
         return data
 
-    def _check(self, n_unpacked: int, n_packed: int) -> None:
-        if n_unpacked > _MAX_RATIO * max(_BUFFER_BYTES, n_packed):
-            self.close()
-            raise OSError(f"it unpacks to more than {_MAX_RATIO} times its size")
+    @staticmethod
+    def _is_too_much(n_unpacked: int, n_packed: int) -> bool:
+        return n_unpacked > _MAX_RATIO * max(_BUFFER_BYTES, n_packed)
 
 
 def _open_unpacked(path: Path) -> BinaryIO:
