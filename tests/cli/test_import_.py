@@ -19,3 +19,5 @@ def test_tokenizer_without_roles_keeps_those_of_the_config(gpt2, tmp_path, cli):
     config = json.loads((tmp_path / "run/config.json").read_text())
     assert "pad_token_id" not in config
     assert (config["eos_token_id"], config["decoder_start_token_id"]) == (2, 1)
+    files = dict(reversed(line.split()) for line in cli("verify", tmp_path / "run").out.splitlines())
+    assert files["model.safetensors"] == "ok" and {*files.values()} == {"ok"}
