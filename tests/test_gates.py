@@ -12,7 +12,7 @@ UNSAFE_CALLS |= {"yaml.load", "yaml.load_all", "yaml.full_load", "yaml.unsafe_lo
 TENSOR_FIELDS = {"data", "grad", "requires_grad"}
 UNSAFE_OPTIONS = {"shell=True", "allow_pickle=True"}
 LONGEST_FILE = 500  # lines
-CEILINGS = {"getattr or hasattr of a fixed name": 47, "type: ignore": 40, "attributes set on tensors": 0}
+CEILINGS = {"getattr or hasattr of a fixed name": 40, "type: ignore": 40, "attributes set on tensors": 0}
 """What may only become less: lower a number when the count falls."""
 
 

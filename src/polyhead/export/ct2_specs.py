@@ -161,7 +161,7 @@ def _set_embedding(spec: Any, tokens: Any, embedding: Embedding, max_len: int) -
     spec.scale_embeddings = np.dtype("float32").type(embedding.scale) if embedding.scale != 1 else False
     if embedding.norm is not None:
         _set_norm(spec.layernorm_embedding, embedding.norm)
-    if hasattr(spec, "position_encodings"):
+    if "position_encodings" in vars(spec):
         # the position encodings are what is added to a zero embedding; schemes without any add 0
         zeros = torch.zeros(1, max_len, embedding.token.embedding_dim)
         spec.position_encodings.encodings = _copy_weight(embedding.position.embed(zeros, None)[0])
@@ -173,7 +173,7 @@ def _set_layers(spec: Any, stack: Stack, config: ModelConfig) -> None:
         _set_attention(layer_spec.self_attention, layer.attn)
         _set_feed_forward(layer_spec.ffn, layer.ffn)
         norms = [(layer.attn_residual, layer_spec.self_attention), (layer.ffn_residual, layer_spec.ffn)]
-        if hasattr(layer_spec, "attention"):
+        if "attention" in vars(layer_spec):
             _set_attention(layer_spec.attention, layer.cross, cross=True)
             norms.append((layer.cross_residual, layer_spec.attention))
         if config.sandwich_norm:
@@ -201,20 +201,20 @@ def _set_attention(spec: Any, attn: Any, *, cross: bool = False) -> None:
     _set_linear(spec.linear[-1], attn.o_proj)
     if attn.scale is not None:
         spec.queries_scale = np.dtype("float32").type(attn.scale)
-    if hasattr(spec, "q_norm"):
+    if "q_norm" in vars(spec):
         for norm_spec, norm in ((spec.q_norm, attn.q_norm), (spec.k_norm, attn.k_norm)):
             _set_norm(norm_spec, norm)
-    if hasattr(spec, "relative_attention_bias"):
+    if "relative_attention_bias" in vars(spec):
         spec.relative_attention_bias = _copy_weight(attn.position.weight)
         spec.relative_attention_max_distance = np.dtype("int32").type(attn.position.max_distance)
-    if hasattr(spec, "relative_position_keys"):
+    if "relative_position_keys" in vars(spec):
         keys, adds = _copy_weight(attn.position.key), attn.position.adds_values
         spec.relative_position_keys = keys
         spec.relative_position_values = _copy_weight(attn.position.value) if adds else torch.zeros_like(keys)
 
 
 def _set_feed_forward(spec: Any, ffn: Any) -> None:
-    if hasattr(spec, "linear_0_noact"):
+    if "linear_0_noact" in vars(spec):
         _set_linear(spec.linear_0, ffn.gate_proj)
         _set_linear(spec.linear_0_noact, ffn.up_proj)
     else:
@@ -237,7 +237,7 @@ def _set_linear(spec: Any, *modules: Any) -> None:
 def _set_norm(spec: Any, norm: Any) -> None:
     weight = _copy_weight(norm.weight)
     spec.gamma = 1 + weight if isinstance(norm, RMSNorm) and norm.zero_centered else weight
-    if hasattr(spec, "beta"):
+    if "beta" in vars(spec):
         spec.beta = torch.zeros_like(weight) if norm.bias is None else _copy_weight(norm.bias)
 
 
