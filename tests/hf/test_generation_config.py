@@ -127,7 +127,9 @@ def language_model(parts=None, **settings):
 
 
 def warnings(checkpoint, *settings):
-    return [f"{checkpoint / FILE}: {one}, and generation is autoregressive without it" for one in settings]
+    hints = {"max_length": "; set max_new_tokens", "num_beams": "; set beam_size"}
+    pairs = [one.split(" is ") for one in settings]
+    return [f"{checkpoint / FILE}: {key} {value} is ignored{hints.get(key, '')}" for key, value in pairs]
 
 
 def test_sampling_settings_are_read(gpt2):

@@ -64,6 +64,7 @@ _UNSUPPORTED_SAMPLING = (
     "eta_cutoff", "top_h",
     "forced_eos_token_id",
 )  # fmt: skip
+_COUNTERPARTS = {"max_length": "max_new_tokens", "num_beams": "beam_size", "do_sample": "temperature"}
 # settings that change the output of a language model and have no counterpart in transformers
 UNSUPPORTED_SETTINGS = ("frequency_penalty", "presence_penalty", "grammar")
 
@@ -94,9 +95,7 @@ def read_beam_config(hf_generation: Mapping[str, Any], tokenizer: Tokenizer, pat
     values["bad_words"] = tokenizer.ids_to_tokens([i for i in banned_ids if i in range(tokenizer.vocab_size)])
     values["no_repeat_ngram_size"] = counts.get("no_repeat_ngram_size", 0)
     longer_words = {"bad_words_ids": [ids for ids in bad_words if len(ids) > 1]}
-    _warn_unsupported(
-        {**hf_generation, **longer_words}, _UNSUPPORTED_BEAM_SEARCH, path, "translations use beam search"
-    )
+    _warn_unsupported({**hf_generation, **longer_words}, _UNSUPPORTED_BEAM_SEARCH, path)
     try:
         return GenerationConfig.model_validate(values)
     except ValidationError as error:
@@ -107,12 +106,8 @@ def read_sampling_config(hf_generation: Mapping[str, Any], path: Path) -> Genera
     """Convert generation_config.json to sampling settings. Without do_sample decoding is greedy."""
     biases, unsupported_biases = _read_logit_bias(hf_generation.get("sequence_bias"), path)
     overrides = {} if hf_generation.get("max_new_tokens") is None else {"max_length": None}
-    _warn_unsupported(
-        {**hf_generation, **overrides, "sequence_bias": unsupported_biases},
-        _UNSUPPORTED_SAMPLING,
-        path,
-        "generation is autoregressive",
-    )
+    effective = {**hf_generation, **overrides, "sequence_bias": unsupported_biases}
+    _warn_unsupported(effective, _UNSUPPORTED_SAMPLING, path)
     keys = (
         "temperature",
         "top_k",
@@ -152,13 +147,12 @@ def _read_logit_bias(sequence_bias: Any, path: Path) -> tuple[dict[int, float], 
     return biases, unsupported
 
 
-def _warn_unsupported(hf_generation: Mapping[str, Any], keys: Iterable[str], path: Path, effect: str) -> None:
+def _warn_unsupported(hf_generation: Mapping[str, Any], keys: Iterable[str], path: Path) -> None:
     """Warn of settings that change the output in transformers and are not supported here."""
     for key in keys:
-        if hf_generation.get(key) not in (None, False, 0, 1, []):
-            log.warning(
-                "%s: %s is %s, and %s without it", path, key, format_value(hf_generation[key]), effect
-            )
+        if (value := hf_generation.get(key)) not in (None, False, 0, 1, []):
+            hint = f"; set {_COUNTERPARTS[key]}" if key in _COUNTERPARTS else ""
+            log.warning("%s: %s %s is ignored%s", path, key, format_value(value), hint)
 
 
 def generation_dict(config: ModelConfig, settings: GenerationConfig, tokenizer: Tokenizer) -> dict[str, Any]:

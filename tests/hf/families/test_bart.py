@@ -37,13 +37,13 @@ def test_generation_settings_in_config_json(tmp_path, caplog):
     assert not caplog.messages
     edit_json(config, repetition_penalty=1.5)
     ph.load(tmp_path)
-    message = f"{config}: repetition_penalty is 1.5, and translations use beam search without it"
+    message = f"{config}: repetition_penalty 1.5 is ignored"
     assert caplog.messages == [message]
     caplog.clear()
     edit_json(config, repetition_penalty=1.0, bad_words_ids=[[5], [7, 8]], suppress_tokens=[9])
     assert ph.load(tmp_path).generation.bad_words
     unsupported_settings = [message.partition(": ")[2].partition(", and")[0] for message in caplog.messages]
-    assert unsupported_settings == ["bad_words_ids is [[7, 8]]", "suppress_tokens is [9]"]
+    assert unsupported_settings == ["bad_words_ids [[7, 8]] is ignored", "suppress_tokens [9] is ignored"]
     edit_json(config, bad_words_ids=7)
     with pytest.raises(UserError, match="bad_words_ids is 7, expected lists of token ids"):
         ph.load(tmp_path)
