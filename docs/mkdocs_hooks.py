@@ -26,6 +26,7 @@ LINK = re.compile(r"\]\((?![a-z]+:|#)([^)#\s]+)")
 FENCE = re.compile(r"(^```.*?^```$)", re.M | re.S)
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', re.S)
 CODE = re.compile(r"<(pre|code)\b.*?</\1>", re.S)
+TABLE_CELL = re.compile(r"<td[^>]*>.*?</td>", re.S)
 CHINESE_BREAK = re.compile(r"(?<=[\u3000-\u9fff\uff00-\uffef])\n(?=[\u3000-\u9fff\uff00-\uffef])")
 LATEX = re.compile(r"\\[\w|(\[]+|\$\$|\$[^\s$][^$\n<]*\$")
 
@@ -77,7 +78,8 @@ def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -
     html = FORMULA.sub(lambda m: convert(unescape(m[3]), display="block" if m[2] == "[" else "inline"), html)
     if raw := LATEX.search(CODE.sub("", html)):
         raise PluginError(f"{page.file.src_uri}: {raw[0]!r} is left as raw LaTeX")
-    return html
+    # a bar in a cell of Markdown needs a backslash, which Python-Markdown keeps within code
+    return TABLE_CELL.sub(lambda cell: cell[0].replace("\\|", "|"), html)
 
 
 def on_page_context(context: Any, page: Page, config: MkDocsConfig, nav: Any) -> Any:
