@@ -9,6 +9,7 @@ from polyhead import Choice, build
 from polyhead.config.generation_config import GenerationConfig
 from polyhead.config.recipe import Recipe
 from polyhead.run.run import Run
+from polyhead.run.run_examples import write_examples
 from polyhead.tokenizers.train_tokenizer import train_tokenizer
 from polyhead.viz.embedding_page import find_embeddings, measure_bias, measure_embedding
 
@@ -34,6 +35,7 @@ def make_page(tmp_path_factory):
             recipe = Recipe.model_validate({**sections, "train": {"steps": 1}})
             model = build(recipe.model.with_vocabulary(tokenizer.vocab_size), seed=0)
             Run(model, tokenizer, GenerationConfig(), recipe).save(run_dir)
+            write_examples(run_dir, zip(TEXTS["en"], TEXTS["zh"], strict=True))
         if not html.exists():
             options = ["--positions", str(N), "--tokens", "60", "--out", str(html)]
             run_command(language, "visualize", str(run_dir), *options)
