@@ -33,7 +33,8 @@ from polyhead.train.distributed.sync_statistics import SyncStatistics
 from polyhead.train.loss_module import LossModule
 
 T = TypeVar("T")
-JOIN_TIMEOUT = 300.0  # seconds that ranks wait for all ranks to start
+# seconds that ranks wait for all ranks to start: imports and machines differ more than steps (train.timeout)
+JOIN_TIMEOUT = 300.0
 POLL_INTERVAL = 0.02  # seconds between two requests to the store
 _TRANSPORT_ERROR = re.compile("gloo|nccl|connection|socket|broken pipe|timed out|timeout", re.IGNORECASE)
 
