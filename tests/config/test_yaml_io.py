@@ -27,7 +27,7 @@ KEYS = "expected keys such as 'data:' and 'model:', got"
         ("[" * 5000, "nested too deeply"),
         ("a: !!int abc", INVALID_VALUE),
         ("a: " + "1" * 5000, INVALID_VALUE),
-        ("a: " + "x" * 1_000_001, "1,000,004 bytes are too large for a recipe"),
+        ("a: " + "x" * 262_142, "262,145 bytes are too large for a recipe; the maximum is 262,144"),
     ],
 )
 def test_file_that_is_no_recipe_is_refused(tmp_path, content, message):
