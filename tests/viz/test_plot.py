@@ -52,6 +52,10 @@ def test_ticks_of_constants_and_logarithms_enclose_values():
     assert plot.power_ticks(0.03, 8) == [0.01, 0.1, 1, 10]
     assert plot.power_ticks(1e-7, 1e-3) == [1e-7, 1e-6, 1e-5, 1e-4, 1e-3]
     assert plot.power_ticks(0.1, 0.1) == [0.1, 1]
+    for a, b in ((3.7, 3.7 + 5e-16), (2e-13, 2e-13), (0, 3e-13), (1e9, 1e9 + 1e-6)):
+        for axis in (plot.enclosing_axis, plot.padded_axis):
+            heights = [axis((a, b), 0, 100, (50, 28)).scale.to_pixel(value) for value in (a, b)]
+            assert (abs(heights[1] - heights[0]) < 0.1) == (a != 0)  # flat if they differ only by rounding
     # 21 ticks of 1, 2 and 5 would not fit
     svg = plot.line_chart([plot.Curve("a", [(0, 1e-7), (1, 0.5)])], "x", "y", 380, 260)
     labels = re.findall(r'tick end"[^>]*>([^<]*)<', svg)

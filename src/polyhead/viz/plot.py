@@ -128,6 +128,12 @@ def clip_label(words: str) -> str:
 # ---- ticks and axes ----
 
 
+def value_range(values: Sequence[float]) -> tuple[float, float]:
+    """The smallest and the largest value; both the smallest if the values differ only by rounding."""
+    lo, hi = min(values), max(values)
+    return lo, lo if math.isclose(lo, hi, rel_tol=1e-7) else hi
+
+
 def linear_ticks(lo: float, hi: float, n: int = 5) -> list[float]:
     """About n round numbers (1, 2 or 5 times a power of ten) that enclose lo..hi."""
     if hi <= lo:
@@ -136,7 +142,7 @@ def linear_ticks(lo: float, hi: float, n: int = 5) -> list[float]:
     power = 10.0 ** math.floor(math.log10(rough))
     step = power * min((1, 2, 5, 10), key=lambda m: abs(math.log(m * power / rough)))
     first, last = math.floor(lo / step + 1e-9), math.ceil(hi / step - 1e-9)
-    return [round(i * step, 12) for i in range(first, last + 1)]
+    return [float(f"{i * step:.12g}") for i in range(first, last + 1)]
 
 
 def log_ticks(lo: float, hi: float) -> list[float]:
@@ -166,7 +172,7 @@ def enclosing_axis(
 
     ``log=None`` makes it logarithmic if the values are far apart, unless ``from_zero``.
     """
-    lo, hi, length = min(values), max(values), abs(end - start)
+    (lo, hi), length = value_range(values), abs(end - start)
     if log is None:
         log = not from_zero and lo > 0 and hi / lo > LOG_RATIO
     if log:
@@ -191,7 +197,7 @@ def padded_axis(
 
     The ticks are ``ticks`` or round numbers.
     """
-    lo, hi = min(values), max(values)
+    lo, hi = value_range(values)
     if log:
         round_ticks = log_ticks(lo, hi)
         lo, hi = lo / (1 + padding), hi * (1 + padding)
