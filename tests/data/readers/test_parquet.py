@@ -59,9 +59,10 @@ def test_damaged_or_misnamed_file_is_refused(paths, tmp_path):
         path.write_bytes(damaged)
         with pytest.raises(UserError, match=r"^[^\n]*c\.parquet is damaged: [^\n]+$"):
             open_labeled([path], text=["text"], label="label")
-    path.write_bytes(content[:1000] + bytes(2000) + content[3000:])  # with an intact footer
-    with pytest.raises(UserError, match=r"^[^\n]*c\.parquet[^\n]* damaged[^\n]+$"):
-        list(open_labeled([path], text=["text"], label="label").iter_examples(LabeledReport("")))
+    for start, end in ((1000, 3000), (4, 40)):  # in a page, in its header
+        path.write_bytes(content[:start] + b"\xff" * (end - start) + content[end:])  # with an intact footer
+        with pytest.raises(UserError, match=r"^[^\n]*c\.parquet[^\n]* damaged[^\n]+$"):
+            list(open_labeled([path], text=["text"], label="label").iter_examples(LabeledReport("")))
     (tmp_path / "c.bin").write_bytes(content)
     with pytest.raises(UserError, match=r"c\.bin is Parquet, .* rename it to c\.bin\.parquet"):
         open_text([tmp_path / "c.bin"], "file")

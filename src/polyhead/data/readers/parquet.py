@@ -52,7 +52,7 @@ def _iter_json_chunks(file: Any) -> Iterator[bytes]:
         for batch in file.iter_batches(batch_size=_BATCH_ROWS, columns=_text_columns(file)):
             rows = (json.dumps(row, ensure_ascii=False, default=str) for row in batch.to_pylist())
             yield "".join(f"{row}\n" for row in rows).encode()
-    except (pyarrow.ArrowException, UnicodeDecodeError) as error:
+    except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
         raise OSError(_first_line(error)) from None
 
 
