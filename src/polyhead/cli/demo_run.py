@@ -18,7 +18,7 @@ from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError
 from polyhead.core.i18n import get_language, tr
 from polyhead.data.readers.parallel_corpus import read_pairs
-from polyhead.data.synthetic.synthetic_cldr import find_locale, write_corpus
+from polyhead.data.synthetic.synthetic_cldr import find_locale, find_locales, write_corpus
 from polyhead.evaluate.baselines import Baselines, read_counts, translation_baselines
 from polyhead.evaluate.metrics import KNOWN_METRICS, MetricScore
 from polyhead.evaluate.verdict import describe_verdict
@@ -122,7 +122,7 @@ def is_finished(out: Path) -> bool:
 
 def open_recipe(source: str, target: str, out: Path) -> Recipe:
     """Return the recipe of the run in ``out``, or a new one. Checks the locales before writing anything."""
-    source, target = str(find_locale(source)), str(find_locale(target))
+    source, target = map(str, find_locales(source, target))
     if not can_resume(out) and not is_finished(out):
         return make_recipe(source, target, out)
     recipe = load_recipe(out / "recipe.yaml", from_run=True)

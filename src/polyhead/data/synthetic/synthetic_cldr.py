@@ -42,12 +42,7 @@ def make_pairs(
     source_locale: str = "en", target_locale: str = "zh", n: int = 20000, seed: int = 1
 ) -> list[PhrasePair]:
     """Generate n different pairs, deterministic for a seed; ambiguous sources are left out."""
-    source, target = find_locale(source_locale), find_locale(target_locale)
-    if source == target:
-        raise UserError(
-            f"source and target locale are both {source_locale!r}: expected two different ones, "
-            "e.g. 'en' and 'zh'"
-        )
+    source, target = find_locales(source_locale, target_locale)
     if n < 1:
         raise UserError(f"n is {n}; expected at least 1 pair")
     from polyhead.data.synthetic.synthetic_phrases import FAMILIES
@@ -132,6 +127,16 @@ def to_ascii_spaces(text: str | None) -> str:
     CLDR uses U+202F, U+00A0 and U+2009, which users do not type.
     """
     return "".join(" " if unicodedata.category(c) == "Zs" else c for c in text or "")
+
+
+def find_locales(source: str, target: str) -> tuple[Locale, Locale]:
+    """Two different locales by their names."""
+    locales = find_locale(source), find_locale(target)
+    if locales[0] == locales[1]:
+        raise UserError(
+            f"source and target locale are both {source!r}: expected two different ones, e.g. 'en' and 'zh'"
+        )
+    return locales
 
 
 def find_locale(name: str) -> Locale:
