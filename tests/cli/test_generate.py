@@ -77,7 +77,9 @@ def test_too_long_line_of_input_is_reported(run_dir, run, cli, settings):
     assert re.fullmatch(r"polyhead: line 2: 4\d tokens, the model's maximum is 32; .* is blank\n", err)
 
 
-@pytest.mark.parametrize("settings", [{"beam_size": 2}, {"temperature": 0.0}], ids=str)
+@pytest.mark.parametrize(
+    "settings", [{"beam_size": 2}, {"temperature": 0.0}, {"temperature": 0.0, "speculative": "lookup"}], ids=str
+)
 def test_prompt_that_its_grammar_cannot_follow_is_reported(run_dir, run, cli, settings):
     options = {"no_repeat_ngram_size": 1, "grammar": {"name": "regex", "pattern": "er"}, **settings}
     (text,) = run.generate(["ann"], **options)

@@ -41,7 +41,7 @@ def generate_texts(
 
     Prompt i has the sequences n * i to n * i + n - 1. Prompts run together as far as they fit into
     ``config.batch_tokens``, at least one. With a ``proposer`` several draft tokens of a sequence are verified
-    at once. Without one, a prompt in ``refusals`` ends early for the reason there; else that is a UserError.
+    at once. A prompt that fails is a UserError; with ``refusals`` it ends early, with the reason there.
     """
     sampling, eos_ids = sampling_from_config(config, tokenizer.vocab_size), eos_ids_for(config, tokenizer)
     streams = [Detokenizer.for_tokenizer(tokenizer, stop, ids) for ids in prompts for _ in range(n)]
@@ -56,10 +56,11 @@ def generate_texts(
         "batch_tokens": config.batch_tokens,
         "cache": config.cache,
         "grammar": constraint_for(config.grammar, tokenizer, eos_ids),
+        "refusals": refusals,
         "prefix_ids": tokenizer.prefix_ids,
     }
     tokens = (
-        generate(model, prompts, refusals=refusals, **options)
+        generate(model, prompts, **options)
         if proposer is None
         else speculative_generate(model, prompts, proposer, **options)
     )

@@ -9,7 +9,7 @@ sec. 2.3; Chen et al., 2023, theorem 1).
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from typing import NamedTuple, Protocol
 
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError
-from polyhead.generation.batch_decode import check_sampling_request
+from polyhead.generation.batch_decode import check_sampling_request, refuse
 from polyhead.generation.decoding.sampling import RandomStreams, Sampling
 from polyhead.generation.engine.incremental_decoder import IncrementalDecoder
 from polyhead.generation.engine.interface import Decoder, TokenOutput, to_host
@@ -121,6 +121,7 @@ def speculative_generate(
     batch_tokens: int = 2**62,
     cache: Choice | None = None,
     grammar: GrammarConstraint | None = None,
+    refusals: dict[int, str] | None = None,
     prefix_ids: Sequence[int] = (),
 ) -> Generator[TokenOutput, set[int] | None, None]:
     """``polyhead.generation.generate.generate`` with draft tokens.
@@ -129,6 +130,7 @@ def speculative_generate(
     the tokens are exactly those of ``generate`` with this seed. (All of it up to rounding: a step of several
     tokens rounds other sums than a step of one.) A sequence gets at least one token per step, at most one
     more than was drafted. Prompts run together, in order, up to ``batch_tokens`` tokens at their ends.
+    ``refusals`` are as in ``generate``.
     """
     check_sampling_request(prompts, max_new_tokens, n, seed, row_offset, max_len)
     lengths = [min(len(prompt) + max_new_tokens, max_len or 2**62) for prompt in prompts]
@@ -144,8 +146,9 @@ def speculative_generate(
             sampling, random_streams, (eos_id, *extra_eos_ids), max(map(len, sequences)) + max_new_tokens
         )
         yield from _decode_group(
-            decoder, proposer, context, sequences, n, max_new_tokens, row_offset + n * start, grammar
-        )
+            decoder, proposer, context, sequences, n, max_new_tokens, row_offset + n * start, grammar,
+            lambda i, start=start: refuse(refusals, start + i, UserError(DEAD_END_ERROR)),
+        )  # fmt: skip
         start = end
 
 
@@ -159,8 +162,12 @@ def _decode_group(
     max_new_tokens: int,
     row_offset: int,
     grammar: GrammarConstraint | None,
+    refuse_prompt: Callable[[int], None],
 ) -> Generator[TokenOutput, set[int] | None, None]:
-    """Decode sequences together, ``n`` per prompt, numbered from ``row_offset``; they grow in place."""
+    """Decode sequences together, ``n`` per prompt, numbered from ``row_offset``; they grow in place.
+
+    ``refuse_prompt`` takes the index of a prompt that the grammar leaves without a token; its sequences end.
+    """
     sampling, live, limits = (
         context.sampling,
         list(range(len(sequences))),
@@ -202,14 +209,22 @@ def _decode_group(
                 sampling_logits, draft_tokens, sampling, context.random_streams, [live[i] for i in matching]
             )
             token_ids = torch.tensor(new_tokens, device=next_logits.device)[:, None]
-            if grammar is not None and masked_logits.gather(1, token_ids).isneginf().any():
-                raise UserError(DEAD_END_ERROR)  # a masked token is sampled only if all are masked
+            refused: set[int] = set()
+            if grammar is not None:
+                # a masked token is sampled only if all are masked
+                is_dead_end = masked_logits.gather(1, token_ids)[:, 0].isneginf().tolist()
+                refused = {live[i] // n for i, is_dead in zip(matching, is_dead_end, strict=True) if is_dead}
+            for prompt in refused:
+                refuse_prompt(prompt)
+                stopped |= {row_offset + row for row in live if row // n == prompt}
             log_probs = to_host(
                 next_logits.log_softmax(-1, dtype=torch.float32).gather(1, token_ids)[:, 0]
             ).tolist()
             accepted = []
             for i, token, log_prob in zip(matching, new_tokens, log_probs, strict=True):
                 row = live[i]
+                if row // n in refused:
+                    continue
                 sequences[row].append(token)
                 is_last = token in context.eos_ids or len(sequences[row]) == limits[row]
                 stopped |= (yield TokenOutput(row_offset + row, token, log_prob, is_last)) or set()
