@@ -119,6 +119,10 @@ def test_report_is_written_at_each_evaluation(corpus_dir):
     assert all(f"Training: step {step} of 9." in words for step, words in pages)
 
 
+def read_files(directory):
+    return {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
 def test_interrupted_and_resumed_training_has_a_report(corpus_dir):
     recipe = task_recipe(corpus_dir, "translation", corpus_dir / "stopped")
 
@@ -136,6 +140,10 @@ def test_interrupted_and_resumed_training_has_a_report(corpus_dir):
     run_training(recipe, resume=True, report=Notes())
     assert read_run(recipe.out).state == "done"
     assert "Training is done: 6 steps." in read_page(recipe.out).words()
+    files = read_files(recipe.out)
+    with user_error("has finished 6 steps, more than 5"):
+        run_training(task_recipe(corpus_dir, "translation", recipe.out, steps=5), resume=True, report=Notes())
+    assert read_run(recipe.out).state == "done" and read_files(recipe.out) == files
     recipe = task_recipe(corpus_dir, "translation", corpus_dir / "failed", lr=1e30, clip_norm=0, steps=60)
     with user_error("not finite"):
         run_training(recipe, report=Notes())

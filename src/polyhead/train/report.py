@@ -23,13 +23,14 @@ VERSION = 1  # of report.json
 
 
 class RunReport:
-    """The report of one training. If its context ends by an error, the page shows that training failed.
+    """The report of one training. If its context ends by an error, the page shows that training failed; it
+    stays as it was if a run is not resumed, because of an error before ``start``.
 
     Errors in the report never end training: the first one is reported, and the page stays as it was.
     """
 
     def __init__(self, directory: Path, is_resumed: bool = False) -> None:
-        self.directory, self.state = directory, "training"
+        self.directory, self.state, self.is_started = directory, "training", not is_resumed
         self.samples: dict[str, Any] = read_report(directory).get("samples") or {} if is_resumed else {}
         self.take_sample: Callable[[], dict[str, Any]] = dict
         self.info: Callable[[str], None] = lambda line: None
@@ -46,7 +47,7 @@ class RunReport:
             with torch.inference_mode():
                 return take_samples(without_teacher(task), run).to_json()
 
-        self.take_sample, self.info = take_sample, info
+        self.take_sample, self.info, self.is_started = take_sample, info, True
 
     def update(self, row: Mapping[str, float] | None = None) -> None:
         """Take samples of the current weights and write the page; ``row`` is an evaluation not logged yet."""
@@ -84,6 +85,6 @@ class RunReport:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self.state == "training":
+        if self.is_started and self.state == "training":
             self.state = "failed"
             self._try_or_warn(self._write_page)

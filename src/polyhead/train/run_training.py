@@ -198,16 +198,16 @@ class TrainingSession:
             self.reporter.info(tr("{out} has no checkpoint to resume from: starting at step 1", out=self.out))
 
     def announce(self) -> None:
-        """Write the settings of the run, check the disk, and report what is trained."""
+        """Check the disk, write the settings of the run, and report what is trained."""
         recipe, out, ranks, report, run = self.recipe, self.out, self.ranks, self.reporter, self.run
-        if self.is_rank0:
-            run.save_config_files(out)
-            write_run_manifest(out)
         ranks.on_rank0(lambda: check_disk_space(out, self.training, self.config, recipe.train, self.steps))
         if recipe.train.parallel.checkpoint == "sharded":
             from polyhead.train.distributed.sharded_checkpoint import check_shared_directory  # slow to import
 
             check_shared_directory(out, ranks)
+        if self.is_rank0:
+            run.save_config_files(out)
+            write_run_manifest(out)
         size = {"size": self.summary, "steps": self.steps, "out": out}
         report.info(
             tr("{size}, {steps:,} steps on {n} processes, to {out}", n=ranks.world_size, **size)
