@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import ClassVar
@@ -106,6 +107,14 @@ class PairStore(IdStore):
         report = CorpusReport(corpus.source_label)
         write = partial(_write_pairs, corpus, tokenizer, max_len)
         return cls(*cls.build(cache, settings, report, write), max_len, tokenizer.seq2seq_template)
+
+
+def hash_pairs(pairs: Sequence[SentencePair], tokenizer: Tokenizer) -> list[int]:
+    """``PairStore.hash_texts`` of pairs that are not in a store."""
+    sources = tokenizer.encode([pair.source for pair in pairs])
+    targets = tokenizer.target_tokenizer.encode([pair.target for pair in pairs])
+    rows = zip(sources, targets, strict=True)
+    return [hash(tuple(np.array(ids, "<i4").tobytes() for ids in row)) for row in rows]
 
 
 def _write_pairs(

@@ -22,9 +22,15 @@ from polyhead.data.batching.collate import (
     shard_pair_tokens,
 )
 from polyhead.data.batching.length_bucketing import LengthBucketSampler, shard_rows
-from polyhead.data.readers.parallel_corpus import ParallelFiles, open_corpus, read_corpus_texts, read_pairs
+from polyhead.data.readers.parallel_corpus import (
+    CorpusReport,
+    ParallelFiles,
+    open_corpus,
+    read_corpus_texts,
+    read_pairs,
+)
 from polyhead.data.stores.build_cache import IdArray
-from polyhead.data.stores.pair_store import PairStore
+from polyhead.data.stores.pair_store import PairStore, hash_pairs
 from polyhead.evaluate.baselines import (
     Baselines,
     TrainingCounts,
@@ -142,14 +148,19 @@ class TranslationTask:
             report_split(report, split, store.report.describe(), unknown=store.count_unknown(tokenizer))
         for store in (train, valid):
             warn_if_few_used(store.report, recipe, report)
-        lines = valid.line_numbers.tolist()
-        warn_learned_texts("valid", valid.hash_texts(), lines, train.hash_texts(), report)
+        lines, training_texts = valid.line_numbers.tolist(), train.hash_texts()
+        warn_learned_texts("valid", valid.hash_texts(), lines, training_texts, report)
         for warning in check_sides(
             recipe.data, {s: open_split_corpus(recipe, s) for s in recipe.data.splits}
         ):
             report.info(translate_message(warning))
         if recipe.data.test:
-            report_split(report, "test", read_pairs(open_split_corpus(recipe, "test"))[2].describe())
+            corpus = open_split_corpus(recipe, "test")
+            counts = CorpusReport(corpus.source_label)
+            pairs = list(corpus.iter_pairs(counts))
+            report_split(report, "test", counts.describe())
+            lines = [pair.line for pair in pairs]
+            warn_learned_texts("test", hash_pairs(pairs, tokenizer), lines, training_texts, report)
         if copy_splits := [split for split in recipe.data.splits if open_split_corpus(recipe, split).is_copy]:
             report.info(
                 tr(
