@@ -99,3 +99,12 @@ def test_checkpoint_of_another_model_is_refused(tmp_path):
     other = TrainState(nn.Linear(4, 1), loop_config(), 8, 1)
     with user_error(r"does not match: 'bias' is missing; 'weight' is missing; '0\.bias' is unexpected"):
         other.restore(checkpoint.read_checkpoint(tmp_path / "step-1"))
+
+
+@pytest.mark.parametrize("group", ["model", "ema"])
+def test_checkpoint_with_nan_is_refused(group, tmp_path):
+    training, _, _ = train_toy(tmp_path, Toy(), loop_config(steps=1, ema=0.9))
+    saved = checkpoint.read_checkpoint(tmp_path / "step-1")
+    saved.tensors[group]["0.bias"][0] = math.nan
+    with user_error(r"step-1 is damaged: 0\.bias has NaN or an infinite value"):
+        training.restore(saved)

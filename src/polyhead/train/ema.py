@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from polyhead.nn.state import named_state
+from polyhead.nn.state import check_weight, named_state
 from polyhead.train.distributed.local_tensor import shard_like
 
 
@@ -34,9 +34,9 @@ class Ema:
         else:
             torch._foreach_lerp_(averages, weights, [(1 - skipped) * (1 - decay)] * len(weights))
 
-    def load(self, state: Mapping[str, Tensor]) -> None:
-        """Load averages from a checkpoint."""
-        _copy_present(self.weights, state)
+    def load(self, state: Mapping[str, Tensor], source: object = None) -> None:
+        """Load averages from a checkpoint, the ``source``."""
+        _copy_present(self.weights, state, source)
 
     @contextmanager
     def apply_to(self, model: nn.Module) -> Iterator[None]:
@@ -50,13 +50,18 @@ class Ema:
 
 
 @torch.no_grad()
-def copy_into(model: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Copy ``state`` into the model's weights of the same names."""
-    _copy_present(named_state(model), state)
+def copy_into(model: nn.Module, state: Mapping[str, Tensor], source: object = None) -> None:
+    """Copy ``state`` into the model's weights of the same names; see ``_copy_present``."""
+    _copy_present(named_state(model), state, source)
 
 
-def _copy_present(tensors: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
-    """Copy ``state`` into the tensors of the same names; a stage of a pipeline does not have all of them."""
+def _copy_present(tensors: Mapping[str, Tensor], state: Mapping[str, Tensor], source: object = None) -> None:
+    """Copy ``state`` into the tensors of the same names; a stage of a pipeline does not have all of them.
+
+    If ``state`` was read from a ``source``, NaN or an infinite value in it is a UserError.
+    """
     for name, full in state.items():
+        if source:
+            check_weight(name, full, source)
         if name in tensors:
             tensors[name].copy_(shard_like(full, tensors[name]))

@@ -140,13 +140,13 @@ class TrainState:
         """Continue from a checkpoint, bit for bit; all ranks call it if each has a part of the model."""
         weights, tensors = self.layout.weights, saved_checkpoint.tensors
         check_tensors(describe_tensors(tensors["model"]), weights, saved_checkpoint.path)
-        copy_into(self.model, tensors["model"])
+        copy_into(self.model, tensors["model"], saved_checkpoint.path)
         descriptions = saved_checkpoint.state["optimizers"]
         states = [(tensors[f"optimizer_{i}"], description) for i, description in enumerate(descriptions)]
         self.layout.load_optimizers(self.optimizers, states)
         if self.ema:
             check_tensors(describe_tensors(tensors["ema"]), weights, saved_checkpoint.path)
-            self.ema.load(tensors["ema"])
+            self.ema.load(tensors["ema"], saved_checkpoint.path)
         # absent if the run was saved in another precision
         if self.loss_scale and "loss_scale" in saved_checkpoint.state:
             self.loss_scale.load(saved_checkpoint.state["loss_scale"])
