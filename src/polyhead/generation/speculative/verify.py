@@ -9,7 +9,7 @@ sec. 2.3; Chen et al., 2023, theorem 1).
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import replace
 from typing import NamedTuple, Protocol
 
@@ -147,7 +147,7 @@ def speculative_generate(
         )
         yield from _decode_group(
             decoder, proposer, context, sequences, n, max_new_tokens, row_offset + n * start, grammar,
-            lambda i, start=start: refuse(refusals, start + i, UserError(DEAD_END_ERROR)),
+            start, refusals,
         )  # fmt: skip
         start = end
 
@@ -162,11 +162,13 @@ def _decode_group(
     max_new_tokens: int,
     row_offset: int,
     grammar: GrammarConstraint | None,
-    refuse_prompt: Callable[[int], None],
+    first_prompt: int,
+    refusals: dict[int, str] | None,
 ) -> Generator[TokenOutput, set[int] | None, None]:
     """Decode sequences together, ``n`` per prompt, numbered from ``row_offset``; they grow in place.
 
-    ``refuse_prompt`` takes the index of a prompt that the grammar leaves without a token; its sequences end.
+    A prompt that the grammar leaves without a token ends, with its reason in ``refusals`` by its index; that
+    of the first one is ``first_prompt``.
     """
     sampling, live, limits = (
         context.sampling,
@@ -215,7 +217,7 @@ def _decode_group(
                 is_dead_end = masked_logits.gather(1, token_ids)[:, 0].isneginf().tolist()
                 refused = {live[i] // n for i, is_dead in zip(matching, is_dead_end, strict=True) if is_dead}
             for prompt in refused:
-                refuse_prompt(prompt)
+                refuse(refusals, first_prompt + prompt, UserError(DEAD_END_ERROR))
                 stopped |= {row_offset + row for row in live if row // n == prompt}
             log_probs = to_host(
                 next_logits.log_softmax(-1, dtype=torch.float32).gather(1, token_ids)[:, 0]
