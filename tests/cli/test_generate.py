@@ -78,7 +78,9 @@ def test_too_long_line_of_input_is_reported(run_dir, run, cli, settings):
 
 
 @pytest.mark.parametrize(
-    "settings", [{"beam_size": 2}, {"temperature": 0.0}, {"temperature": 0.0, "speculative": "lookup"}], ids=str
+    "settings",
+    [{"beam_size": 2}, {"temperature": 0.0}, {"temperature": 0.0, "speculative": "lookup"}],
+    ids=str,
 )
 def test_prompt_that_its_grammar_cannot_follow_is_reported(run_dir, run, cli, settings):
     options = {"no_repeat_ngram_size": 1, "grammar": {"name": "regex", "pattern": "er"}, **settings}

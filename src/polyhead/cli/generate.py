@@ -10,7 +10,13 @@ from typing import Annotated, Any
 
 import typer
 
-from polyhead.cli.line_io import UnansweredLines, escape_terminal, read_lines, stdin_has_data
+from polyhead.cli.line_io import (
+    UnansweredLines,
+    escape_terminal,
+    read_lines,
+    report_unknown_outputs,
+    stdin_has_data,
+)
 from polyhead.cli.options import (
     Device,
     Dtype,
@@ -77,23 +83,27 @@ def run(
         lines = "" if packed else f"; to read lines from the file: - < {shlex.quote(prompt)}"
         print(f"polyhead: {prompt!r} is used as the prompt text{lines}", file=sys.stderr)
     model = load_run(directory, others, dtype, device)
+    unknown_rows = set[int]()
     if n == len(prompts) == 1:
         # invalid options fail before the prompt is printed
-        for i, delta in enumerate(model.stream(prompts, **changes)):
+        for i, delta in enumerate(model.stream(prompts, unknown_rows=unknown_rows, **changes)):
             print(escape_terminal(delta.text if i else prompts[0] + delta.text), end="", flush=True)
         print()
+        report_unknown_outputs(len(unknown_rows))
         return
     long_prompts, unanswered = model.find_long_prompts(prompts) if prompt == "-" else {}, UnansweredLines()
     message, most = "{count:,} tokens, the model's maximum is {most:,}", model.config.max_len
     reasons = {i: tr(message, count=count, most=most) for i, count in long_prompts.items()}
     rows, refusals = [i for i in range(len(prompts)) if i not in reasons], dict[int, str]()
-    lists = model.generate(
-        [prompts[i] for i in rows], n=n, refusals=refusals if prompt == "-" else None, **changes
-    )
-    texts = dict(zip(rows, lists, strict=True))
+    from polyhead.generation.text_generation import collect_texts
+
+    changes |= {"refusals": refusals if prompt == "-" else None, "unknown_rows": unknown_rows}
+    deltas = model.stream([prompts[i] for i in rows], n=n, **changes)
+    texts = dict(zip(rows, collect_texts(deltas, len(rows), n), strict=True))
     reasons |= {rows[i]: reason for i, reason in refusals.items()}
     unanswered.report({i + 1: reason for i, reason in reasons.items()})
     unanswered.close()
+    report_unknown_outputs(len(unknown_rows))
     for i, text in enumerate(prompts):
         if i in reasons:
             print("\n" * n, end="")

@@ -209,6 +209,13 @@ class UnansweredLines:
             print_warning(message)
 
 
+def report_unknown_outputs(count: int) -> None:
+    """Report the number of outputs with unknown tokens, whose text lacks these characters, if any."""
+    if count:
+        message = "outputs with unknown tokens, for characters that the vocabulary lacks: {count:,}"
+        print_warning(tr(message, count=count))
+
+
 class TruncatedLines:
     """The number of texts that were truncated, and the line with the most tokens among them."""
 

@@ -16,6 +16,7 @@ from polyhead.cli.line_io import (
     open_line_inputs,
     print_warning,
     read_lines,
+    report_unknown_outputs,
     to_one_line,
 )
 from polyhead.cli.options import (
@@ -117,6 +118,7 @@ def run(
     # reports an invalid option before the first line is read
     translator.translate([], n_best=n_best, **changes)
     swap_check, unanswered = SwapCheck(translator, source_lang, target_lang), UnansweredLines()
+    unknown_rows = set[int]()
     lines = warn_decomposed(map(clear_blank, lines), tokenizer, print_warning)
     with open_output(output, "translations") as add:
         for texts in iter_chunks(lines, choose_read_batch(source, read_batch)):
@@ -129,13 +131,16 @@ def run(
                 max_tokens = max_len - len(template.encoder_input(()))
                 reasons |= find_long_rows(tokenizer.encode(texts), max_tokens, _TOO_LONG)
             texts = ["" if i in reasons else text for i, text in enumerate(texts)]
-            translations = translate_lines(translator, texts, n_best, changes, num_done, reasons)
+            translations = translate_lines(
+                translator, texts, n_best, changes, num_done, reasons, unknown_rows
+            )
             add((format_translation(score, text, scores) for score, text in translations), len(texts))
             unanswered.report({num_done + 1 + i: reason for i, reason in reasons.items()})
             num_done += len(texts)
             counter.add(len(texts))
         counter.close()
         unanswered.close()
+        report_unknown_outputs(len(unknown_rows))
         for line_input in line_inputs:
             line_input.finish(num_done)
 
@@ -151,19 +156,23 @@ def translate_lines(
     n_best: int,
     changes: dict[str, Any],
     first_index: int,
-    refusals: dict[int, str] | None = None,
+    refusals: dict[int, str],
+    unknown_rows: set[int],
 ) -> Iterator[tuple[float | None, str]]:
     """Yield (score, translation), ``n_best`` for each text.
 
     An empty text, one that is refused, and missing hypotheses give blanks without a score. ``first_index`` is
-    the index of the first text in the whole input; without ``refusals`` a refused text is a UserError.
+    the index of the first text in the whole input; ``unknown_rows`` gets the numbers of the outputs with an
+    unknown token.
     """
     from polyhead.generation.detokenizer import decode_complete_chars
 
     rows = run.hypotheses(texts, n_best=n_best, row_offset=first_index, refusals=refusals, **changes)
     for i, (text, hypotheses) in enumerate(zip(texts, rows, strict=True)):
         outputs = decode_complete_chars(run.tokenizer, [hypothesis.tokens for hypothesis in hypotheses])
-        for hypothesis, output in zip(hypotheses, outputs, strict=True):
-            is_blank = not text or i in (refusals or ())
+        for rank, (hypothesis, output) in enumerate(zip(hypotheses, outputs, strict=True)):
+            is_blank = not text or i in refusals
+            if not is_blank and run.tokenizer.target_tokenizer.unknown_id in hypothesis.tokens:
+                unknown_rows.add(n_best * (first_index + i) + rank)
             yield None if is_blank else hypothesis.score, to_one_line(output)
         yield from [(None, "")] * (n_best - len(outputs))

@@ -36,12 +36,14 @@ def generate_texts(
     stop: Sequence[str] = (),
     proposer: Proposer | None = None,
     refusals: dict[int, str] | None = None,
+    unknown_rows: set[int] | None = None,
 ) -> Iterator[TextDelta]:
     """Stream the continuation of each prompt of at least one token.
 
     Prompt i has the sequences n * i to n * i + n - 1. Prompts run together as far as they fit into
     ``config.batch_tokens``, at least one. With a ``proposer`` several draft tokens of a sequence are verified
     at once. A prompt that fails is a UserError; with ``refusals`` it ends early, with the reason there.
+    ``unknown_rows`` gets the sequences with an unknown token.
     """
     sampling, eos_ids = sampling_from_config(config, tokenizer.vocab_size), eos_ids_for(config, tokenizer)
     streams = [Detokenizer.for_tokenizer(tokenizer, stop, ids) for ids in prompts for _ in range(n)]
@@ -71,6 +73,8 @@ def generate_texts(
         except StopIteration:
             break
         stream = streams[token.row]
+        if unknown_rows is not None and token.id == tokenizer.unknown_id:
+            unknown_rows.add(token.row)
         text = stream.flush() if token.id in eos_ids else stream.feed(token.id, token.is_last)
         stopped_rows = {token.row} if stream.is_stopped and not token.is_last else None
         yield TextDelta(token.row, text, token.is_last or stream.is_stopped)
@@ -116,6 +120,7 @@ def beam_search_texts(
     max_len: int,
     stop: Sequence[str] = (),
     refusals: dict[int, str] | None = None,
+    unknown_rows: set[int] | None = None,
 ) -> Iterator[TextDelta]:
     """The ``config.n_best`` most likely texts of each prompt, best first, numbered as in ``generate_texts``.
 
@@ -124,4 +129,6 @@ def beam_search_texts(
     for i, best in beam_search_prompts(model, tokenizer, config, prompts, max_len, refusals):
         for row, hypothesis in enumerate(best, i * config.n_best):
             stream = Detokenizer.for_tokenizer(tokenizer, stop, prompts[i])
+            if unknown_rows is not None and tokenizer.unknown_id in hypothesis.tokens:
+                unknown_rows.add(row)
             yield TextDelta(row, "".join(map(stream.feed, hypothesis.tokens)) + stream.flush(), True)

@@ -165,15 +165,17 @@ class Run:
         seed: int | None = None,
         stop: str | Sequence[str] = (),
         refusals: dict[int, str] | None = None,
+        unknown_rows: set[int] | None = None,
         **changes: Any,
     ) -> Iterator[TextDelta]:
         """As ``generate``, streamed: never half a character, never the beginning of a stop string.
 
         A prompt that cannot be continued is a UserError; with ``refusals`` the reason is there, by its index.
+        ``unknown_rows`` gets the numbers of the outputs with an unknown token.
         """
         model = self._require_kind("decoder", stream=(prompts,))
         options: dict[str, Any] = {"max_len": self.config.max_len, "stop": normalize_stop_strings(stop)}
-        options["refusals"] = refusals
+        options |= {"refusals": refusals, "unknown_rows": unknown_rows}
         if "beam_size" in changes:
             changes |= {} if seed is None else {"seed": seed}
             config = beam_config(self.generation, changes, n, "beam search")
