@@ -201,7 +201,9 @@ def read_yaml(path: Path) -> YamlTree:
 def decode_yaml(raw: bytes, path: Path) -> YamlTree:
     """Parse the content of a YAML file; ``path`` names it in errors."""
     if len(raw) > _MAX_BYTES:
-        raise UserError(f"{path}: {len(raw):,} bytes are too large for a recipe; the maximum is {_MAX_BYTES:,}")
+        raise UserError(
+            f"{path}: {len(raw):,} bytes are too large for a recipe; the maximum is {_MAX_BYTES:,}"
+        )
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
