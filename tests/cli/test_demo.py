@@ -19,6 +19,7 @@ def test_finished_demo_is_reused_or_trained_again(finished, cli):
     assert "reused; --again trains a new one" in cli("demo").out
     message = cli.error("demo", "--target", "de", "--out", "runs/demo", "--again")
     assert message.startswith("runs/demo has a demo from en to zh; choose another directory")
+    assert cli("demo", "--target", "en", code=2).out == ""  # no introduction before a refusal
     assert WEIGHTS.stat().st_mtime_ns == times[0]
     old_weights, time = weights(), WEIGHTS.stat().st_mtime_ns
     first = cli("demo", "--translate", "in 3 days").out
