@@ -106,12 +106,20 @@ UNSPACED_CLASSES = (
 )
 _UNSPACED_CHARACTER = regex.compile(f"[{UNSPACED_CLASSES}]")
 _CLUSTER = regex.compile(r"\X\p{M}*")  # Burmese has marks outside of clusters
-_WORD = regex.compile(rf"(?V1)(?=[{UNSPACED_CLASSES}])\X\p{{M}}*|[\w--[{UNSPACED_CLASSES}]]+|[^\w\s]\p{{M}}*")
+_WORD = regex.compile(
+    rf"(?V1)(?=[{UNSPACED_CLASSES}])\X\p{{M}}*|[\w--[{UNSPACED_CLASSES}]]+|(?=[^\w\s])\X\p{{M}}*"
+)
 _CONTINUES_CLUSTER = regex.compile(
     r"[\p{GCB=Extend}\p{GCB=SpacingMark}\p{GCB=ZWJ}\p{GCB=Regional_Indicator}]"
 )
 _BREAK = regex.compile("\u200b+")  # zero width space: a line may break there, mostly between words
-_FORMAT = regex.compile(r"\p{Cf}+")
+# format characters except those inside an emoji (joiners and tags), Arabic elongation, and glyph variants
+_FORMAT = regex.compile(
+    r"(?V1)(?!\u200d\p{Extended_Pictographic})[\p{Cf}\u0640\ufe0e\ufe0f--\U000e0020-\U000e007f]"
+)
+_DOTTED_I = regex.compile("[Ii]\u0307")
+_WIDTH = regex.compile("[\uff01-\uffee]+")  # full-width and half-width forms
+_PLAIN_PUNCTUATION = str.maketrans("\u2018\u2019\u02bc\u201c\u201d\u2010\u2011", "'''\"\"--")
 
 
 def split_graphemes(text: str) -> list[str]:
@@ -124,10 +132,16 @@ def split_words(text: str) -> list[str]:
     return _WORD.findall(text)
 
 
-def fold_text(text: str) -> str:
-    """A text for comparison: equal for NFC and NFD, for upper and lower case, and with format characters."""
-    plain = _FORMAT.sub("", _BREAK.sub(" ", text))
-    return unicodedata.normalize("NFC", unicodedata.normalize("NFD", plain).casefold())
+def fold_text(text: str, upper_i: str = "i") -> str:
+    """A text for comparison: equal for NFC and NFD, for upper and lower case, and with format characters.
+
+    Also for straight and typographic apostrophes, quotes and hyphens, and for characters of other width.
+    ``upper_i`` is the lower case of I: a dotless ı in Turkish; that of İ is i, with or without a dot.
+    """
+    plain = _FORMAT.sub("", _BREAK.sub(" ", text)).translate(_PLAIN_PUNCTUATION)
+    plain = _WIDTH.sub(lambda match: unicodedata.normalize("NFKC", match[0]), plain)
+    decomposed = _DOTTED_I.sub("i", unicodedata.normalize("NFD", plain)).replace("I", upper_i)
+    return unicodedata.normalize("NFC", decomposed.casefold())
 
 
 def is_unspaced_char(character: str) -> bool:

@@ -45,6 +45,12 @@ def test_terms_are_not_cut_at_combining_marks(source, inside, text, letters):
     assert find_phrases(text, letters, {source: "dog"}) == [["dog"]]
 
 
+@pytest.mark.parametrize(("source", "texts", "others"), TERMS["as readers expect"])
+def test_terms_match_as_readers_expect(source, texts, others, letters):
+    found = {text: find_phrases(text, letters, {source: "dog"}) for text in (*texts, *others)}
+    assert found == {text: [["dog"]] for text in texts} | {text: [] for text in others}
+
+
 def test_composed_and_decomposed_terms_meet(letters):
     nfc, nfd = "Käse", "Ka\u0308se"
     for source, text in ((nfc, nfd), (nfd, nfc)):

@@ -75,6 +75,7 @@ class Terminology:
         token_bytes = decode_token_bytes(tokenizer) if any(map(is_unspaced_char, "".join(texts))) else {}
         phrase_lists = iter(_encode_phrases(tokenizer, texts, token_bytes))
         self._terms: dict[tuple[str, ...], Term] = {}
+        self._keys: dict[tuple[str, ...], tuple[str, ...]] = {}  # as spelled in either casing
         for source, phrases in zip(entries, alternatives, strict=True):
             term = tuple(
                 phrase
@@ -83,7 +84,8 @@ class Terminology:
                     [next(phrase_lists) for _ in _spell_forms(text)], text, tokenizer
                 )
             )
-            key = _split_words(source)
+            key, turkish_key = _split_words(source)
+            self._keys |= {key: key} | ({} if turkish_key in self._keys else {turkish_key: key})
             unique_phrases: dict[tuple[tuple[int, ...], bool], TermPhrase] = {}
             for phrase in self._terms.get(key, ()) + term:
                 unique_phrases.setdefault((phrase.tokens, phrase.is_initial), phrase)
@@ -93,12 +95,15 @@ class Terminology:
     def find_terms(self, text: str) -> list[Term]:
         """The terms of a text, each once: whole words, the longest match first.
 
-        Case does not matter, nor whether characters are composed (NFC) or decomposed (NFD).
+        Case does not matter, nor whether characters are composed (NFC) or decomposed (NFD); I is the upper
+        case of i or, in Turkish, of ı.
         """
-        words, i, terms = _split_words(text), 0, dict[tuple[str, ...], Term]()
-        while i < len(words):
-            sizes = range(min(self._max_words, len(words) - i), 0, -1)
-            key = next((words[i : i + size] for size in sizes if words[i : i + size] in self._terms), ())
+        casings, i, terms = _split_words(text), 0, dict[tuple[str, ...], Term]()
+        num_words = len(casings[0])
+        while i < num_words:
+            sizes = range(min(self._max_words, num_words - i), 0, -1)
+            candidates = (words[i : i + size] for size in sizes for words in casings)
+            key = next((self._keys[words] for words in candidates if words in self._keys), ())
             if key:
                 terms[key] = self._terms[key]
             i += len(key) or 1
@@ -121,9 +126,10 @@ def terminology_for(
     )
 
 
-def _split_words(text: str) -> tuple[str, ...]:
-    """The words of a text, folded for comparison; in scripts without spaces, its grapheme clusters."""
-    return tuple(split_words(fold_text(text)))
+def _split_words(text: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The words of a text, folded for comparison in both casings; without spaces, its clusters."""
+    plain, turkish = (tuple(split_words(fold_text(text, upper_i))) for upper_i in "iı")
+    return plain, turkish
 
 
 def _spell_forms(text: str) -> list[str]:
