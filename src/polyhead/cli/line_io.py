@@ -19,6 +19,7 @@ from polyhead.core.blank_text import is_blank
 from polyhead.core.errors import UserError, did_you_mean
 from polyhead.core.i18n import tr
 from polyhead.data.readers import files
+from polyhead.data.readers.detect_encoding import detect_encoding
 from polyhead.data.readers.rows import iter_chunks
 from polyhead.tokenizers.display import escape_controls
 
@@ -113,10 +114,11 @@ def decode_lines(raw: Iterable[bytes], name: str) -> Iterator[str]:
     Of a line of more than 1 MiB, its beginning is read. The first such line and the first that is not UTF-8
     are reported, further ones are counted. Compressed data and UTF-16 are rejected.
     """
-    bad = huge = 0
+    bad, huge, head = 0, 0, b""
     for number, line in enumerate(raw, 1):
-        if number == 1 and line:
-            files.reject_compressed(name, line)
+        if number <= 2:  # of subtitles, the second line tells
+            head += line
+            files.reject_other_formats(name, head)
         line = line.removesuffix(b"\n").removesuffix(b"\r")
         if len(line) > files.MAX_LINE:
             if not huge:
@@ -131,9 +133,10 @@ def decode_lines(raw: Iterable[bytes], name: str) -> Iterator[str]:
         text = line.removeprefix(files.BOM).decode(errors="replace")
         if "\ufffd" in text and not files.is_text(line.replace(b"\0", b"")):
             if not bad:
-                print(
-                    f"polyhead: line {number} is not UTF-8; invalid bytes are replaced by U+FFFD",
-                    file=sys.stderr,
+                hint = files.describe_encoding(detect_encoding(line))
+                print_warning(
+                    f"line {number} is not UTF-8; invalid bytes are replaced by U+FFFD"
+                    + f"; {hint}" * bool(hint)
                 )
             bad += 1
         yield text

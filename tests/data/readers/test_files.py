@@ -17,6 +17,7 @@ from tests.data.readers.parquet_helpers import paths as paths
 
 from polyhead.core.errors import UserError
 from polyhead.data.readers import files, plain_text
+from polyhead.data.readers.detect_encoding import detect_encoding
 from polyhead.data.readers.files import MAX_LINE, check_file, fingerprint, iter_lines
 from polyhead.data.readers.parallel_corpus import open_corpus
 from polyhead.data.readers.plain_text import open_text
@@ -71,6 +72,42 @@ def test_fingerprint_is_that_of_the_rows(paths, tmp_path):
     assert fingerprint(paths[0]) == fingerprint(tmp_path / "b.parquet")
     write_table(pyarrow.Table.from_pylist(ROWS[1:]), tmp_path / "b.parquet")
     assert fingerprint(paths[0]) != fingerprint(tmp_path / "b.parquet")
+
+
+ENCODED = {
+    "经济学家认为，今年的增长将放缓。": ["gbk"],
+    "a book\t一本书\nthe house is red\t这个房子是红色的\n": ["gbk"],
+    "台灣的經濟在過去十年間發生了變化": ["big5", "gbk"],
+    "東京の天気は晴れです。": ["shift_jis", "euc-jp"],
+    "안녕하세요. 오늘 서울의 날씨는 맑습니다.": ["euc-kr"],
+    "Экономисты считают, что рост замедлится.": ["cp1251", "koi8-r", "cp866"],
+    "Über den Fluß fährt ein schönes Schiff.": ["latin1"],
+    "It’s a “nice” day": ["cp1252"],
+    "Zażółć gęślą jaźń, proszę państwa": ["cp1250", "iso-8859-2"],
+    "Bugün çıkıp yürüyüş yapacağım": ["cp1254"],
+    "Η οικονομία αναπτύσσεται": ["iso-8859-7"],
+    "שלום עולם, מה שלומך היום": ["cp1255"],
+    "السلام عليكم ورحمة الله": ["cp1256"],
+    "สวัสดีครับ วันนี้อากาศดีมาก": ["cp874"],
+    "one\ntwo 二\n": ["utf-16le", "utf-16be"],
+}
+
+
+@pytest.mark.parametrize("text", ENCODED)
+def test_encoding_is_named_by_its_text(text, write_file):
+    for encoding in ENCODED[text]:
+        content = text.encode(encoding)
+        assert detect_encoding(content[:-1]).lower() == encoding  # cut inside a character
+        with pytest.raises(UserError, match=f"(?i)iconv -f {encoding} -t UTF-8$"):
+            check_file(write_file("a.txt", content))
+        with pytest.raises(UserError, match=f"(?i)iconv -f {encoding} -t UTF-8$"):
+            files.reject_binary(write_file("a.txt", content * 20_000))
+
+
+def test_no_encoding_is_guessed(write_file):
+    for content in (bytes(range(256)) * 4, b"\xff\xfd\n" * 9, "ä\nö\nü\n".encode("latin1")):
+        with pytest.raises(UserError, match=r"not; nor like text in another encoding$"):
+            check_file(write_file("a.txt", content))
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -21,7 +21,7 @@ from typing import Any, BinaryIO, cast
 CSV_SUFFIX = ".csv"
 MAX_COLUMNS = 1 << 14  # of a table, as in a spreadsheet
 _DELIMITERS = ",;\t"
-_MAGIC_LEN = 8  # bytes that identify compressed formats
+_MAGIC_LEN = 512  # bytes that identify other formats
 _SEPARATOR_LINE = re.compile(r'"?sep=([^\r\n"])"?[\r\n]*', re.IGNORECASE)
 _BOM = "\ufeff"
 csv.field_size_limit(1 << 24)  # characters; an unclosed quote would take the rest of the file

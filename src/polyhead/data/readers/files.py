@@ -18,6 +18,7 @@ from typing import BinaryIO, cast
 
 from polyhead.core.errors import UserError, did_you_mean
 from polyhead.data.readers import csv, parquet
+from polyhead.data.readers.detect_encoding import detect_encoding
 
 MAX_LINE = 1024 * 1024  # bytes; a longer line is skipped without being kept in memory
 SAMPLE_BYTES = 64 * 1024  # bytes examined to distinguish text from other files
@@ -25,22 +26,38 @@ BOM = b"\xef\xbb\xbf"
 # text shrinks to a tenth, logs to a hundredth; one repeated byte to a thousandth
 _MAX_RATIO, _BUFFER_BYTES = 300, 1 << 17  # unpacked / packed bytes; packed bytes that are read ahead
 READ_ERRORS = (EOFError, zlib.error, OSError)  # raised while reading a damaged or deleted file
-COMPRESSED_FORMATS = {
+OTHER_FORMATS = {
     b"\x1f\x8b": "compressed with gzip; decompress it: gunzip",  # only streams: gzip files are read
     parquet.PARQUET_MAGIC: "Parquet, a table; expected text: write one of its columns to a file",
     b"BZh": "compressed with bzip2, expected text or gzip; decompress it: bunzip2",
     b"\xfd7zXZ": "compressed with xz, expected text or gzip; decompress it: unxz",
     b"\x28\xb5\x2f\xfd": "compressed with zstd, expected text or gzip; decompress it: unzstd",
     b"PK\x03\x04": "compressed with zip, expected text or gzip; decompress it: unzip",
+    b"7z\xbc\xaf\x27\x1c": "compressed with 7-Zip, expected text or gzip; decompress it: 7z x",
+    b"Rar!\x1a\x07": "compressed with RAR, expected text or gzip; decompress it: unrar x",
+    b"%PDF-": "a PDF, expected text; convert it: pdftotext",
+    **dict.fromkeys(
+        (b"\x89PNG", b"\xff\xd8\xff", b"GIF87a", b"GIF89a", b"II*\x00", b"MM\x00*"),
+        "a picture, expected text; recognize its text: tesseract",
+    ),
 }
 """First bytes of other formats, and how to convert them."""
 
 # office workbooks and documents: the old binary formats and those in zip archives
 _OFFICE_MAGIC = re.compile(
-    rb"\xd0\xcf\x11\xe0|PK\x03\x04.{26}(\[Content_Types\]|_rels/|docProps/|xl/|word/|mimetypeapplication/vnd"
+    rb"\{\\rtf|\xd0\xcf\x11\xe0|PK\x03\x04.{26}(\[Content_Types\]|_rels/|docProps/|xl/|word/|mimetypeapplication/vnd"
     rb"\.oasis)",
     re.S,
 )
+_MARKUP = [
+    (re.compile(rb"(?i)\s*(<\?xml[^>]*>\s*)?<(!doctype html|html)\b"), "HTML", "pandoc -f html -t plain"),
+    (
+        re.compile(rb"WEBVTT|\s*\d+\r?\n\d\d:\d\d:\d\d[,.]\d{3} --> "),
+        "subtitles",
+        "grep -vE '^[0-9[:space:]]*$|-->|^WEBVTT'",
+    ),
+]
+"""First lines of formats that consist of text, their names, and the command that keeps the plain text."""
 
 
 def check_file(path: Path) -> Path:
@@ -159,7 +176,7 @@ def open_lines(path: Path) -> BinaryIO:
     file = _open_unpacked(path)
     if isinstance(file, parquet.LineReader) or not csv.is_csv(path):
         return file
-    return csv.open_csv(file, partial(reject_compressed, path))
+    return csv.open_csv(file, partial(reject_other_formats, path))
 
 
 class _LimitedGzip(gzip.GzipFile):
@@ -249,32 +266,38 @@ def is_table(path: Path) -> bool:
         return file.read(len(parquet.PARQUET_MAGIC)) == parquet.PARQUET_MAGIC
 
 
-def reject_compressed(name: object, header: bytes) -> None:
-    """Raise a UserError with a conversion command if ``header`` is of a known binary format or UTF-16."""
+def reject_other_formats(name: object, header: bytes) -> None:
+    """Raise a UserError with the way to plain text if ``header`` is of another known format."""
     if header[:2] in (b"\xff\xfe", b"\xfe\xff"):
         raise UserError(f"{name} is UTF-16, expected UTF-8; convert it: iconv -f UTF-16 -t UTF-8")
     if _OFFICE_MAGIC.match(header):
         raise UserError(
             f"{name} is an office document, expected text: export it as CSV in UTF-8, or as plain text"
         )
-    for mark, what in COMPRESSED_FORMATS.items():
+    for mark, what in OTHER_FORMATS.items():
         if header.startswith(mark):
             raise UserError(f"{name} is {what}")
+    if header[257:262] == b"ustar":
+        raise UserError(f"{name} is a tar archive, expected text; unpack it: tar -xf")
+    for pattern, format, command in _MARKUP:
+        if pattern.match(header.removeprefix(BOM)):
+            raise UserError(f"{name} is {format}, expected plain text; convert it: {command}")
 
 
 def reject_binary(path: Path) -> None:
-    """Raise a UserError if the first lines contain zero bytes and are not UTF-8: no text encoding does."""
+    """Raise a UserError if the first lines are of another format or encoding, or contain zero bytes."""
     try:
         with open_lines(path) as file:
             sample = file.read(SAMPLE_BYTES)
     except READ_ERRORS:  # reported when the file is read
         return
-    reject_compressed(path, sample)
-    lines = sample.split(b"\n")
-    complete = lines[:-1] or lines  # the last may be cut inside a character
-    bad = sum(not is_text(line) for line in complete)
-    if any(b"\0" in line and not is_text(line.replace(b"\0", b"")) for line in complete):
-        raise UserError(f"{path} is not text: {bad} of its first {len(complete)} lines are not UTF-8")
+    reject_other_formats(path, sample)
+    if not is_text(sample) and detect_encoding(sample):
+        _require_utf8(path, sample)
+    lines = _complete_lines(sample)
+    if any(b"\0" in line and not is_text(line.replace(b"\0", b"")) for line in lines):
+        bad = sum(not is_text(line) for line in lines)
+        raise UserError(f"{path} is not text: {bad} of its first {len(lines)} lines are not UTF-8")
 
 
 def _require_text(path: Path, file: BinaryIO) -> None:
@@ -284,19 +307,35 @@ def _require_text(path: Path, file: BinaryIO) -> None:
         raise UserError(f"{path} is damaged: {error}") from None
     if not sample:
         raise UserError(f"{path} is empty")
-    reject_compressed(path, sample)
-    lines = sample.split(b"\n")
-    complete = lines[:-1] if len(sample) == SAMPLE_BYTES and len(lines) > 1 else lines
-    bad = sum(not is_text(line) for line in complete)
-    if len(lines) == 1 and len(sample) == SAMPLE_BYTES:  # one long line, cut perhaps inside a character
-        bad = int(b"\x00" in sample or not sample.decode(errors="ignore"))
-    if 2 * bad > len([line for line in complete if line]):
-        raise UserError(
-            f"{path} does not look like UTF-8 text: {bad} of its first {len(complete)} lines are not; "
-            "if it is text in another encoding, convert it: iconv -f LATIN1 -t UTF-8"
-        )
+    reject_other_formats(path, sample)
+    _require_utf8(path, sample)
     if b"\n" not in sample and sample.rstrip(b"\r").count(b"\r") > 1:
         raise UserError(f"{path} ends its lines with a bare \\r; convert it: tr '\\r' '\\n'")
+
+
+def _require_utf8(path: Path, sample: bytes) -> None:
+    """Raise a UserError that names the encoding if most lines are not UTF-8."""
+    lines = _complete_lines(sample)
+    bad = sum(not is_text(line) for line in lines)
+    encoding = detect_encoding(sample) if bad else ""
+    if len(lines) == 1 and len(sample) == SAMPLE_BYTES:  # one long line, cut perhaps inside a character
+        bad = int(b"\x00" in sample or bool(encoding) or not sample.decode(errors="ignore"))
+    if 2 * bad > len([line for line in lines if line]):
+        raise UserError(
+            f"{path} does not look like UTF-8 text: {bad} of its first {len(lines)} lines are not; "
+            + (describe_encoding(encoding) or "nor like text in another encoding")
+        )
+
+
+def describe_encoding(encoding: str) -> str:
+    """What text in an encoding looks like, and the command that converts it; "" without an encoding."""
+    return encoding and f"it looks like {encoding}; convert it: iconv -f {encoding} -t UTF-8"
+
+
+def _complete_lines(sample: bytes) -> list[bytes]:
+    """The lines of a sample; if it may be cut, without the last of several."""
+    lines = sample.split(b"\n")
+    return lines[:-1] if len(sample) == SAMPLE_BYTES and len(lines) > 1 else lines
 
 
 def _list_folder(folder: Path) -> str:
