@@ -39,6 +39,7 @@ def cache(tmp_path, monkeypatch):
     ("names", "expected"),
     [
         (["b/*.txt"], ["b/1.txt", "b/2.txt"]),
+        (["b", "a1.txt"], ["b/1.txt", "b/2.txt", "a1.txt"]),  # of a folder, its text files
         (["**/*.txt"], ["a1.txt", "a[1].txt", "b/1.txt", "b/2.txt", "b/c/3.txt"]),
         (["a[1].txt"], ["a[1].txt"]),  # the name of a file is no pattern
         (["b/2.txt", "b/1.txt"], ["b/2.txt", "b/1.txt"]),

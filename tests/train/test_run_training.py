@@ -125,12 +125,6 @@ PAIRS = {"train": ["pairs.tsv"], "valid": ["pairs.tsv"], "source": 1, "target": 
     ("data", "train", "warning"),
     [
         ({}, {"lr": 1.0, "schedule": NOAM}, ""),
-        ({"train": ["train.de", "train.de"]}, {}, "train: source and target are the same text"),
-        (
-            {"train": ["train.de", "./train.de"], "valid": ["valid.en", "valid.en"]},
-            {},
-            "train, valid: source and target are the same text",
-        ),
         (PAIRS, {}, "train, valid: source and target are the same text"),
         ({}, {"schedule": "inverse_sqrt"}, "the warm-up (4,000 steps) is more than half of the 4 steps: "),
         ({}, {"lr": 1e-3, "schedule": NOAM}, "train.lr is 0.001, and schedule noam multiplies it by 1/√"),

@@ -16,8 +16,8 @@ from polyhead.config.data_config import DataConfig
 from polyhead.core.errors import UserError, known_names_hint, unknown_name_error
 from polyhead.core.i18n import tr
 from polyhead.data.readers.conversations import open_conversations
-from polyhead.data.readers.detect_language import are_unrelated, read_first_lines
-from polyhead.data.readers.files import check_file, iter_lines
+from polyhead.data.readers.detect_language import are_unrelated, describe_mixed_languages, read_first_lines
+from polyhead.data.readers.files import check_file, check_files, iter_lines
 from polyhead.data.readers.labeled import collect_labels, open_labeled
 from polyhead.data.readers.parallel_corpus import open_corpus
 from polyhead.data.readers.plain_text import open_text
@@ -57,33 +57,36 @@ def inspect_data(files: Sequence[str], given_keys: Keys, task: str | None = None
     """
     data = {**given_keys, "train": list(files)}
     section = DataConfig.model_validate(data)
-    files_of = {
-        split: list(map(check_file, section.split_paths(split))) for split in ("train", "valid", "test")
-    }
-    paths = files_of["train"]
+    files_of = {split: section.split_paths(split) for split in ("train", "valid", "test")}
+    paths, (checked, empty) = files_of["train"], check_files(files_of["train"])
+    is_folder = any((section.root / name).is_dir() for name in files)
     table = infer_table_format(paths, section.format)
     if task is not None and task not in _TASKS:
         raise unknown_name_error("task supported by init", task, _TASKS)
     if table is None:
-        plain, notes = ("", []) if task else _infer_plain_task(paths)
+        plain, notes = ("language-model", []) if task or is_folder else _infer_plain_task(paths)
         summary = DataSummary(task or plain, data, notes=notes)
         if summary.task in ("classification", "chat"):
             raise UserError(
                 f"task {summary.task} expects a table (TSV, CSV, JSONL or Parquet); {paths[0].name} "
                 "is plain text by its name"
             )
-        if summary.task == "translation" and len(paths) != 2:
+        if summary.task == "translation" and len(paths) < 2:
             raise UserError(
-                "task translation expects a source and a target file, or a table; got "
-                f"{len(paths)}: {', '.join(path.name for path in paths)}"
+                f"task translation expects a source and a target file, or a table; got 1: {paths[0].name}"
             )
     else:
-        columns = read_columns(paths[0], table)
-        _check_columns(columns, given_keys, paths[0])
+        columns = read_columns(checked[0], table)
+        _check_columns(columns, given_keys, checked[0])
         summary = DataSummary(task or columns.infer_task(given_keys), data)
         data |= {**columns.assign_roles(summary.task, given_keys), **given_keys}
         if task is None and summary.task == "language-model" and "text" not in given_keys:
             summary.notes = columns.describe_ignored()
+    if empty:
+        names = ", ".join(path.name for path in empty)
+        summary.notes = [*summary.notes, tr("empty files, which add nothing: {names}", names=names)]
+    if table is None and summary.task != "translation" and (note := describe_mixed_languages(checked)):
+        summary.notes = [*summary.notes, note]
     if summary.task == "translation":
         data |= {**_infer_languages(section, data, table is None), **given_keys}
     _measure_rows(summary, DataConfig.model_validate(data))
@@ -114,16 +117,19 @@ def _check_columns(columns: TableColumns, given_keys: Keys, path: Path) -> None:
 def _infer_plain_task(paths: Sequence[Path]) -> tuple[str, list[str]]:
     """(task, notes) of plain text files.
 
-    Two files with the same number of lines, or with names that differ only in a language suffix, are a
-    translation corpus.
+    Two files with the same number of lines, or files with names that differ only in one of two language
+    suffixes, are a translation corpus.
     """
-    if len(paths) != 2:
-        return "language-model", []
-    a, b = (path.name.removesuffix(".gz").split(".") for path in paths)
-    if a[:-1] == b[:-1] and all(
-        _LANGUAGE_CODE.fullmatch(parts[-1]) and parts[-1] != "txt" for parts in (a, b)
+    parts = [path.name.removesuffix(".gz").rpartition(".") for path in paths]
+    stems = {end: {stem for stem, _, other in parts if other == end} for *_, end in parts}
+    if (
+        len(stems) == 2
+        and set.intersection(*stems.values())
+        and all(_LANGUAGE_CODE.fullmatch(end) and end != "txt" for end in stems)
     ):
         return "translation", []
+    if len(paths) != 2:
+        return "language-model", []
     (line_count, ends_blank), (other_count, other_ends_blank) = map(_count_lines, paths)
     # a blank line at the end of only one file is ignored
     extra_lines = {0, *([1] if ends_blank else []), *([-1] if other_ends_blank else [])}
@@ -161,12 +167,13 @@ def _format_lines(count: int) -> str:
 def _infer_languages(section: DataConfig, data: Keys, is_parallel: bool) -> dict[str, str]:
     """The languages of the two sides, if the file suffixes or column names are language codes."""
     if is_parallel:
-        ends = [path.name.removesuffix(".gz").rpartition(".")[2] for path in section.split_paths("train")]
+        paths = section.split_paths("train")
+        ends = list(dict.fromkeys(path.name.removesuffix(".gz").rpartition(".")[2] for path in paths))
     else:
         ends = [str(data[side]).rpartition(".")[2] for side in ("source", "target")]
     are_languages = (
         all(_LANGUAGE_CODE.fullmatch(end) and end not in _NOT_LANGUAGES for end in ends)
-        and len(set(ends)) == 2
+        and len(ends) == len(set(ends)) == 2
     )
     return dict(zip(("source_lang", "target_lang"), ends, strict=True)) if are_languages else {}
 

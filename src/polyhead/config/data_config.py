@@ -31,8 +31,8 @@ class DataConfig(ConfigSection):
     root: Path = Field(Path("."), description="directory of the files, relative to the working directory")
     train: Files = Field(
         min_length=1,
-        description="training files: names, glob patterns, or hf://datasets/OWNER/NAME/PATH; .gz is "
-        "read directly",
+        description="training files: names, glob patterns, folders of .txt, or "
+        "hf://datasets/OWNER/NAME/PATH; .gz is read directly",
     )
     valid: Files | None = Field(None, description="validation files")
     valid_fraction: float = Field(
@@ -109,8 +109,13 @@ class DataConfig(ConfigSection):
         raise UserError(f"no file {name!r} in {str(self.root)!r}{hint}")
 
     def find_local_files(self, name: str) -> list[Path]:
-        """The file of that name, or the sorted files that match it as a pattern; empty if there are none."""
+        """The file of that name, or the sorted files that match it as a pattern; empty if there are none.
+
+        Of a folder, its text files.
+        """
         path = self.root / name
+        if texts := sorted(filter(Path.is_file, (*path.glob("*.txt"), *path.glob("*.txt.gz")))):
+            return texts
         if path.exists():
             return [path]
         matches = sorted(glob.glob(name, root_dir=self.root, recursive=True))

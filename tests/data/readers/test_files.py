@@ -17,8 +17,10 @@ from tests.data.readers.parquet_helpers import paths as paths
 
 from polyhead.core.errors import UserError
 from polyhead.data.readers import files, plain_text
+from polyhead.data.readers.conversations import open_conversations
 from polyhead.data.readers.detect_encoding import detect_encoding
 from polyhead.data.readers.files import MAX_LINE, check_file, fingerprint, iter_lines
+from polyhead.data.readers.labeled import open_labeled
 from polyhead.data.readers.parallel_corpus import open_corpus
 from polyhead.data.readers.plain_text import open_text
 
@@ -108,6 +110,29 @@ def test_no_encoding_is_guessed(write_file):
     for content in (bytes(range(256)) * 4, b"\xff\xfd\n" * 9, "ä\nö\nü\n".encode("latin1")):
         with pytest.raises(UserError, match=r"not; nor like text in another encoding$"):
             check_file(write_file("a.txt", content))
+
+
+OPENERS = {
+    "a.txt": (lambda paths: open_text(paths, "file"), "one\n"),
+    "a.tsv": (lambda paths: open_labeled(paths, text=[0], label=1), "one\tx\ntwo\ty\n"),
+    "a.jsonl": (
+        lambda paths: open_conversations(paths),
+        '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}\n',
+    ),
+    "a.csv": (lambda paths: open_corpus(paths, source="a", target="b"), "a,b\n1,2\n"),
+}
+
+
+@pytest.mark.parametrize("name", OPENERS)
+def test_empty_file_among_others_is_named(name, write_file):
+    open_files, content = OPENERS[name]
+    header = content[: content.index("\n") + 1] if name.endswith(".csv") else ""
+    paths = [write_file(f"{i}{name}", text) for i, text in enumerate((header, content, content))]
+    data = open_files(paths)
+    assert data.files == tuple(paths[1:])
+    assert data.source_label == f"1{name} + 2{name} + 0{name} (empty)"
+    with pytest.raises(UserError, match=f"0{name} is empty"):
+        open_files(paths[:1])
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])

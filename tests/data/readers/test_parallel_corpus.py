@@ -264,3 +264,30 @@ def test_invalid_names_and_columns_are_refused_on_opening(names, options, messag
         write_file(name, content)
     with pytest.raises(UserError, match=message):
         open_corpus(names.split(), **options | {"root": tmp_path / options.get("root", ".")})
+
+
+@pytest.mark.parametrize(
+    ("sources", "targets"),
+    [
+        ("s/b.en s/a.en", "s/a.de s/b.de"),
+        ("en/a.txt en/b.txt", "de/a.txt de/b.txt"),
+        ("s/a-en.txt s/b-en.txt", "s/b-de.txt s/a-de.txt"),
+        ("s/a.en.gz s/b.en.gz", "s/b.de.gz s/a.de.gz"),
+    ],
+)
+def test_several_parallel_files_are_paired_by_name(sources, targets, tmp_path):
+    names = [*sources.split(), *targets.split()]
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        first = "a" if "/a" in name else "b"
+        (tmp_path / name).write_text(f"{first} {'de' if 'de' in name else 'en'}\n")
+    texts, references, _ = read_checked(open_corpus(names, root=tmp_path))
+    assert sorted(zip(texts, references, strict=True)) == [("a en", "a de"), ("b en", "b de")]
+    (tmp_path / names[0]).write_text("")
+    with pytest.raises(UserError, match=f"{names[0]} is empty"):
+        open_corpus(names, root=tmp_path)
+    other = next(name for name in targets.split() if ("/a" in name) == ("/a" in names[0]))
+    (tmp_path / other).write_text("")
+    assert read_checked(open_corpus(names, root=tmp_path))[2].used == 1  # both are empty: named
+    with pytest.raises(UserError, match=r"has no counterpart|expects a source and a target file, got 3"):
+        open_corpus(names[:-1], root=tmp_path)

@@ -72,6 +72,7 @@ def test_missing_text_is_refused(write_file):
     for paths, split, message in (
         ([one], (0.9, 1.0), r"one: no text in this split: data\.valid_fraction is too small or"),
         ([blank], (0.0, 1.0), r"^blank: no text$"),
+        ([write_file("unseen", "\u200b\u3000\n\xa0")], (0.0, 1.0), "^unseen: no visible text$"),
         ([], (0.0, 1.0), "no files: expected a plain text file"),
     ):
         with pytest.raises(UserError, match=message):

@@ -44,15 +44,40 @@ def test_swapped_languages_are_refused():
 
 
 @pytest.mark.parametrize(
+    ("train", "finding"),
+    [
+        (["train.en", "train.de"], "train.en, the source, has the words of en and train.de those of de"),
+        (["a.txt", "b.txt"], "a.txt, the source, has the words of en and b.txt those of de"),
+        (["short.en", "short.de"], "short.en, the source, is named en and short.de de"),
+    ],
+)
+def test_swapped_languages_of_one_script_are_refused(train, finding, workdir):
+    for name, code in (("a", "en"), ("b", "de")):
+        (workdir / f"{name}.txt").write_text((workdir / f"train.{code}").read_text("utf-8"), "utf-8")
+        (workdir / f"short.{code}").write_text("Berlin 1\nMain 2\n")
+    codes = {"source_lang": "de", "target_lang": "en"}
+    message = f"data.source_lang is de and data.target_lang is en, but {finding}: swap the two codes"
+    with pytest.raises(UserError, match=message):
+        TranslationTask.check(recipe_of(train=train, **codes))
+    TranslationTask.check(recipe_of(train=train[::-1], **codes))
+
+
+@pytest.mark.parametrize("data", [{"train": ["train.en", "./train.en"]}, {"valid": ["valid.zh"] * 2}])
+def test_one_file_on_both_sides_is_refused(data):
+    ((split, (name, _)),) = data.items()
+    with pytest.raises(UserError, match=f"data.{split}: {name} is both source and target"):
+        TranslationTask.check(recipe_of(**data))
+
+
+@pytest.mark.parametrize(
     ("data", "warning"),
     [
         ({}, ""),
         (EN_DE | {"source_lang": "en", "target_lang": "de"}, ""),
-        ({"train": ["train.en", "train.en"], "valid": ["valid.en", "valid.en"]}, ""),
         ({"source_lang": "en", "target_lang": "zh-CN"}, ""),
         ({"source_lang": "src", "target_lang": "tgt"}, ""),
         (
-            {"valid": ["valid.zh", "valid.zh"]},
+            {"valid": ["valid.zh", "test.zh"]},
             "data.valid: its source, valid.zh, has the language of the training target (Han script); is it "
             "the right file?",
         ),

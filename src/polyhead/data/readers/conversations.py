@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from polyhead.chat.base import Message, ToolChoice, build_tool_choice, parse_messages
 from polyhead.core.blank_text import is_blank
 from polyhead.core.errors import UserError, format_value
-from polyhead.data.readers.files import check_file, is_text, iter_lines
+from polyhead.data.readers.files import check_files, is_text, iter_lines
 from polyhead.data.readers.rows import ReadReport, Rows
 from polyhead.data.readers.tabular import SAMPLE_LINES, is_blank_line, parse_json_line, parse_lines
 
@@ -68,7 +68,7 @@ def open_conversations(
     """Open files of conversations; a missing file, or one without conversations, is a UserError."""
     if not files:
         raise UserError("no files: expected a JSONL file of conversations")
-    paths = tuple(check_file(path) for path in files)
+    paths, empty = check_files(files)
     for path in paths:
         sample = [parse_chat_line(raw) for raw in islice(iter_lines(path), SAMPLE_LINES)]
         problems = [row for row in sample if isinstance(row, str)]
@@ -80,7 +80,9 @@ def open_conversations(
                 'as {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": '
                 '"..."}]}'
             )
-    return Conversations(paths, validation_fraction=validation_fraction, is_validation=is_validation)
+    return Conversations(
+        paths, validation_fraction=validation_fraction, is_validation=is_validation, empty_files=empty
+    )
 
 
 def parse_chat_line(raw: bytes | None) -> ChatRow | str:

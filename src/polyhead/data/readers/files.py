@@ -10,7 +10,7 @@ import hashlib
 import io
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -58,6 +58,24 @@ _MARKUP = [
     ),
 ]
 """First lines of formats that consist of text, their names, and the command that keeps the plain text."""
+
+
+class EmptyFileError(UserError):
+    """A file without text."""
+
+
+def check_files(paths: Iterable[Path]) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
+    """(text files, empty files) of paths; a UserError if one is something else, or if all are empty."""
+    checked, empty, error = list[Path](), list[Path](), None
+    for path in paths:
+        try:
+            checked.append(check_file(path))
+        except EmptyFileError as problem:
+            empty.append(path)
+            error = error or problem
+    if error is not None and not checked:
+        raise error
+    return tuple(checked), tuple(empty)
 
 
 def check_file(path: Path) -> Path:
@@ -306,7 +324,7 @@ def _require_text(path: Path, file: BinaryIO) -> None:
     except READ_ERRORS as error:
         raise UserError(f"{path} is damaged: {error}") from None
     if not sample:
-        raise UserError(f"{path} is empty")
+        raise EmptyFileError(f"{path} is empty")
     reject_other_formats(path, sample)
     _require_utf8(path, sample)
     if b"\n" not in sample and sample.rstrip(b"\r").count(b"\r") > 1:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from polyhead.core.blank_text import is_blank
 from polyhead.core.errors import UserError, did_you_mean, format_value
 from polyhead.core.i18n import Translate, tr
-from polyhead.data.readers.files import check_file
+from polyhead.data.readers.files import check_files
 from polyhead.data.readers.rows import ReadReport, Rows, read_limited
 from polyhead.data.readers.tabular import ColumnKey, infer_table_format
 
@@ -91,7 +91,7 @@ def open_labeled(
     """
     if not files:
         raise UserError("no files: expected one or several TSV or JSONL files")
-    paths = tuple(check_file(Path(root) / file) for file in files)
+    paths, empty = check_files(Path(root) / file for file in files)
     if format == "parallel":
         raise UserError("format 'parallel' has no labels: labelled texts must be tsv or jsonl")
     table_format = infer_table_format(paths, format)
@@ -101,7 +101,9 @@ def open_labeled(
         )
     roles = [f"text[{i}]" for i in range(len(text))] if len(text) != 1 else ["text"]
     columns_by_role = dict(zip(roles, text, strict=True)) | {"label": label}
-    labeled_files = LabeledFiles(paths, table_format, columns_by_role, validation_fraction, is_validation)
+    labeled_files = LabeledFiles(
+        paths, table_format, columns_by_role, validation_fraction, is_validation, empty
+    )
     labeled_files.check_columns()
     return labeled_files
 

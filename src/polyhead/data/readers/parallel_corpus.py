@@ -6,13 +6,14 @@ Lines that cannot be used are counted, never dropped silently.
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from polyhead.core.blank_text import is_blank
 from polyhead.core.errors import UserError, unknown_name_error
-from polyhead.data.readers.files import BOM, check_file, is_table, is_text, iter_lines
+from polyhead.data.readers.files import BOM, check_files, is_table, is_text, iter_lines
 from polyhead.data.readers.rows import ReadReport, Rows, read_limited
 from polyhead.data.readers.tabular import ColumnKey, infer_format, is_blank_line
 
@@ -49,7 +50,7 @@ class ParallelFiles(Rows):
     def is_copy(self) -> bool:
         """Whether every target equals its source: one file on both sides, or one column."""
         if self.format == "parallel":
-            return self.files[0].samefile(self.files[1])
+            return any(a.samefile(b) for a, b in zip(self.files[::2], self.files[1::2], strict=True))
         return self.columns_by_role["source"] == self.columns_by_role["target"]
 
     def iter_pairs(self, report: CorpusReport | None = None) -> Iterator[SentencePair]:
@@ -67,8 +68,10 @@ class ParallelFiles(Rows):
         if self.format != "parallel":
             yield from super().number_rows()
             return
-        for line, row in _read_parallel(*self.files):
-            yield f"line {line:,}", line, row
+        for source, target in zip(self.files[::2], self.files[1::2], strict=True):
+            name = f"{source.name} " if len(self.files) > 2 else ""
+            for line, row in _read_parallel(source, target):
+                yield f"{name}line {line:,}", line, row
 
     def read_file(self, path: Path) -> Iterator[tuple[int, PairRow]]:
         for line, row in super().read_file(path):
@@ -91,18 +94,53 @@ def open_corpus(
     """
     if not files:
         raise UserError("no files: expected a source and a target file, or one TSV or JSONL file")
-    paths = tuple(check_file(Path(root) / file) for file in files)
-    resolved_format = _resolve_format(paths, format)
-    if resolved_format == "parallel" and len(paths) != 2:
+    all_paths = [Path(root) / file for file in files]
+    paths, empty = check_files(all_paths)
+    resolved_format = _resolve_format(all_paths, format)
+    if resolved_format == "parallel":
+        pairs = pair_files(all_paths)
+        for path, other in [*pairs, *((target, source) for source, target in pairs)]:
+            if path in empty and other not in empty:
+                raise UserError(f"{path} is empty")
+        paths = tuple(path for pair in pairs for path in pair if path not in empty)
+    columns_by_role = {"source": source, "target": target}
+    corpus = ParallelFiles(paths, resolved_format, columns_by_role, validation_fraction, is_validation, empty)
+    if resolved_format != "parallel":
+        corpus.check_columns()
+    return corpus
+
+
+def pair_files(paths: Sequence[Path]) -> list[tuple[Path, Path]]:
+    """(source, target) of parallel files; the names of several pairs differ only in the mark of the language.
+
+    The sources are the files with the suffix of the first one if there are two suffixes, else the first half.
+    """
+    if len(paths) == 2:
+        return [(paths[0], paths[1])]
+    names = {path: path.as_posix().removesuffix(".gz") for path in paths}
+    suffixes = {path: Path(name).suffix for path, name in names.items()}
+    if len(set(suffixes.values())) == 2:
+        sides = [[p for p in paths if (suffixes[p] == suffixes[paths[0]]) is side] for side in (True, False)]
+        names = {path: name.removesuffix(suffixes[path]) for path, name in names.items()}
+    elif len(paths) % 2:
         raise UserError(
             f"format 'parallel' expects a source and a target file, got {len(paths)}: "
             f"{', '.join(path.name for path in paths)}"
         )
-    columns_by_role = {"source": source, "target": target}
-    corpus = ParallelFiles(paths, resolved_format, columns_by_role, validation_fraction, is_validation)
-    if resolved_format != "parallel":
-        corpus.check_columns()
-    return corpus
+    else:
+        sides = [list(paths[: len(paths) // 2]), list(paths[len(paths) // 2 :])]
+    words = {path: re.split(r"[./_-]", name) for path, name in names.items()}
+    marks = [set.intersection(*(set(words[p]) for p in side)) if len(side) > 1 else set() for side in sides]
+    sources, targets = (
+        {tuple(word for word in words[path] if word not in own - other): path for path in side}
+        for side, own, other in zip(sides, marks, reversed(marks), strict=True)
+    )
+    if unpaired := sources.keys() ^ targets.keys():
+        raise UserError(
+            f"parallel files: {(sources | targets)[min(unpaired)]} has no counterpart: expected a target "
+            "file for each source file, with the same name except for the language"
+        )
+    return [(path, targets[name]) for name, path in sources.items()]
 
 
 def read_pairs(corpus: ParallelFiles, limit: int | None = None) -> tuple[list[str], list[str], CorpusReport]:
@@ -141,7 +179,7 @@ def read_corpus_texts(corpus: ParallelFiles) -> Iterator[str]:
         yield pair.target
 
 
-def _resolve_format(paths: tuple[Path, ...], format: CorpusFormat) -> Literal["parallel", "tsv", "jsonl"]:
+def _resolve_format(paths: Sequence[Path], format: CorpusFormat) -> Literal["parallel", "tsv", "jsonl"]:
     if format != "auto":
         if format not in ("parallel", "tsv", "jsonl"):
             raise unknown_name_error("format", format, ("auto", "parallel", "tsv", "jsonl"))
@@ -150,7 +188,7 @@ def _resolve_format(paths: tuple[Path, ...], format: CorpusFormat) -> Literal["p
         return format
     if (inferred := infer_format(paths)) is not None:
         return inferred
-    if len(paths) == 2:
+    if len(paths) > 1:
         return "parallel"
     raise UserError(
         f"cannot detect the format of {paths[0].name}: name two parallel files, or one .tsv, .csv "

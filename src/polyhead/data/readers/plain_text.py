@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 from polyhead.core.blank_text import is_blank
 from polyhead.core.errors import UserError
 from polyhead.core.i18n import Translate, format_english, tr
-from polyhead.data.readers.files import BOM, check_file, is_text, iter_spans
+from polyhead.data.readers.files import BOM, check_files, is_text, iter_spans
 from polyhead.data.readers.rows import join_names
 from polyhead.data.readers.tabular import ColumnKey, TableFormat, check_columns, infer_table_format, read_rows
 from polyhead.tokenizers.train_tokenizer import MAX_TRAINING_CHARACTERS
@@ -87,10 +87,11 @@ class TextFiles:
     fraction_range: tuple[float, float] = (0.0, 1.0)
     table: TableFormat | None = None
     columns: tuple[ColumnKey, ...] = ()
+    empty_files: tuple[Path, ...] = ()
 
     @property
     def source_label(self) -> str:
-        return join_names(self.files)
+        return join_names(self.files, self.empty_files)
 
     @property
     def has_documents(self) -> bool:
@@ -104,7 +105,7 @@ class TextFiles:
         if self.fraction_range != (0.0, 1.0):
             total = sum(len(text) for path in self.files for text, kind in self._iter_spans(path))
         window = range(*(int(total * part) for part in self.fraction_range)) if total else None
-        offset = 0  # characters before, in all files
+        offset, is_visible = 0, False  # characters before, in all files
         for path in self.files:
             document = _DocumentAccumulator(self.document_separator, window, report)
             for text, kind in self._iter_spans(path):
@@ -112,9 +113,12 @@ class TextFiles:
                     is_counted = window is None or min(offset, total - 1) in window
                     setattr(report, kind, getattr(report, kind) + is_counted)
                     continue
+                is_visible = is_visible or not is_blank(text)
                 yield from document.add_span(text, offset)
                 offset += len(text)
             yield from document.finish()
+        if not is_visible and report.characters:
+            raise UserError(f"{self.source_label}: no visible text")
         if not report.characters:
             share = "" if window is None else " in this split: data.valid_fraction is too small or too large"
             raise UserError(f"{self.source_label}: no text{share}")
@@ -220,11 +224,11 @@ def open_text(
     """
     if not files:
         raise UserError("no files: expected a plain text file")
-    paths = tuple(check_file(path) for path in files)
+    paths, empty = check_files(files)
     table = infer_table_format(paths, format)
     if not columns or table is None:
-        return TextFiles(paths, document_separator, fraction_range)
-    text = TextFiles(paths, "line", fraction_range, table, tuple(columns))
+        return TextFiles(paths, document_separator, fraction_range, empty_files=empty)
+    text = TextFiles(paths, "line", fraction_range, table, tuple(columns), empty)
     for path in paths:
         check_columns(path, table, text.columns_by_role, MAX_VALUE_BYTES)
     return text

@@ -115,9 +115,10 @@ class ReadReport:
         return text
 
 
-def join_names(files: Sequence[Path]) -> str:
+def join_names(files: Sequence[Path], empty_files: Sequence[Path] = ()) -> str:
     """The names of files, joined for messages."""
-    return " + ".join(path.name for path in files)
+    empty = [tr("{file} (empty)", file=path.name) for path in empty_files]
+    return " + ".join([*(path.name for path in files), *empty])
 
 
 def read_limited(rows: Iterable[T], report: ReadReport, limit: int | None) -> list[T]:
@@ -144,10 +145,11 @@ class Rows:
     columns_by_role: ColumnsByRole = field(default_factory=dict)
     validation_fraction: float = 0.0
     is_validation: bool = False  # whether these are the held-out rows, or the others
+    empty_files: tuple[Path, ...] = ()
 
     @property
     def source_label(self) -> str:
-        return join_names(self.files)
+        return join_names(self.files, self.empty_files)
 
     def check_columns(self) -> None:
         """Raise a UserError if a file lacks one of the columns."""

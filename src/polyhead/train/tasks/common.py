@@ -21,6 +21,7 @@ from polyhead.core.registry import CHAT
 from polyhead.cost.decoding import cache_shape
 from polyhead.data.batching.collate import PairBatch
 from polyhead.data.batching.token_windows import TokenWindows
+from polyhead.data.readers.detect_language import describe_mixed_languages
 from polyhead.data.readers.plain_text import TextFiles, open_text, read_text_lines
 from polyhead.data.readers.tabular import ColumnKey, inherit_format
 from polyhead.data.stores.build_cache import IdArray
@@ -164,6 +165,9 @@ def open_stores(recipe: Recipe, tokenizer: Tokenizer, report: Reporter) -> dict[
     for split, store in stores.items():
         summary, unknown = tr("{count:,} tokens", count=len(store)), store.count_unknown(tokenizer)
         report_split(report, split, store.report.describe(), summary, unknown=unknown)
+    text = open_split_text(recipe, "train")
+    if text.table is None and (warning := describe_mixed_languages(text.files)):
+        report.info(tr("warning: {message}", message=warning))
     return stores
 
 

@@ -14,7 +14,7 @@ from polyhead.data.readers.detect_language import (
     sample_pairs,
 )
 from polyhead.data.readers.parallel_corpus import ParallelFiles
-from polyhead.tokenizers.languages import script_of_language
+from polyhead.tokenizers.languages import is_same_language, script_of_language
 
 
 class SidePair(NamedTuple):
@@ -29,9 +29,15 @@ def check_sides(data: DataConfig, corpora: Mapping[str, ParallelFiles]) -> list[
 
     Returns warnings of possible errors. ``corpora`` maps splits to corpora, and must have "train".
     """
+    for split, corpus in corpora.items():
+        if corpus.format == "parallel" and corpus.is_copy:
+            raise UserError(
+                f"data.{split}: {_side_names(corpus).source} is both source and target; expected the file of "
+                "each language"
+            )
     texts = sample_pairs(corpora["train"])
     languages = describe_language(texts[0]), describe_language(texts[1])
-    warnings = _check_codes(data, corpora["train"], languages)
+    warnings = _check_codes(data, corpora["train"], languages, texts)
     for split in ("valid", "test"):
         if split in corpora and getattr(data, split):
             warnings += _check_split(data, split, corpora, languages)
@@ -63,21 +69,33 @@ def _check_split(
     ]
 
 
-def _check_codes(data: DataConfig, corpus: ParallelFiles, languages: tuple[Language, Language]) -> list[str]:
-    """Check ``data.source_lang`` and ``data.target_lang`` against the scripts of the text."""
+def _check_codes(
+    data: DataConfig,
+    corpus: ParallelFiles,
+    languages: tuple[Language, Language],
+    texts: tuple[list[str], list[str]],
+) -> list[str]:
+    """Check ``data.source_lang`` and ``data.target_lang`` against the text and the names of its sides."""
     codes = SidePair(data.source_lang, data.target_lang)
     code_scripts = SidePair(*map(script_of_language, codes))
     text_scripts = SidePair(languages[0].script, languages[1].script)
-    names = _side_names(corpus)
+    names, finding = _side_names(corpus), ""
+    expected = describe_language([], codes.source), describe_language([], codes.target)
+    suffixes = [name.strip("'").removesuffix(".gz").rpartition(".")[2] for name in names]
     if (
         all(text_scripts)
         and code_scripts == (text_scripts.target, text_scripts.source)
         and text_scripts.source != text_scripts.target
     ):
+        finding = f"is in {text_scripts.source} script and {names.target} in {text_scripts.target} script"
+    elif detect_wrong_language(texts[0], *expected) and detect_wrong_language(texts[1], *reversed(expected)):
+        finding = f"has the words of {codes.target} and {names.target} those of {codes.source}"
+    elif all(map(is_same_language, codes, reversed(suffixes))) and not is_same_language(*codes):
+        finding = f"is named {suffixes[0]} and {names.target} {suffixes[1]}"
+    if finding:
         raise UserError(
             f"data.source_lang is {codes.source} and data.target_lang is {codes.target}, but "
-            f"{names.source}, the source, is in {text_scripts.source} script and {names.target} in "
-            f"{text_scripts.target} script: swap the two codes, or the sides in data.train"
+            f"{names.source}, the source, {finding}: swap the two codes, or the sides in data.train"
         )
     return [
         f"data.{side}_lang is {getattr(codes, side)}, which is written in {getattr(code_scripts, side)} "
