@@ -18,7 +18,7 @@ from polyhead.core.i18n import tr
 from polyhead.data.readers.conversations import open_conversations
 from polyhead.data.readers.detect_language import are_unrelated, describe_mixed_languages, read_first_lines
 from polyhead.data.readers.files import check_file, check_files, iter_lines
-from polyhead.data.readers.labeled import collect_labels, open_labeled
+from polyhead.data.readers.labeled import count_labels, describe_similar_labels, open_labeled
 from polyhead.data.readers.parallel_corpus import open_corpus
 from polyhead.data.readers.plain_text import open_text
 from polyhead.data.readers.tabular import check_unique, infer_table_format, is_blank_line
@@ -202,7 +202,9 @@ def _iter_row_sizes(
             yield _byte_lengths(pair.source, pair.target)
     elif summary.task == "classification":
         labeled_files = open_labeled(paths, format=data.format, text=data.text, label=data.label)
-        summary.labels = len(collect_labels(labeled_files))
+        counts = count_labels(labeled_files)
+        summary.labels = len(counts)
+        summary.notes = [*summary.notes, *filter(None, [describe_similar_labels(counts)])]
         for example in labeled_files.iter_examples():
             yield _byte_lengths(*example.texts)
     elif summary.task == "chat":

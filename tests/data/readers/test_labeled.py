@@ -6,7 +6,8 @@ import pytest
 from polyhead.core.errors import UserError
 from polyhead.data.readers.labeled import (
     LabeledExample,
-    collect_labels,
+    count_labels,
+    describe_similar_labels,
     open_labeled,
     read_labeled,
     read_labeled_texts,
@@ -40,7 +41,7 @@ def test_every_format_gives_the_same_texts(write_file, name, content, text, labe
     examples, report = read_labeled(files)
     assert examples == make_examples(first_line)
     assert str(report) == f"{path.name}: 4 of 4 texts"
-    assert collect_labels(files) == ("bad", "good")
+    assert tuple(count_labels(files)) == ("bad", "good")
     assert list(read_labeled_texts(files)) == [text for _, text in ROWS]
     for limit in (0, 1, 3, 4, 10**30):
         examples, report = read_labeled(files, limit=limit)
@@ -74,9 +75,9 @@ def test_scores_are_refused_as_labels(labels, counts, write_file):
     rows = [json.dumps({"text": f"text {i}", "label": label}) + "\n" for i, label in enumerate(labels)]
     message = f"a.jsonl: the labels are scores, {counts} with a fraction; a classifier needs classes: round"
     with pytest.raises(UserError, match=message):
-        collect_labels(open_labeled([write_file("a.jsonl", "".join(rows))]))
-    path = write_file("b.tsv", "v1.5\tx\n2.5\ty\n")
-    assert collect_labels(open_labeled([path], text=[1], label=0)) == ("2.5", "v1.5")
+        count_labels(open_labeled([write_file("a.jsonl", "".join(rows))]))
+    path = write_file("b.tsv", "v1.5\tx\n2.5\ty\n2.5\tz\n")
+    assert tuple(count_labels(open_labeled([path], text=[1], label=0))) == ("2.5", "v1.5")
 
 
 def test_repeated_headers_and_marks_are_counted(write_file):
@@ -93,14 +94,58 @@ def test_unusable_lines_are_counted_with_their_place(write_file):
     files = open_labeled(paths, text=[1], label=0)
     examples, report = read_labeled(files, labels=["a", "b"])
     assert [(e.line, e.label) for e in examples] == [(1, "a"), (6, "b"), (9, "a"), (1, "a")]
-    assert report.examples["malformed"] == ["a.tsv line 2", "a.tsv line 5", "a.tsv line 8"]
+    assert report.examples["malformed"] == ["a.tsv line 2", "a.tsv line 8"]
     assert str(report) == (
-        "a.tsv + b.tsv: 4 of 10 texts; skipped 2 blank (first: a.tsv line 3), 3 broken (first: a.tsv line "
-        "2), 1 with an unknown label (first: a.tsv line 7, 'c')"
+        "a.tsv + b.tsv: 4 of 10 texts; skipped 2 blank (first: a.tsv line 3), 2 broken (first: a.tsv line "
+        "2), 1 with an unknown label (first: a.tsv line 7, 'c'), 1 without a label (first: a.tsv line 5)"
     )
-    message = r"5 with an unknown label \(first: a.tsv line 1, 'a'\); the labels are neg, pos"
+    message = r"5 with an unknown label \(first: a.tsv line 1, 'a'\), .*; the labels are neg, pos"
     with pytest.raises(UserError, match=message):
         read_labeled(files, ["pos", "neg"])
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.tsv", "one\ta\ntwo\t\nthree\nfour\t \nfive\ta\n"),
+        ("a.csv", "text,label\none,a\ntwo,\nthree,\nfour,\u3000\nfive,a\n"),
+        (
+            "a.jsonl",
+            '{"text": "one", "label": "a"}\n{"text": "two"}\n{"text": "three", "label": null}\n'
+            '{"text": "four", "label": ""}\n{"text": "five", "label": "a"}\n',
+        ),
+    ],
+)
+def test_texts_without_a_label_are_counted(name, content, write_file):
+    columns = {"text": [0], "label": 1} if name.endswith(".tsv") else {}
+    _, report = read_labeled(open_labeled([write_file(name, content)], **columns))
+    counted = (report.total, report.used, report.unlabeled, report.malformed)
+    assert counted == (5, 2, 3, 0)
+
+
+def test_labels_that_look_alike_are_named():
+    labels = [
+        "pos",
+        "Pos",
+        "pós",
+        "po\u0301s",
+        "neg",
+        "ｎｅｇ",
+        "very good",
+        "very\xa0 good",
+        "0",
+        "1",
+        "po\u200bs",
+    ]
+    message = describe_similar_labels({label: i for i, label in enumerate(labels)})
+    groups = [
+        "'pos' (0), 'Pos' (1), 'po\\u200bs' (10)",
+        "'pós' (2), 'po\u0301s' (3)",
+        "'neg' (4), 'ｎｅｇ' (5)",
+    ]
+    groups += ["'very good' (6), 'very\\xa0 good' (7)"]
+    assert message.endswith("a class of its own: " + "; ".join(groups))
+    assert describe_similar_labels({"good": 3, "bad": 2, "0": 1}) == ""
 
 
 @pytest.mark.parametrize(
@@ -113,10 +158,11 @@ def test_unusable_lines_are_counted_with_their_place(write_file):
         ("a\tx\na\ty\n", {}, "a.tsv: every text has the label 'a'; there is nothing to classify"),
         ("".join(f"{i}\tx\n" for i in range(30)), {}, "30 different labels for 30 texts, such as '0'; is 0 "),
         ("a\t\nb\t\n", {}, "no usable text in a.tsv: 0 of 2 texts; skipped 2 blank"),
+        ("a\tx\nb\ty\n", {}, "a.tsv: 2 texts, each with a label of its own, are too few"),
         ("a\tx\nb\nc\n", {}, "most lines are invalid: a.tsv: 1 of 3 texts"),
     ],
 )
 def test_invalid_file_is_refused_in_one_line(write_file, content, options, message):
     with pytest.raises(UserError, match=message) as error:
-        collect_labels(open_labeled([write_file("a.tsv", content)], **options or {"text": [1], "label": 0}))
+        count_labels(open_labeled([write_file("a.tsv", content)], **options or {"text": [1], "label": 0}))
     assert "\n" not in str(error.value)

@@ -28,7 +28,7 @@ def test_classes_are_learned(trained_run):
     assert notes.series("accuracy", "valid")[-1] >= 0.95
     run = ph.load(run_dir)
     assert run.config.labels == ("bad", "good", "odd")
-    assert "3 classes: bad " in " ".join(notes.lines)
+    assert "3 classes: bad: " in " ".join(notes.lines)
     results = run.classify(["a dull film", "lovely music and some actors", "queer plot"])
     assert [result.label for result in results] == ["bad", "good", "odd"]
     assert all(sum(result.probabilities.values()) == pytest.approx(1) for result in results)

@@ -6,7 +6,9 @@ Lines that cannot be used are counted, never dropped silently.
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+import unicodedata
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +18,7 @@ from polyhead.core.i18n import Translate, tr
 from polyhead.data.readers.files import check_files
 from polyhead.data.readers.rows import ReadReport, Rows, read_limited
 from polyhead.data.readers.tabular import ColumnKey, infer_table_format
+from polyhead.tokenizers.scripts import fold_text
 
 _NUMBER = re.compile(r"[-+]?[0-9]{0,15}\.?[0-9]{1,30}")
 _INTEGER_WITH_FRACTION = re.compile(r"-?[0-9]{1,15}\.0+")
@@ -58,7 +61,9 @@ class LabeledFiles(Rows):
             example = _parse_example(line, row, place)
             if isinstance(example, str):
                 expected = f", label {format_value(row[-1])}, expected text, an integer, true or false"
-                report.count_problem(example, place + expected * (not is_label(row[-1])))
+                report.count_problem(
+                    example, place + expected * (example == "malformed" and not is_label(row[-1]))
+                )
             elif known_labels is not None and example.label not in known_labels:
                 hint = did_you_mean(example.label, known_labels.values()).removeprefix("; ")
                 report.count_problem(
@@ -108,14 +113,14 @@ def open_labeled(
     return labeled_files
 
 
-def collect_labels(labeled_files: LabeledFiles) -> tuple[str, ...]:
-    """The distinct labels, sorted.
+def count_labels(labeled_files: LabeledFiles) -> dict[str, int]:
+    """How many texts have each label; the labels are sorted.
 
-    A UserError if there is only one, or more than one for every two texts, or if they are scores: numbers
-    with fractions.
+    A UserError if there is only one, or one text for each, or more than one for every two texts, or if they
+    are scores: numbers with fractions.
     """
     report = LabeledReport(labeled_files.source_label)
-    labels = {example.label for example in labeled_files.iter_examples(report)}
+    labels = Counter(example.label for example in labeled_files.iter_examples(report))
     if report.fractions and all(map(is_number, labels)):
         raise UserError(
             f"{labeled_files.source_label}: the labels are scores, {report.fractions:,} of "
@@ -124,8 +129,13 @@ def collect_labels(labeled_files: LabeledFiles) -> tuple[str, ...]:
         )
     if len(labels) < 2:
         raise UserError(
-            f"{labeled_files.source_label}: every text has the label {labels.pop()!r}; there is "
+            f"{labeled_files.source_label}: every text has the label {next(iter(labels))!r}; there is "
             "nothing to classify"
+        )
+    if report.used == len(labels) <= _FEW_TEXTS:
+        raise UserError(
+            f"{labeled_files.source_label}: {report.used} texts, each with a label of its own, are too few: "
+            "a classifier learns from several texts of each label"
         )
     if report.used > _FEW_TEXTS and 2 * len(labels) > report.used:
         raise UserError(
@@ -133,7 +143,21 @@ def collect_labels(labeled_files: LabeledFiles) -> tuple[str, ...]:
             f"such as {min(labels)[:40]!r}; is {labeled_files.columns_by_role['label']!r} the column of the "
             "label?"
         )
-    return tuple(sorted(labels))
+    return {label: labels[label] for label in sorted(labels)}
+
+
+def describe_similar_labels(counts: Mapping[str, int], tr: Translate = tr) -> str:
+    """A warning if labels differ only in case, width, blanks or invisible characters; "" if none do."""
+    groups: dict[str, list[str]] = {}
+    for label in counts:
+        key = "".join(fold_text(unicodedata.normalize("NFKC", label)).split())
+        groups.setdefault(key, []).append(f"{label!r} ({counts[label]:,})")
+    similar = [", ".join(names) for names in groups.values() if len(names) > 1]
+    if not similar:
+        return ""
+    return tr(
+        "these labels look alike, and each is a class of its own: {labels}", labels="; ".join(similar[:5])
+    )
 
 
 def read_labeled_texts(labeled_files: LabeledFiles) -> Iterator[str]:
@@ -156,16 +180,18 @@ def _parse_example(line: int, row: tuple[Any, ...], location: str) -> LabeledExa
     A label may be an integer or a boolean.
     """
     *texts, label = row
-    if not all(isinstance(text, str) for text in texts) or not is_label(label):
+    if not all(isinstance(text, str) for text in texts):
+        return "malformed"
+    if label is None or (isinstance(label, str) and is_blank(label)):
+        return "unlabeled"
+    if not is_label(label):
         return "malformed"
     if isinstance(label, float):
         label = int(label)
     if any(map(is_blank, texts)):
         return "empty"
     label_name = str(label).lower() if isinstance(label, bool) else normalize_label(str(label))
-    return (
-        LabeledExample(line, tuple(texts), label_name, location) if not is_blank(label_name) else "malformed"
-    )
+    return LabeledExample(line, tuple(texts), label_name, location)
 
 
 def normalize_label(label: str) -> str:

@@ -117,7 +117,9 @@ def read_rows(
         yield from parse_lines(path, parse_row, max_line)
         return
     columns, header = _column_indices(path, columns_by_role, max_line)
-    rows = parse_lines(path, partial(_parse_tsv_row, columns=columns, header=header), max_line)
+    label = columns[[*columns_by_role].index("label")] if "label" in columns_by_role else None
+    parse_row = partial(_parse_tsv_row, columns=columns, header=header, label=label)
+    rows = parse_lines(path, parse_row, max_line)
     yield from islice(rows, int(header is not None), None)
 
 
@@ -165,7 +167,9 @@ def _column_indices(
     return indices, header_line if has_header else None
 
 
-def _parse_tsv_row(line: bytes | None, columns: Sequence[int], header: bytes | None) -> TableRow:
+def _parse_tsv_row(
+    line: bytes | None, columns: Sequence[int], header: bytes | None, label: int | None
+) -> TableRow:
     if line is None:
         return "too_long"
     if line == header:
@@ -173,6 +177,8 @@ def _parse_tsv_row(line: bytes | None, columns: Sequence[int], header: bytes | N
     if is_blank_line(line):
         return "empty"
     cells = line.split(b"\t")
+    if len(cells) == label:  # the row ends before its label
+        cells.append(b"")
     width = None if header is None else header.count(b"\t") + 1
     if len(cells) <= max(columns) or (width is not None and any(cells[width:])):
         return "malformed"
@@ -193,7 +199,8 @@ def _parse_json_row(line: bytes | None, columns_by_role: ColumnsByRole, is_csv: 
         return "header"
     values = tuple(_lookup(row, key) for key in columns_by_role.values())
     is_valid = all(
-        value is not None and (not isinstance(value, str) or _is_valid_unicode(value)) for value in values
+        _is_valid_unicode(value) if isinstance(value, str) else value is not None or role == "label"
+        for role, value in zip(columns_by_role, values, strict=True)
     )
     return values if is_valid else "malformed"
 

@@ -18,8 +18,9 @@ from polyhead.data.batching.encoder_inputs import EncoderBatch, make_dummy_input
 from polyhead.data.batching.length_bucketing import LengthBucketSampler, shard_rows
 from polyhead.data.readers.labeled import (
     LabeledFiles,
-    collect_labels,
+    count_labels,
     describe_ambiguous_texts,
+    describe_similar_labels,
     describe_single_class,
     open_labeled,
     read_labeled_texts,
@@ -113,7 +114,7 @@ class ClassificationTask:
     @classmethod
     def read_classes(cls, recipe: Recipe) -> tuple[str, ...]:
         """All labels of the training text."""
-        return collect_labels(open_split_labeled(recipe, "train"))
+        return tuple(count_labels(open_split_labeled(recipe, "train")))
 
     @classmethod
     def open_with_labels(
@@ -124,7 +125,10 @@ class ClassificationTask:
         for split, store in stores.items():
             report_split(report, split, store.report.describe(), unknown=store.count_unknown(tokenizer))
         counts = np.bincount(stores["train"].labels, minlength=len(labels)).tolist()
-        summary = ", ".join(f"{label} {count:,}" for label, count in zip(labels[:20], counts, strict=False))
+        summary = ", ".join(
+            tr("{label}: {count:,} texts", label=label, count=count)
+            for label, count in zip(labels[:20], counts, strict=False)
+        )
         report.info(
             tr(
                 "{count} classes: {labels}",
@@ -132,6 +136,8 @@ class ClassificationTask:
                 labels=summary + (", ..." if len(labels) > 20 else ""),
             )
         )
+        if warning := describe_similar_labels(dict(zip(labels, counts, strict=True))):
+            report.info(tr("warning: {message}", message=warning))
         task = cls(stores, labels, tokenizer, recipe.train, **recipe.task.options)
         texts = {split: store.hash_texts() for split, store in stores.items()}
         for split, store in stores.items():
