@@ -58,7 +58,7 @@ def test_invalid_texts_and_nan_are_refused(tmp_path):
     run = polyhead.load(make_scoring_run(tmp_path, "file"))
     with pytest.raises(UserError, match=r"for strings use run\.perplexity"):
         run.measure_perplexity("anna")
-    (tmp_path / "short.txt").write_text("\n")
+    (tmp_path / "short.txt").write_text("a")
     with pytest.raises(UserError, match="only one token, so there is nothing to predict; use more text"):
         run.measure_perplexity(open_text([tmp_path / "short.txt"], "file"))
     with torch.no_grad():

@@ -119,7 +119,7 @@ def test_unusable_lines_are_counted_with_their_place(write_file):
 def test_texts_without_a_label_are_counted(name, content, write_file):
     columns = {"text": [0], "label": 1} if name.endswith(".tsv") else {}
     _, report = read_labeled(open_labeled([write_file(name, content)], **columns))
-    counted = (report.total, report.used, report.unlabeled, report.malformed)
+    counted = (report.total, report.used, report.missing_label, report.malformed)
     assert counted == (5, 2, 3, 0)
 
 
@@ -144,7 +144,7 @@ def test_labels_that_look_alike_are_named():
         "'neg' (4), 'ｎｅｇ' (5)",
     ]
     groups += ["'very good' (6), 'very\\xa0 good' (7)"]
-    assert message.endswith("a class of its own: " + "; ".join(groups))
+    assert message.endswith("are separate classes: " + "; ".join(groups))
     assert describe_similar_labels({"good": 3, "bad": 2, "0": 1}) == ""
 
 

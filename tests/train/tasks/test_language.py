@@ -84,7 +84,7 @@ def test_one_long_text_and_several_files(corpus_dir):
         ({"train": {"max_tokens": 10}}, "train.max_tokens is 10, less than a row of data.max_len=16 tokens"),
         ({"data": {"valid_fraction": 0.0}}, "valid is missing: set it to validation files, or set"),
         ({"data": {"train": "nams.txt"}}, "data.train: no file 'nams.txt' in .*; did you mean 'names.txt'"),
-        ({"data": {"train": "."}}, "is a directory; expected a text file .it contains: .*names.txt"),
+        ({"data": {"train": ".."}}, "is a directory; expected a text file .it contains: "),
         ({"data": {"train": "/dev/null"}}, "/dev/null is not a regular file"),
         ({"train": {"best_metric": "bleu"}}, "'language-model' does not measure 'bleu'; it measures loss"),
         ({"train": {"eval_bleu": True}}, "train.eval_bleu: task 'language-model' does not measure 'bleu'"),

@@ -156,7 +156,8 @@ def describe_similar_labels(counts: Mapping[str, int], tr: Translate = tr) -> st
     if not similar:
         return ""
     return tr(
-        "these labels look alike, and each is a class of its own: {labels}", labels="; ".join(similar[:5])
+        "labels that differ only in case, blanks or width are separate classes: {labels}",
+        labels="; ".join(similar[:5]),
     )
 
 
@@ -183,7 +184,7 @@ def _parse_example(line: int, row: tuple[Any, ...], location: str) -> LabeledExa
     if not all(isinstance(text, str) for text in texts):
         return "malformed"
     if label is None or (isinstance(label, str) and is_blank(label)):
-        return "unlabeled"
+        return "missing_label"
     if not is_label(label):
         return "malformed"
     if isinstance(label, float):

@@ -29,7 +29,7 @@ _KIND_WORDS = {
     "malformed": "broken",
     "unsupported": "unfit",
     "unknown_label": "with an unknown label",
-    "unlabeled": "without a label",
+    "missing_label": "without a label",
 }
 
 
@@ -58,7 +58,7 @@ class ReadReport:
     malformed: int = 0
     unsupported: int = 0
     unknown_label: int = 0
-    unlabeled: int = 0
+    missing_label: int = 0
     truncated: int = 0
     bom: int = 0
     fractions: int = 0
