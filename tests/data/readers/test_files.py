@@ -106,6 +106,14 @@ def test_encoding_is_named_by_its_text(text, write_file):
             files.reject_binary(write_file("a.txt", content * 20_000))
 
 
+def test_lines_of_another_encoding_are_not_skipped(write_file):
+    lines = [b"one"] * 17 + ["schön für".encode("latin1")] * 3
+    with pytest.raises(UserError, match="3 of its first 20 lines are not; it looks like LATIN1"):
+        check_file(write_file("a.txt", b"\n".join(lines)))
+    for counted in (["größer".encode()], [b"one"] * 10):  # mixed files, and rare lines
+        check_file(write_file("a.txt", b"\n".join(lines + counted)))
+
+
 def test_no_encoding_is_guessed(write_file):
     for content in (bytes(range(256)) * 4, b"\xff\xfd\n" * 9, "ä\nö\nü\n".encode("latin1")):
         with pytest.raises(UserError, match=r"not; nor like text in another encoding$"):

@@ -22,6 +22,8 @@ from polyhead.data.readers.detect_encoding import detect_encoding
 
 MAX_LINE = 1024 * 1024  # bytes; a longer line is skipped without being kept in memory
 SAMPLE_BYTES = 64 * 1024  # bytes examined to distinguish text from other files
+_FEW_BAD_LINES = 2  # that are no evidence of another encoding
+_MAX_BAD_SHARE = 0.1  # of the lines of a text that are skipped because they are in another encoding
 BOM = b"\xef\xbb\xbf"
 # text shrinks to a tenth, logs to a hundredth; one repeated byte to a thousandth
 _MAX_RATIO, _BUFFER_BYTES = 300, 1 << 17  # unpacked / packed bytes; packed bytes that are read ahead
@@ -326,19 +328,24 @@ def _require_text(path: Path, file: BinaryIO) -> None:
     if not sample:
         raise EmptyFileError(f"{path} is empty")
     reject_other_formats(path, sample)
-    _require_utf8(path, sample)
+    _require_utf8(path, sample, _MAX_BAD_SHARE)
     if b"\n" not in sample and sample.rstrip(b"\r").count(b"\r") > 1:
         raise UserError(f"{path} ends its lines with a bare \\r; convert it: tr '\\r' '\\n'")
 
 
-def _require_utf8(path: Path, sample: bytes) -> None:
-    """Raise a UserError that names the encoding if most lines are not UTF-8."""
+def _require_utf8(path: Path, sample: bytes, max_bad_share: float = 0.5) -> None:
+    """Raise a UserError that names the encoding if most lines are not UTF-8.
+
+    Also for more than ``max_bad_share`` of the lines, if the encoding is known and only ASCII is UTF-8.
+    """
     lines = _complete_lines(sample)
     bad = sum(not is_text(line) for line in lines)
     encoding = detect_encoding(sample) if bad else ""
     if len(lines) == 1 and len(sample) == SAMPLE_BYTES:  # one long line, cut perhaps inside a character
         bad = int(b"\x00" in sample or bool(encoding) or not sample.decode(errors="ignore"))
-    if 2 * bad > len([line for line in lines if line]):
+    is_ascii_or_bad = all(line.isascii() or not is_text(line) for line in lines)
+    share = bad / max(sum(map(bool, lines)), 1)
+    if share > (max_bad_share if encoding and is_ascii_or_bad and bad > _FEW_BAD_LINES else 0.5):
         raise UserError(
             f"{path} does not look like UTF-8 text: {bad} of its first {len(lines)} lines are not; "
             + (describe_encoding(encoding) or "nor like text in another encoding")
