@@ -71,8 +71,8 @@ def test_missing_text_is_refused(write_file):
     one, blank = write_file("one", "a line that is the whole text\n"), write_file("blank", "\n \n\n")
     for paths, split, message in (
         ([one], (0.9, 1.0), r"one: no text in this split: data\.valid_fraction is too small or"),
-        ([blank], (0.0, 1.0), r"^blank: no text$"),
-        ([write_file("unseen", "\u200b\u3000\n\xa0")], (0.0, 1.0), "^unseen: no visible text$"),
+        ([blank], (0.0, 1.0), r"^blank: no visible text$"),
+        ([one, write_file("unseen", "\u200b\u3000\n\xa0")], (0.0, 1.0), "^unseen: no visible text$"),
         ([], (0.0, 1.0), "no files: expected a plain text file"),
     ):
         with pytest.raises(UserError, match=message):

@@ -105,9 +105,10 @@ class TextFiles:
         if self.fraction_range != (0.0, 1.0):
             total = sum(len(text) for path in self.files for text, kind in self._iter_spans(path))
         window = range(*(int(total * part) for part in self.fraction_range)) if total else None
-        offset, is_visible = 0, False  # characters before, in all files
+        offset = 0  # characters before, in all files
         for path in self.files:
             document = _DocumentAccumulator(self.document_separator, window, report)
+            start, is_visible = offset, False
             for text, kind in self._iter_spans(path):
                 if kind:
                     is_counted = window is None or min(offset, total - 1) in window
@@ -117,8 +118,8 @@ class TextFiles:
                 yield from document.add_span(text, offset)
                 offset += len(text)
             yield from document.finish()
-        if not is_visible and report.characters:
-            raise UserError(f"{self.source_label}: no visible text")
+            if offset > start and not is_visible:
+                raise UserError(f"{path.name}: no visible text")
         if not report.characters:
             share = "" if window is None else " in this split: data.valid_fraction is too small or too large"
             raise UserError(f"{self.source_label}: no text{share}")
