@@ -8,7 +8,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from tests.serve.conftest import ENDLESS, read_all, serve_run, wait_until
+from tests.serve.conftest import ENDLESS, build_run, read_all, serve_run, wait_until
 
 from polyhead.serve.auth import ApiKeys
 from polyhead.serve.http import connection_limits
@@ -191,8 +191,13 @@ def test_sending_after_the_last_answer_times_out(runs):
         client.wait_closed()
 
 
-LONG = ENDLESS | {"prompt": "a", "n": 8, "max_tokens": 150, "truncate": True, "logprobs": 0}  # 30 kB
+LONG = ENDLESS | {"prompt": "a", "n": 8, "max_tokens": 150, "ignore_eos": True, "logprobs": 0}  # 30 kB
 LIMITS = Limits(write_timeout=0.3, max_tokens=100_000, max_body=2**25)
+
+
+def serve_long(**limits):
+    """A service with a context for ``LONG``."""
+    return serve_run(build_run("decoder", max_len=1000), limits=LIMITS.model_copy(update=limits))
 
 
 def send_unread(client, body):
@@ -207,9 +212,9 @@ def send_unread(client, body):
 
 
 @pytest.mark.acceptance("E2")
-def test_client_that_stops_reading_a_stream_is_aborted(runs, small_buffer):
+def test_client_that_stops_reading_a_stream_is_aborted(small_buffer):
     with (
-        serve_run(runs["decoder"], limits=LIMITS) as client,
+        serve_long() as client,
         client.hold_steps() as steps,
         send_unread(client, LONG | {"stream": True, "max_tokens": 100_000}),
     ):
@@ -223,9 +228,9 @@ def test_client_that_stops_reading_a_stream_is_aborted(runs, small_buffer):
 
 @pytest.mark.acceptance("E2")
 @pytest.mark.parametrize("stream", [True, False])
-def test_unread_answer_closes_the_connection(runs, small_buffer, stream):
+def test_unread_answer_closes_the_connection(small_buffer, stream):
     with (
-        serve_run(runs["decoder"], limits=LIMITS.model_copy(update={"write_timeout": 2.0})) as client,
+        serve_long(write_timeout=2.0) as client,
         send_unread(client, LONG | {"stream": stream}),
     ):
         wait_until(lambda: client.service.engine_thread.streams)
@@ -236,9 +241,9 @@ def test_unread_answer_closes_the_connection(runs, small_buffer, stream):
 
 @pytest.mark.acceptance("E2", "R10")
 @pytest.mark.parametrize("stops", [False, True])
-def test_slow_reader_gets_the_complete_answer(runs, small_buffer, stops):
+def test_slow_reader_gets_the_complete_answer(small_buffer, stops):
     """Also from a service that is stopped."""
-    with serve_run(runs["decoder"], limits=LIMITS.model_copy(update={"write_timeout": 0.5})) as client:
+    with serve_long(write_timeout=0.5) as client:
         expected = client.ask("/v1/completions", LONG).json()["choices"]
         with send_unread(client, LONG) as sock:
             answer = sock.recv(1000)

@@ -92,7 +92,7 @@ def test_truncate_drops_the_oldest_turns(chat_client):
     error = get_error(chat_client.ask(CHAT, body))
     assert (error["code"], error["param"]) == ("context_length_exceeded", "messages")
     answer = chat_client.ask(CHAT, {**body, "truncate": True}).json()
-    messages = session.truncate_history(parse_conversation(body["messages"]), 196).messages
+    messages = session.truncate_history(parse_conversation(body["messages"]), 195).messages
     assert messages[0].role == "system" and len(messages) < len(body["messages"])
     expected = answer_text(chat_client.run, messages, temperature=0, max_tokens=5)
     assert answer["choices"][0]["message"]["content"] == expected
@@ -100,7 +100,7 @@ def test_truncate_drops_the_oldest_turns(chat_client):
     assert get_error(chat_client.ask(CHAT, single))["code"] == "context_length_exceeded"
     endless = chat_client.ask(CHAT, {"messages": MESSAGES, "max_tokens": 1000, "truncate": True})
     n = len(session.encode_prompt(parse_conversation(MESSAGES)))
-    warning = f"1000 output tokens were requested; at most {201 - n} can be generated"
+    warning = f"1000 output tokens were requested; at most {200 - n} can be generated"
     assert endless.headers["x-warnings"] == warning and endless.json()["usage"]["prompt_tokens"] == n
 
 
@@ -112,7 +112,7 @@ def test_truncate_leaves_room_for_the_default_length(chat_client, words):
     messages = [MESSAGES[0], *turns[:-1]]
     answer = chat_client.ask(CHAT, {"messages": messages, "temperature": 0, "truncate": True}).json()
     assert run.generation.max_new_tokens == 15
-    expected = session.truncate_history(parse_conversation(messages), 201 - 15).messages
+    expected = session.truncate_history(parse_conversation(messages), 200 - 15).messages
     text = answer_text(run, expected, temperature=0, max_tokens=15)
     assert answer["choices"][0]["message"]["content"] == text
     assert answer["usage"]["prompt_tokens"] == len(session.encode_prompt(expected))

@@ -85,7 +85,8 @@ def test_truncate_prompt_tokens_keeps_the_prompt_end(client):
         assert answer["usage"]["prompt_tokens"] == len(ids)
     long = GREEDY | {"prompt": "dogs bark " * 60}
     expected = client.ask(PATH, long | {"truncate": True}).json()["choices"]
-    assert client.ask(PATH, long | {"truncate_prompt_tokens": -1}).json()["choices"] == expected
+    for k in (-1, client.run.config.max_len):
+        assert client.ask(PATH, long | {"truncate_prompt_tokens": k}).json()["choices"] == expected
     for body in (long, GREEDY | {"truncate_prompt_tokens": 0}):
         assert get_error(client.ask(PATH, body))
 

@@ -38,7 +38,7 @@ def test_openapi_defaults_can_be_sent(client, translator):
     fields = client.ask("/openapi.json").json()["components"]["schemas"]["CompletionBody"]["properties"]
     defaults = {name: field["default"] for name, field in fields.items() if "default" in field}
     assert {"n", "stream", "echo"} <= defaults.keys()
-    run_defaults = {"max_tokens", "temperature", "top_p", "seed", "logprobs"}
+    run_defaults = {"max_tokens", "temperature", "top_p", "logprobs"}
     assert not defaults.keys() & (run_defaults | {"beam_size", "min_tokens", "top_k"})
     body = {name: value for name, value in defaults.items() if value is not None}
     for service in (client, translator):

@@ -16,7 +16,7 @@ PATH, LIMITS = "/v1/completions", Limits()
         ("top_k", -1, 2**31 - 1),
         ("beam_size", 1, LIMITS.max_beams),
         ("min_tokens", 0, LIMITS.max_tokens),
-        ("seed", 0, 2**63 - 1),
+        ("seed", -1, 2**63 - 1),
         ("logprobs", 0, 20),
     ],
 )

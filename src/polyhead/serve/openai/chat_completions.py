@@ -196,11 +196,11 @@ def _encode_truncated(service: Service, chat: ChatSession, body: ChatBody, tools
     context, and at least one token.
     """
     max_len, num_new = chat.engine.max_len, body.max_tokens
-    if "max_tokens" in body.model_fields_set and num_new <= max_len:
+    if "max_tokens" in body.model_fields_set and num_new < max_len:
         fallback, hint = 0, f", or request less than max_tokens={num_new}"
     else:
-        num_new, fallback, hint = min(service.default_max_tokens, max_len // 2), max_len, ""
+        num_new, fallback, hint = min(service.default_max_tokens, max_len // 2), max_len - 1, ""
     try:
-        return chat.truncate_history(body.messages, max_len + 1 - num_new, tools, fallback, body.thinks).ids
+        return chat.truncate_history(body.messages, max_len - num_new, tools, fallback, body.thinks).ids
     except UserError as error:
         raise ApiError(400, "context_length_exceeded", f"{error}{hint}", "messages") from None

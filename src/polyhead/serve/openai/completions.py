@@ -38,7 +38,7 @@ async def create_completions(service: Service, exchange: HttpExchange, body: Com
     for name, hint in (("echo", ""), ("truncate_prompt_tokens", "; use truncate"), ("parse_special", "")):
         if service.kind != "decoder" and getattr(body, name) not in (False, None):
             raise unsupported_parameter_error(name, f"{name} is supported only for language models{hint}")
-    if body.truncate_prompt_tokens == -1:
+    if service.engine and body.truncate_prompt_tokens in (-1, service.engine.max_len):
         body.truncate, body.truncate_prompt_tokens = True, None
     if not (body.max_tokens or body.echo):
         raise invalid_value_error("max_tokens", "max_tokens: 0 requires echo=true; expected 1 or more")

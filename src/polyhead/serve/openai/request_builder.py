@@ -81,7 +81,7 @@ def build_requests(
         ids = engine.encode_prompt(text, parse_special) if isinstance(text, str) else text
         prefix_ids = engine.tokenizer.prefix_ids
         ids = ids if max_prompt_tokens is None else keep_last(ids, max_prompt_tokens, prefix_ids)
-        seed = body.seed if "seed" in fields_set else 0 if service.deterministic else secrets.randbelow(2**31)
+        seed = body.seed if body.seed >= 0 else 0 if service.deterministic else secrets.randbelow(2**31)
         try:
             ids, length_options = (_fit_prompt if engine.prompt_template else _fit_source)(
                 service, engine, body, ids, options
@@ -154,32 +154,27 @@ def _fit_prompt(
 ) -> tuple[list[int], dict[str, Any]]:
     """Fit a prompt into the context; return its ids and ``max_new_tokens``.
 
-    A requested ``max_tokens`` is reduced to the room after the prompt. A conversation has already been
-    truncated message by message; nothing more of it is cut.
+    A requested ``max_tokens`` is reduced to the room after the prompt; the last token needs none, because
+    it is no input. A truncated prompt and its new tokens fit the context, as in vLLM. A conversation has
+    already been truncated message by message; nothing more of it is cut.
     """
-    max_len, is_explicit, is_chat = (
-        engine.max_len,
-        "max_tokens" in body.model_fields_set,
-        "turn_ends" in options,
-    )
+    max_len, is_explicit = engine.max_len, "max_tokens" in body.model_fields_set
     # at least one token is generated, also for max_tokens=0
     default = service.default_max_tokens
     requested = min(max(1, body.max_tokens), service.limits.max_tokens)
     if body.truncate:
-        num_new = requested if is_explicit else min(default, max(max_len // 2, max_len - len(ids) + 1))
-        has_beams = "beam_size" in body.model_fields_set
-        if is_chat and (has_beams or requested > max_len):
-            num_new = min(num_new, max_len - len(ids) + 1)
-        # sampling drops the oldest tokens beyond max_len; beam search ends there
-        room = max_len - num_new + 1 if has_beams else max_len
-        if room > 0:
-            return keep_last(ids, room, engine.tokenizer.prefix_ids), {"max_new_tokens": num_new}
+        num_new = requested if is_explicit else default
+        if "turn_ends" in options:  # of a conversation
+            return ids, {"max_new_tokens": min(num_new, max_len - len(ids))}
+        if not is_explicit or num_new >= max_len:
+            num_new = min(num_new, max(max_len // 2, max_len - len(ids)))
+        room = max_len - (num_new if body.max_tokens else 0)
+        return keep_last(ids, room, engine.tokenizer.prefix_ids), {"max_new_tokens": num_new}
     if len(ids) > max_len:
-        hint = "" if body.truncate else ", or send truncate=true to keep only the end of the prompt"
         raise ApiError(
             400, "context_length_exceeded",
-            f"the prompt has {len(ids)} tokens; the model's maximum is {max_len}: request less{hint}",
-                    "prompt",
+            f"the prompt has {len(ids)} tokens; the model's maximum is {max_len}: request less, or send "
+            "truncate=true to keep only the end of the prompt", "prompt",
         )  # fmt: skip
     return ids, {"max_new_tokens": min(requested if is_explicit else default, max_len - len(ids) + 1)}
 

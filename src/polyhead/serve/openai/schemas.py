@@ -107,7 +107,7 @@ class RandomizedRequest(RequestBody):
 
     n: int = int_field(1, 1, "max_n", description="number of outputs per text", is_fixed=True)
     seed: int = int_field(
-        0, 0, maximum=2**63 - 1, description="random seed; the same seed gives the same text; default: random"
+        -1, -1, maximum=2**63 - 1, description="random seed; the same seed gives the same text; -1: random"
     )
 
 
