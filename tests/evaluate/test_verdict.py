@@ -1,7 +1,8 @@
 import pytest
 
 from polyhead.evaluate.baselines import Baseline
-from polyhead.evaluate.verdict import add_baseline_facts, describe_verdict, scores_from_facts
+from polyhead.evaluate.run_facts import scores_from_facts
+from polyhead.evaluate.verdict import add_baseline_facts, describe_conclusion, describe_verdict
 
 BASELINES = {"bleu": Baseline(0.3, "copied source"), "chrf": Baseline(12.0, "copied source")}
 FALLING, FLAT, SHORT = [5.0, 4.0, 3.5], [5.0, None, 3.5, 3.6], [5.0]
@@ -24,6 +25,23 @@ def test_verdict_names_score_baseline_and_remedy(values, losses, parts):
 @pytest.mark.parametrize("values", [{"bleu": 4.0, "chrf": 19.0}, {"loss": 3.0}])
 def test_no_verdict_for_better_scores(values):
     assert describe_verdict(values, BASELINES, "translation", SHORT) is None
+
+
+@pytest.mark.parametrize(
+    ("values", "losses", "conclusion"),
+    [
+        (
+            {"bleu": 0.08},
+            SHORT,
+            "it has not learned to translate yet; train longer (train.steps, train.epochs)",
+        ),
+        ({"bleu": 4.0, "chrf": 9.0}, FLAT, "chrF does not beat its baseline; the validation loss was no"),
+        ({"bleu": 4.0}, FALLING, "it beats the baseline; the validation loss was still falling: longer"),
+        ({"bleu": 4.0}, FLAT, "it beats the baseline; the validation loss was no longer falling"),
+    ],
+)
+def test_conclusion_says_whether_baselines_are_beaten(values, losses, conclusion):
+    assert describe_conclusion(values, BASELINES, "translation", losses).startswith(conclusion)
 
 
 def test_lower_perplexity_is_better():

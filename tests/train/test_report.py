@@ -16,9 +16,11 @@ from tests.viz.html_pages import Page
 
 from polyhead import build
 from polyhead.core.registry import TASK
+from polyhead.evaluate.run_facts import final_scores
 from polyhead.tokenizers.tokenizer import Tokenizer
 from polyhead.train.report import RunReport
 from polyhead.train.run_training import run_training
+from polyhead.viz.run_page import measure_name
 from polyhead.viz.run_record import read_run
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
@@ -43,7 +45,7 @@ def read_page(run_dir: Path) -> Page:
 
 
 def test_report_has_curves_examples_and_attention(finished, tmp_path):
-    assert finished.notes.lines[-1] == f"report: {finished.run_dir}/report.html"
+    assert finished.notes.lines[-1].startswith(f"report: {finished.run_dir}/report.html; next: polyhead ")
     assert not [line for line in finished.notes.lines if "the report is incomplete" in line]
     record = read_run(finished.run_dir)
     samples = record.samples
@@ -54,6 +56,9 @@ def test_report_has_curves_examples_and_attention(finished, tmp_path):
     for example in samples.examples[:2]:
         for text in (example["source"], example["reference"]):
             assert " ".join(text.split()) in " ".join(page.words().split())
+    _, scores = final_scores(record.facts)
+    tiles = [text for tag, text in page.texts if tag in ("dt", "dd")][: 2 * len(scores)]
+    assert scores and tiles == [word for score in scores for word in (measure_name(score.name), score.value)]
     headings = {text for tag, text in page.texts if tag == "h2"}
     sections = {"Result", "Loss", "Predicted and actual time", "Examples", "Errors by group", "Recipe"}
     assert sections <= headings

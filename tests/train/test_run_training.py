@@ -25,7 +25,7 @@ from polyhead.train.ema import copy_into
 from polyhead.train.resume import check_directory
 from polyhead.train.run_training import run_training
 from polyhead.train.tasks.translation import TranslationTask
-from polyhead.viz.run_record import read_metrics
+from polyhead.viz.run_record import read_facts, read_metrics
 
 pytestmark = pytest.mark.usefixtures("no_report")
 
@@ -68,7 +68,7 @@ def memorized_run(no_report, tmp_path_factory):
 
 @pytest.mark.acceptance("A13")
 def test_ten_sentences_are_memorized_with_their_ends(memorized_run):
-    _, run, notes = memorized_run
+    run_dir, run, notes = memorized_run
     assert run.translate(list(TEN)) == list(TEN.values())
     assert run.translate(list(TEN), beam_size=1) == list(TEN.values())
     eos = run.tokenizer.eos_id
@@ -83,7 +83,12 @@ def test_ten_sentences_are_memorized_with_their_ends(memorized_run):
         assert float(logits.softmax(-1)[0, -1, eos]) > 0.8  # smoothing keeps it from 1
     assert notes.series("bleu", "valid")[-1] == pytest.approx(100)
     assert notes.series("chrf", "valid")[-1] == pytest.approx(100)
-    assert any(line.startswith("valid bleu: 100.00 (nrefs:1|case:mixed") for line in notes.lines)
+    assert read_facts(run_dir / "README.md")["valid bleu"].startswith("100.00 (nrefs:1|case:mixed")
+    assert re.fullmatch(
+        r"finished at step \d+: valid BLEU 100.00 \(baseline [\d.]+, .*\), chrF 100.00 \(baseline .*\)\n"
+        "it beats the baseline",
+        "\n".join(notes.lines[-3:-1]),
+    )
 
 
 @pytest.mark.acceptance("A15")
@@ -340,8 +345,8 @@ def test_files_of_no_run_are_not_overwritten(name, corpus_dir):
         run_training(recipe, report=Notes())
     assert sorted(p.name for p in recipe.out.iterdir()) == sorted([name, "notes.txt"])
     (recipe.out / name).unlink()
-    command = f"finished at step 1; next: polyhead translate '{recipe.out}' input.txt"
-    assert log_training(recipe)[-2:] == [command, f"report: {recipe.out}/report.html"]
+    line = f"report: {recipe.out}/report.html; next: polyhead translate '{recipe.out}' input.txt"
+    assert log_training(recipe)[-1] == line
     with user_error(r"notes\.txt is a file; expected a directory"):
         run_training(recipe.model_copy(update={"out": recipe.out / "notes.txt"}), report=Notes())
 

@@ -12,6 +12,7 @@ from polyhead.serve.http.run_pages import RunPages
 from polyhead.viz.run_record import (
     StepTime,
     TimeForecast,
+    compare_times,
     format_seconds,
     interpolate_seconds,
     predict_time,
@@ -44,6 +45,7 @@ def test_prediction_excludes_warm_up():
     ticks = [StepTime(10, 30.0), StepTime(20, 40.0), StepTime(30, 50.0), StepTime(40, 99.0)]
     expected = TimeForecast(50.0 + 70 * 1.0, 30)  # a second per step, after the first ten
     assert predict_time(ticks, 100) == expected
+    assert compare_times(ticks, 100, 180.0) == (expected, 0.5)
     for few in ([], [(50, 1.0)], [(10, 1.0), (29, 2.0)], [(10, 1.0), (60, 2.0)]):
         assert predict_time([StepTime(*tick) for tick in few], 100) is None
 

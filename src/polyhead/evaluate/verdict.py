@@ -8,9 +8,8 @@ from collections.abc import Mapping, Sequence
 from polyhead.core.i18n import Translate, format_english, tr
 from polyhead.evaluate.baselines import Baseline, Baselines, beats_baseline
 from polyhead.evaluate.metrics import KNOWN_METRICS
+from polyhead.evaluate.run_facts import list_judged, metric_of_fact
 
-_METRIC_OF_COLUMN = {metric.column: metric.name for metric in KNOWN_METRICS.values()}
-_METRIC_OF_COLUMN["F1 of replaced tokens"] = "f1"
 _TASK_GOALS = {
     "translation": "it has not learned to translate yet",
     "classification": "it has not learned to beat the majority class yet",
@@ -26,6 +25,11 @@ _LOSS_FALLING = (
 )
 _LOSS_FLAT = "the validation loss was no longer falling: try another train.lr, a larger model or more text"
 _LOSS_UNKNOWN = "train longer (train.steps, train.epochs)"
+_SUCCESS = {  # by the advice to a model that has not learned
+    _LOSS_FALLING: "it beats the baseline; the validation loss was still falling: longer training may help",
+    _LOSS_FLAT: "it beats the baseline; the validation loss was no longer falling",
+    _LOSS_UNKNOWN: "it beats the baseline",
+}
 
 
 def format_score(name: str, value: float) -> str:
@@ -45,21 +49,39 @@ def describe_verdict(
 
     ``losses`` are the validation losses of all evaluations of the training, in order.
     """
-    judged = [
-        m.name for m in KNOWN_METRICS.values() if m.is_judged and m.name in values and m.name in baselines
-    ]
-    failed = [name for name in judged if not beats_baseline(name, values[name], baselines[name])]
+    failed, goal = _find_failure(values, baselines, task)
     if not failed:
         return None
-    text = _format_comparison(failed[0], values[failed[0]], baselines[failed[0]], tr)
-    if failed[0] != judged[0] or task not in _TASK_GOALS:
+    text = _format_comparison(failed, values[failed], baselines[failed], tr)
+    if not goal:
         return text
     return tr(
-        "{score}: {conclusion}; {advice}",
-        score=text,
-        conclusion=tr(_TASK_GOALS[task]),
-        advice=tr(choose_advice(losses)),
+        "{score}: {conclusion}; {advice}", score=text, conclusion=tr(goal), advice=tr(choose_advice(losses))
     )
+
+
+def describe_conclusion(
+    values: Mapping[str, float],
+    baselines: Baselines,
+    task: str,
+    losses: Sequence[float | None] = (),
+    tr: Translate = tr,
+) -> str:
+    """What scores mean that are printed beside their baselines, with advice if one does not beat its own."""
+    (failed, goal), advice = _find_failure(values, baselines, task), choose_advice(losses)
+    if not failed:
+        return tr(_SUCCESS[advice])
+    conclusion = (
+        tr(goal) if goal else tr("{name} does not beat its baseline", name=tr(KNOWN_METRICS[failed].label))
+    )
+    return tr("{conclusion}; {advice}", conclusion=conclusion, advice=tr(advice))
+
+
+def _find_failure(values: Mapping[str, float], baselines: Baselines, task: str | None) -> tuple[str, str]:
+    """The first score that does not beat its baseline, and what was not learned if it is the main one."""
+    judged = list_judged(values.keys() & baselines.keys())
+    failed = next((name for name in judged if not beats_baseline(name, values[name], baselines[name])), "")
+    return failed, _TASK_GOALS.get(task or "", "") if judged[:1] == [failed] else ""
 
 
 def choose_advice(losses: Sequence[float | None]) -> str:
@@ -101,17 +123,3 @@ def add_baseline_facts(facts: Mapping[str, str], split: str, baselines: Baseline
                 f"{baseline.value:.{digits}f} ({baseline.describe_guess(format_english)})"
             )
     return result
-
-
-def scores_from_facts(facts: Mapping[str, str], split: str) -> dict[str, float]:
-    """The scores of a split among the facts, parsed from the first word of each."""
-    texts_by_metric = ((metric_of_fact(fact, split), text) for fact, text in facts.items())
-    return {name: float(text.split()[0]) for name, text in texts_by_metric if name}
-
-
-def metric_of_fact(fact: str, split: str) -> str | None:
-    """The metric of a fact such as "valid perplexity"; None for other facts."""
-    if not fact.startswith(f"{split} "):
-        return None
-    name = fact.removeprefix(f"{split} ")
-    return _METRIC_OF_COLUMN.get(name, name if name in KNOWN_METRICS or name.startswith("f1_") else None)

@@ -7,7 +7,8 @@ from pathlib import Path
 from polyhead.core.errors import UserError
 from polyhead.core.i18n import format_english
 from polyhead.evaluate.baselines import Baselines, TrainingCounts, read_counts, write_counts
-from polyhead.evaluate.verdict import add_baseline_facts, describe_verdict, scores_from_facts
+from polyhead.evaluate.run_facts import list_judged, scores_from_facts
+from polyhead.evaluate.verdict import add_baseline_facts, describe_conclusion
 from polyhead.run.run import Run
 from polyhead.train.tasks.base import Task
 from polyhead.viz.run_record import read_metrics
@@ -37,9 +38,9 @@ def add_baselines(facts: dict[str, str], task: Task, run: Run) -> dict[str, str]
         values = scores_from_facts(facts, split)
         facts = add_baseline_facts(facts, split, baselines)
         # the test split is last, and its verdict counts if there is one
-        if values.keys() & baselines.keys():
+        if list_judged(values.keys() & baselines.keys()):
             losses = read_validation_losses(run.recipe.out)
-            verdict = describe_verdict(values, baselines, run.recipe.task.name, losses, format_english)
+            verdict = describe_conclusion(values, baselines, run.recipe.task.name, losses, format_english)
     return facts | ({"verdict": verdict} if verdict else {})
 
 

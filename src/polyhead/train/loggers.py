@@ -21,7 +21,6 @@ from polyhead.viz.run_page import flatten_tree
 from polyhead.viz.run_record import (
     COUNTERS,
     StepTime,
-    compare_times,
     format_seconds,
     interpolate_seconds,
     read_metrics,
@@ -227,6 +226,8 @@ def format_measures(row: MetricsRow) -> str:
 
 
 def _format_time_left(row: MetricsRow) -> str:
+    if row["step"] == row["steps"]:
+        return tr("evaluating ...")
     return tr("{time} left", time=format_seconds((row["steps"] - row["step"]) * row["ms_per_step"] / 1e3))
 
 
@@ -244,14 +245,12 @@ class EtaReporter:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.reporter, self.clock = reporter, clock
-        rows = list(previous_rows)
-        self.step_times = [
+        step_times = [
             StepTime(row["step"], row["seconds"])
-            for row in rows
+            for row in previous_rows
             if row["split"] == "train" and "seconds" in row
         ]
-        self.eval_seconds = sum(row.get("seconds", 0.0) for row in rows if row["split"] == "valid")
-        self.train_seconds = interpolate_seconds(self.step_times, n_done)
+        self.train_seconds = interpolate_seconds(step_times, n_done)
         self.last_time, self.has_started = clock(), False
 
     def info(self, line: str) -> None:
@@ -266,31 +265,14 @@ class EtaReporter:
             now,
             True,
         )
-        self.step_times.append(StepTime(int(row["step"]), self.train_seconds))
         self.reporter.log_train({**row, "seconds": self.train_seconds})
 
     def log_valid(self, row: MetricsRow) -> None:
         self.last_time += row["seconds"]
-        self.eval_seconds += row["seconds"]
         self.reporter.log_valid(row)
 
     def close(self) -> None:
         self.reporter.close()
-
-    def compare_forecast(self, step: int) -> str:
-        """Forecast and actual time of the first ``step`` steps, in one line; '' without a forecast."""
-        comparison = compare_times(self.step_times, step, self.train_seconds)
-        if comparison is None:
-            return ""
-        forecast, excess = comparison
-        return tr(
-            "planned {planned} at step {step}, took {took} ({more:+.0%}); evaluations {evaluated} more",
-            planned=format_seconds(forecast.seconds),
-            step=forecast.step,
-            took=format_seconds(self.train_seconds),
-            more=excess,
-            evaluated=format_seconds(self.eval_seconds),
-        )
 
 
 PROJECT = "polyhead"

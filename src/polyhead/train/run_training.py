@@ -21,6 +21,7 @@ from polyhead.core.atomic_io import replace_file
 from polyhead.core.errors import UserError
 from polyhead.core.i18n import tr, translate_fact, translate_message
 from polyhead.core.registry import TASK
+from polyhead.evaluate.run_facts import describe_final_scores
 from polyhead.export.targets import describe_targets, find_obstacles
 from polyhead.kernels.malloc_tuning import tune_malloc
 from polyhead.models import Model, build
@@ -233,8 +234,6 @@ class TrainingSession:
                 on_evaluation,
             )  # fmt: skip
             if outcome.status != "interrupted":
-                if forecast := report.compare_forecast(outcome.step):
-                    report.info(forecast)
                 if not self.strategy.has_full_model:
                     run.replace_model(self.build_model())
                     self.strategy = self.strategy.gather(run.model)
@@ -258,7 +257,11 @@ class TrainingSession:
         self.run.model.eval()
         if self.page:
             self.page.finish(outcome.status)
-            self.reporter.info(tr("report: {path}", path=self.page.path))
+            line = tr("report: {path}", path=self.page.path)
+            if outcome.status != "interrupted":  # replace ".", the run directory, by its path
+                command = re.sub(r"(?<=[ =])\.(?= |$)", lambda _: shlex.quote(str(self.out)), self.task.usage)
+                line = tr("{line}; next: {command}", line=line, command=command)
+            self.reporter.info(line)
 
 
 def _share_newest_checkpoint(
@@ -377,20 +380,13 @@ def _evaluate_final_weights(
         return "interrupted"
     if not ranks.rank:
         replace_file(recipe.out / "README.md", format_model_card(task.title, task.usage, facts).encode())
-    for name, value in facts.items():
-        report.info(tr("{name}: {value}", name=translate_fact(name), value=translate_fact(value)))
-    # replace ".", the run directory, by its path
-    command = re.sub(r"(?<=[ =])\.(?= |$)", lambda _: shlex.quote(str(recipe.out)), task.usage)
-    report.info(
-        tr("finished at step {step}; next: {command}", step=outcome.step, command=command)
-        if outcome.status == "done"
-        else tr(
-            "finished ({how}) at step {step}; next: {command}",
-            how=tr(outcome.status),
-            step=outcome.step,
-            command=command,
-        )
-    )
+    line = tr("finished at step {step}", step=outcome.step)
+    if outcome.status != "done":
+        line = tr("finished ({how}) at step {step}", how=tr(outcome.status), step=outcome.step)
+    scores = describe_final_scores(facts)
+    report.info(tr("{line}: {scores}", line=line, scores=scores) if scores else line)
+    if "verdict" in facts:
+        report.info(translate_fact(facts["verdict"]))
     return outcome.status
 
 

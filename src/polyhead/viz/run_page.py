@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from polyhead.core.errors import UserError
 from polyhead.core.i18n import tr, translate_fact
 from polyhead.evaluate.metrics import MAIN_TRANSLATION_METRICS
+from polyhead.evaluate.run_facts import describe_final_scores, final_scores
 from polyhead.introspect.attention_map import AttentionMap
 from polyhead.viz.attention_page import attention_section
 from polyhead.viz.html_page import PageSection, read_asset, render_html, save_page, scroll_region
@@ -63,8 +65,10 @@ def write_report(
     return save_page(path, render_html(title, lead, [section for section in sections if section.body]))
 
 
-def headline_section(facts: Mapping[str, Any]) -> PageSection:
-    """The main numbers as tiles, all other facts in a table."""
+def headline_section(
+    facts: Mapping[str, Any], details: Mapping[str, str] = MappingProxyType({}), lead: str = ""
+) -> PageSection:
+    """The main numbers as tiles, all other facts and ``details`` in a table."""
     short = {name: format_fact(value) for name, value in facts.items() if not isinstance(value, Mapping)}
     tiles = {name: text for name, text in short.items() if len(text) <= TILE_CHARS}
     rows = {name: text for name, text in short.items() if name not in tiles}
@@ -72,9 +76,9 @@ def headline_section(facts: Mapping[str, Any]) -> PageSection:
         if isinstance(value, Mapping):
             rows |= {f"{name}: {key}": format_fact(inner) for key, inner in value.items()}
     body = facts_list(tiles, "tiles") if tiles else ""
-    if rows:
+    if rows := {**rows, **details}:
         body += f"<details><summary>{escape(tr('Details'))}</summary>{facts_list(rows)}</details>"
-    return PageSection(tr("Result"), "", body)
+    return PageSection(tr("Result"), lead, body)
 
 
 def facts_list(facts: Mapping[str, str], kind: str = "facts") -> str:
@@ -215,6 +219,7 @@ _METRIC_NAMES = {
     "bits_per_char": "Bits per character",
     "f1": "F1",
     "mcc": "Matthews correlation",
+    "ppl": "Perplexity",
 }
 
 
@@ -227,11 +232,9 @@ class LiveVersion(NamedTuple):
 
 def render_run_page(record: RunRecord, live: LiveVersion | None = None) -> str:
     """The document; with ``live`` it polls the server for updates while the run trains."""
-    samples, facts, keys = record.samples, translate_facts(record.facts), flatten_tree(record.recipe)
-    state = {tr("State"): tr(STATE_TITLES.get(record.state, record.state))}
-    result = headline_section(state | final_measures(record))
+    samples, keys = record.samples, flatten_tree(record.recipe)
     sections = [
-        PageSection(tr("Result"), "", result.body + (facts_list(facts) if facts else "")),
+        result_section(record),
         loss_section([record]),
         measures_section([record]),
         plan_section(record),
@@ -271,6 +274,16 @@ def describe_progress(record: RunRecord) -> str:
         "interrupted": tr("Training was interrupted at step {step} of {steps}.", **values),
         "failed": tr("Training failed at step {step} of {steps}.", **values),
     }.get(record.state, tr("Step {step} of {steps}.", **values))
+
+
+def result_section(record: RunRecord) -> PageSection:
+    """The scores of the finished run, then other numbers; the table of its README.md is in the details."""
+    tiles = {measure_name(score.name): score.value for score in final_scores(record.facts)[1]}
+    measures = {name: value for name, value in final_measures(record).items() if name not in tiles}
+    state = {tr("State"): tr(STATE_TITLES.get(record.state, record.state))}
+    scores, verdict = describe_final_scores(record.facts), translate_fact(record.facts.get("verdict", ""))
+    lead = tr(". ").join(filter(None, [scores, verdict]))
+    return headline_section(tiles | measures | state, translate_facts(record.facts), lead)
 
 
 def final_measures(record: RunRecord) -> dict[str, str]:
