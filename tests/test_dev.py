@@ -27,7 +27,7 @@ class Calls:
 
     def torch(self):
         """The options of each installation of torch, after those that all of pip's calls have."""
-        return [command[9:-1] for command in self.commands if command[-1] == "torch"]
+        return [command[8:-1] for command in self.commands if command[-1] == "torch"]
 
 
 @pytest.fixture
@@ -53,10 +53,13 @@ def calls(dev, monkeypatch):
     return recorder
 
 
-def test_installation_follows_changed_requirements_only(dev, calls):
+def test_installation_follows_changed_requirements_only(dev, calls, capsys):
     assert dev.install("demo,dev") == 0
     assert [command[-1] for command in calls.commands] == [str(dev.VENV), "torch", ".[demo,dev]"]
     assert all("constraints.txt" in command for command in calls.commands[1:])
+    errors = capsys.readouterr().err
+    assert "installing torch (about 200 MB to download)" in errors
+    assert "installing .[demo,dev] (about 280 MB to download)" in errors
     calls.commands.clear()
     assert dev.install("demo,dev") == dev.install("demo") == 0
     assert calls.commands == []

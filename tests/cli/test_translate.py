@@ -1,16 +1,19 @@
+import io
+
 """Tests of cli/translate.py: lines in, translations out, aligned and in order, whatever the batches."""
 
 import gzip
 import os
 import sys
 import threading
+from types import SimpleNamespace
 
 import pytest
 from tests.cli.conftest import LINES
 
 import polyhead
 from polyhead.cli import main
-from polyhead.cli.line_io import choose_read_batch
+from polyhead.cli.line_io import choose_read_batch, read_lines
 from polyhead.run.run import Run
 
 
@@ -99,12 +102,15 @@ def test_pipes_and_gzip_are_read_and_written(tiny, source, tmp_path, translate):
 
 
 @pytest.mark.acceptance("A9")
-def test_lines_end_with_newlines_only(tiny, tmp_path, translate, monkeypatch):
+def test_lines_end_with_newlines_only(tiny, tmp_path, translate, monkeypatch, capsys):
     path = tmp_path / "odd.txt"
     path.write_bytes(b"\xef\xbb\xbfein\r\nhund\x0bhund\x1c\xe2\x80\xa8x\xc2\x85y\na\rb")
     assert len(translate(tiny, path)) == 3
     assert (choose_read_batch("-", 512), choose_read_batch("input.txt", 512)) == (512, 512)
-    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    terminal = type("Terminal", (io.BytesIO,), {"isatty": lambda stream: True})
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True, buffer=terminal(b"ein\n")))
+    assert list(read_lines("-")) == ["ein"]
+    assert capsys.readouterr().err == "polyhead: type a line; Ctrl-D ends\n"
     assert (choose_read_batch("-", 512), choose_read_batch("input.txt", 512)) == (1, 512)
 
 

@@ -181,7 +181,10 @@ def test_unknown_block_has_input_and_output():
 def test_unsupported_lever_has_reason():
     """An attention that ignores its cache has no lever that reads the text through one."""
     run = helpers.make_run(kind="decoder", attention="tests.explain.plugin_helpers:ForgetfulAttention")
-    levers = {lever["name"]: lever for lever in explain(run, helpers.TEXT)["levers"]["levers"]}
+    states = []
+    document = explain(run, helpers.TEXT, progress=states.append)
+    levers = {lever["name"]: lever for lever in document["levers"]["levers"]}
+    assert states == [*(f"lever {i} of {len(levers)}: {name}" for i, name in enumerate(levers, 1)), ""]
     assert levers["cache"]["reason"]["en"] == "attention of this model does not write to its cache"
     assert levers["cache"]["cases"] == []
     assert levers["layer"]["cases"]

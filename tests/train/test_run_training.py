@@ -61,7 +61,9 @@ def memorized_run(no_report, tmp_path_factory):
     generation = {"beam_size": 3, "max_length_ratio": 2.0, "max_length_extra": 20}
     sections = {"model": model, "generation": generation, "tokenizer": {"vocab_size": 300}}
     recipe, notes = small_recipe(directory, **train, **intervals, **sections), Notes()
-    run, outcome = run_training(recipe, report=notes)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("polyhead.core.progress.INTERVAL", 0)
+        run, outcome = run_training(recipe, report=notes)
     assert (outcome.status, outcome.step) == ("done", 120)
     return recipe.out, run, notes
 
@@ -89,6 +91,7 @@ def test_ten_sentences_are_memorized_with_their_ends(memorized_run):
         "it beats the baseline",
         "\n".join(notes.lines[-3:-1]),
     )
+    assert notes.lines[-4] == "evaluating: 100%"
 
 
 @pytest.mark.acceptance("A15")

@@ -12,6 +12,7 @@ from polyhead.core.blank_text import is_blank
 from polyhead.core.errors import UserError
 from polyhead.core.i18n import get_language, tr
 from polyhead.core.output_paths import check_output_file, run_artifacts
+from polyhead.core.progress import make_progress
 
 
 def run(
@@ -60,7 +61,14 @@ def run(
 
     path = check_output_file(output or directory / "explain.html", inputs=run_artifacts(directory))
     loaded = load(directory, device="cpu")
-    document = explain(loaded, source, target, first=None if first is None else first - 1, n_shown=tokens)
+    document = explain(
+        loaded,
+        source,
+        target,
+        first=None if first is None else first - 1,
+        n_shown=tokens,
+        progress=make_progress(),
+    )
     chapters = {language: load_chapters(language) for language in ("en", "zh")}
     save_page(path, render_walk_page(document, language=get_language(), chapters=chapters))
     counts = {"steps": len(document["walk"]), "layers": len(document["layers"])}

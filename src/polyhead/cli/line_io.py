@@ -75,6 +75,8 @@ def _open_stream(path: Path) -> BinaryIO:
 
 def _iter_bounded_lines(stream: BinaryIO) -> Iterator[bytes]:
     """Yield the lines of a stream; of one that is too long, a beginning: its rest is read and dropped."""
+    if stream.isatty():
+        print_warning(tr("type a line; Ctrl-D ends"))
     while line := stream.readline(files.MAX_LINE + 1):
         yield line
         if len(line) > files.MAX_LINE:

@@ -11,7 +11,7 @@ from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError
 from polyhead.core.i18n import get_language
 from polyhead.explain.inputs import ModelInputs, choose_windows, describe_side, read_inputs
-from polyhead.explain.levers.table import explain_levers
+from polyhead.explain.levers.table import Progress, explain_levers
 from polyhead.explain.part_notes import (
     count_costs,
     count_step,
@@ -43,12 +43,14 @@ def explain(
     first: int | None = None,
     n_shown: int | None = None,
     has_lever_cases: bool = True,
+    progress: Progress = lambda text: None,
 ) -> Facts:
     """Walk a text through the model of a run; the result is JSON, with all arrays in one text.
 
     ``target`` is the target of an encoder-decoder, by default its own output, or the second text of a pair
     for a classifier. Of a long text ``n_shown`` tokens are shown, from token ``first``.
     Without ``has_lever_cases`` the levers have their fields alone, for a page that asks for each case.
+    ``progress`` shows which lever is computed.
     """
     check_explainable(run)
     inputs = read_inputs(run, text, target)
@@ -91,7 +93,7 @@ def explain(
             "decode_step": costs["decode_step"],
             "prefill": {"flops": costs["flops"]},
         },
-        "levers": explain_levers(run, inputs, windows[-1], has_cases=has_lever_cases),
+        "levers": explain_levers(run, inputs, windows[-1], has_cases=has_lever_cases, progress=progress),
         "sources": list_sources(),
         "values": trace.store.values,
         "data": data,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 import shlex
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -20,6 +21,7 @@ from polyhead.config.recipe import Recipe, TrainConfig
 from polyhead.core.atomic_io import replace_file
 from polyhead.core.errors import UserError
 from polyhead.core.i18n import tr, translate_fact, translate_message
+from polyhead.core.progress import every_few_seconds
 from polyhead.core.registry import TASK
 from polyhead.evaluate.run_facts import describe_final_scores
 from polyhead.export.targets import describe_targets, find_obstacles
@@ -363,15 +365,14 @@ def _evaluate_final_weights(
         final = load_final_weights(training, recipe.train, recipe.out / "checkpoints", measure, ranks)
         merge_lora(run.model)
         with interrupt_on_signal():
-            facts = _collect_facts(run, task, final.description, ranks.map)
+            map_fn = _report_progress(ranks, report)
+            facts = _collect_facts(run, task, final.description, map_fn)
             card = format_model_card(task.title, task.usage, facts)
             ranks.on_rank0(lambda: run.save(recipe.out, card, final.selection))
             ranks.on_rank0(lambda: save_training_counts(task, run))
             ranks.on_rank0(lambda: save_validation_examples(recipe))
             facts |= (
-                ranks.on_rank0(lambda: evaluator(run, task))
-                if evaluator
-                else task.collect_facts(run, ranks.map)
+                ranks.on_rank0(lambda: evaluator(run, task)) if evaluator else task.collect_facts(run, map_fn)
             )
             facts = ranks.on_rank0(lambda: add_baselines(facts, task, run))
     except KeyboardInterrupt:
@@ -388,6 +389,23 @@ def _evaluate_final_weights(
     if "verdict" in facts:
         report.info(translate_fact(facts["verdict"]))
     return outcome.status
+
+
+def _report_progress(ranks: ProcessGroup, report: Reporter) -> MapFn:
+    """``ranks.map`` that reports from time to time which share of the items is done."""
+    show = every_few_seconds(report.info)
+
+    def map_items(work: Callable[[Any], Any], items: Sequence[Any]) -> Iterable[Any]:
+        numbers = itertools.count(1)
+
+        def work_and_report(item: Any) -> Any:
+            result = work(item)
+            show(tr("evaluating: {share:.0%}", share=min(1, next(numbers) * ranks.world_size / len(items))))
+            return result
+
+        return ranks.map(work_and_report, items)
+
+    return map_items
 
 
 def _collect_facts(run: Run, task: Task, origin: str, map_fn: MapFn) -> dict[str, str]:

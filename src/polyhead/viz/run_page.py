@@ -341,13 +341,14 @@ def measure_names(metrics: Iterable[_Row], split: str | None = None) -> dict[str
         for key, value in row.items()
         if key not in _EXCLUDED_KEYS and isinstance(value, int | float)
     }
-    titles = SMALL_CHARTS | _METRIC_NAMES
-    return {
-        key: tr("F1 of {label}", label=key.removeprefix("f1_"))
-        if key.startswith("f1_")
-        else tr(titles.get(key, key))
-        for key in keys
-    }
+    return {key: measure_name(key) for key in keys}
+
+
+def measure_name(key: str) -> str:
+    """The display name of a metric."""
+    if key.startswith("f1_"):
+        return tr("F1 of {label}", label=key.removeprefix("f1_"))
+    return tr((SMALL_CHARTS | _METRIC_NAMES).get(key, key))
 
 
 def add_learning_speed(rows: _Rows) -> list[_Row]:

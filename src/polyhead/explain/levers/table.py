@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from polyhead.core.errors import UserError, unknown_name_error
-from polyhead.core.i18n import UI_LANGUAGES, translate_message
+from polyhead.core.i18n import UI_LANGUAGES, tr, translate_message
 from polyhead.explain.inputs import ModelInputs
 from polyhead.explain.levers.changes import (
     CAUSAL_MASK_LEVER,
@@ -45,17 +45,30 @@ LEVERS = {
 MAX_OPERATIONS = 10**12
 """Operations that all cases of one lever may take in a file; of a large model it has fewer cases."""
 
+Progress = Callable[[str], None]
+"""Shows which lever is computed; called with '' at the end."""
+
 SpellOutput = Callable[[int], str]
 """The text of a token id, or the label of a class."""
 
 
-def describe_levers(lever_input: LeverInput, spell: SpellOutput, *, has_cases: bool = True) -> Facts:
+def describe_levers(
+    lever_input: LeverInput,
+    spell: SpellOutput,
+    *,
+    has_cases: bool = True,
+    progress: Progress = lambda text: None,
+) -> Facts:
     """The part ``levers`` of the document: the plain output and every lever with its cases.
 
     Without cases only the fields are listed, for a page that asks for each case.
     """
-    part = describe_rows(lever_input)
-    part["levers"] = [describe_lever(lever_input, lever, has_cases) for lever in LEVERS.values()]
+    part, levers = describe_rows(lever_input), []
+    for number, lever in enumerate(LEVERS.values(), 1):
+        progress(tr("lever {number} of {total}: {name}", number=number, total=len(LEVERS), name=lever.name))
+        levers.append(describe_lever(lever_input, lever, has_cases))
+    progress("")
+    part["levers"] = levers
     return part | {"tokens": spell_tokens(part, spell)}
 
 
@@ -164,16 +177,14 @@ def _find_ids(node: Any, is_ids: bool = False) -> Iterator[int]:
         yield node
 
 
-def explain_levers(
-    run: Run, inputs: ModelInputs, window: tuple[int, int], *, has_cases: bool = True
-) -> Facts | None:
+def explain_levers(run: Run, inputs: ModelInputs, window: tuple[int, int], **options: Any) -> Facts | None:
     """The part ``levers`` of the document; None for an encoder without a head, which has no output.
 
-    ``window`` are the tokens of the last side that are shown.
+    ``window`` are the tokens of the last side that are shown; ``options`` are those of ``describe_levers``.
     """
     if isinstance(run.model, SentenceEncoder):
         return None
-    return describe_levers(read_lever_input(run, inputs, window), make_speller(run), has_cases=has_cases)
+    return describe_levers(read_lever_input(run, inputs, window), make_speller(run), **options)
 
 
 def explain_case(
