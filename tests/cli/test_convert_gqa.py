@@ -52,7 +52,7 @@ def test_converted_run_is_measured_and_trains_from_means(run_dir, tmp_path, cli)
     notes = Notes()
     run, outcome = run_training(recipe, resume=True, report=notes)
     assert outcome.step == 10 and "resumed at step 0 of 10" in notes.lines
-    assert any("mean of the checkpoints 5, 10" in line for line in notes.lines)
+    assert "mean of the checkpoints 5, 10" in (out / "README.md").read_text()
     fresh_recipe = load_recipe(out / "recipe.yaml").model_copy(update={"out": tmp_path / "fresh"})
     fresh, _ = run_training(fresh_recipe, report=Notes(), tokenizer=new.tokenizer)
     name = "decoder.layers.0.cross.k_proj.weight"

@@ -48,7 +48,10 @@ def test_scores_are_log_probabilities(tiny, tmp_path, write, cli):
     assert [int(line.split("\t")[1]) for line in out.splitlines()] == counts
     assert read_scores(out) == pytest.approx(scores, abs=2e-4)
     assert float(err.split()[1]) == pytest.approx(math.exp(-sum(scores) / sum(counts)), rel=1e-4)
-    assert cli(*command, "--output", tmp_path / "scores", "--read-batch", 3) == ("", err)
+    assert cli(*command, "--output", tmp_path / "scores", "--read-batch", 3) == (
+        "",
+        f"polyhead: wrote {tmp_path / 'scores'}\n{err}",
+    )
     assert (tmp_path / "scores").read_text() == out
     assert "b is an input" in cli.error(*command, "--output", tmp_path / "b")
     int8_scores = read_scores(cli(*command, "--dtype", "int8").out)

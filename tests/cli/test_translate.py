@@ -1,8 +1,7 @@
-import io
-
 """Tests of cli/translate.py: lines in, translations out, aligned and in order, whatever the batches."""
 
 import gzip
+import io
 import os
 import sys
 import threading

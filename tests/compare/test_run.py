@@ -62,7 +62,7 @@ def test_rows_match_saved_runs(run_trials, capsys):
 
 
 def test_finished_trials_are_reused_for_more_rows(run_trials):
-    compare("toy")
+    compare("toy", "--seeds", "2")
     result = (OUT / "cells/base.s1/result.json").read_bytes()
     compare("toy", "--vary", "norm_first=true,false", "--seeds", "2")
     assert run_trials == ["base.s1", "base.s2", "norm_first=true.s1", "norm_first=true.s2"]

@@ -34,10 +34,10 @@ def test_trial_out_of_memory_is_run_again(run_trials, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr("polyhead.compare.trial.run_training", raise_memory_error)
-        assert main(["compare", "toy.yaml", "--budget", "1steps"]) == 1
+        assert main(["compare", "toy.yaml", "--budget", "1steps", "--seeds", "2"]) == 1
         assert read_rows()["base"]["message"] == "out of memory"
-    compare("toy")
-    assert run_trials == ["base.s1"] * 2
+    compare("toy", "--seeds", "2")
+    assert run_trials == ["base.s1", "base.s2"] * 2
 
 
 FLOPS = 1000.0  # of a token

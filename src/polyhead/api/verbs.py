@@ -6,12 +6,15 @@ Importing it does not import torch.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from polyhead.config import yaml_io
-from polyhead.config.recipe import Recipe
+from polyhead.config.recipe import Recipe, read_recipe_tree
 from polyhead.core.errors import UserError, format_value
 from polyhead.core.strict_kwargs import strict_kwargs
 from polyhead.run.recipe import load_recipe, validate_recipe
@@ -31,11 +34,12 @@ def train(recipe: _StrPath | Recipe, *changes: str, resume: bool = False, quiet:
     ``resume`` continues from the newest one, or starts if there is none. The run is also saved in the
     directory that the recipe names with ``out``.
     """
-    config = _read_recipe(recipe, changes, "train", resume)
-    from polyhead.train.loggers import Reporters
-    from polyhead.train.run_training import run_training
+    with _name_arguments():
+        config = _read_recipe(recipe, changes, "train", resume)
+        from polyhead.train.loggers import Reporters
+        from polyhead.train.run_training import run_training
 
-    run, outcome = run_training(config, resume=resume, report=Reporters() if quiet else None)
+        run, outcome = run_training(config, resume=resume, report=Reporters() if quiet else None)
     if outcome.status == "interrupted":
         raise KeyboardInterrupt(f"training stopped at step {outcome.step}; resume=True continues from it")
     return run
@@ -67,17 +71,19 @@ def compare(
         )
     from polyhead.compare.run import run_comparison
 
-    return run_comparison(
-        Path(recipe),
-        _check_changes(changes, "compare"),
-        vary=vary or {},
-        designs=designs or {},
-        grid=grid,
-        budget=budget,
-        seeds=seeds,
-        match=match,
-        out=None if out is None else Path(out),
-    )
+    with _name_arguments():
+        read_recipe_tree(Path(recipe), [str(change) for change in changes])  # of a text file, what to do
+        return run_comparison(
+            Path(recipe),
+            _check_changes(changes, "compare"),
+            vary=vary or {},
+            designs=designs or {},
+            grid=grid,
+            budget=budget,
+            seeds=seeds,
+            match=match,
+            out=None if out is None else Path(out),
+        )
 
 
 @strict_kwargs
@@ -101,9 +107,13 @@ def init_recipe(*inputs: _StrPath, target: str | None = None, output: _StrPath |
     path = None if output is None else check_output_file(Path(output), "output", files)
     if path is not None and path.exists():
         raise UserError(f"output {path} already exists; choose another file, or remove it first")
-    draft = draft_recipe(
-        files, [str(item) for item in inputs if str(item) not in files], target, str(output or "mine.yaml")
-    )
+    with _name_arguments():
+        draft = draft_recipe(
+            files,
+            [str(item) for item in inputs if str(item) not in files],
+            target,
+            str(output or "mine.yaml"),
+        )
     if path is None:
         return draft.recipe
     write_atomic(path, draft.text.encode())
@@ -112,6 +122,8 @@ def init_recipe(*inputs: _StrPath, target: str | None = None, output: _StrPath |
 
 def _read_recipe(source: object, changes: Sequence[object], verb: str, from_run: bool = False) -> Recipe:
     """Load a recipe file, or take a Recipe, and apply changes; anything else is a UserError."""
+    if isinstance(source, str | os.PathLike):
+        read_recipe_tree(Path(source), [str(change) for change in changes])  # of a text file, what to do
     words = _check_changes(changes, verb)
     if isinstance(source, str | os.PathLike):
         return load_recipe(Path(source), words, from_run=from_run)
@@ -121,6 +133,24 @@ def _read_recipe(source: object, changes: Sequence[object], verb: str, from_run:
     for keys, value in yaml_io.parse_overrides(words, Recipe):
         yaml_io.assign(tree, keys, value, Recipe)
     return validate_recipe(tree, from_run=from_run)
+
+
+@contextmanager
+def _name_arguments() -> Iterator[None]:
+    """Errors that name the arguments and functions of Python, not options and verbs."""
+    try:
+        yield
+    except UserError as error:
+        text = str(error)
+        if command := re.search(r"polyhead init (.*?)( --output mine\.yaml)?$", text):
+            files = ", ".join(map(repr, shlex.split(command[1])))
+            output = ", output='mine.yaml'" if command[2] else ""
+            text = text.replace(command[0], f"ph.init_recipe({files}{output})")
+        text = text.replace("--resume", "resume=True").replace("--output", "out")
+        text = re.sub(r"--(budget|match|vary|seeds)\b", r"\1", text).replace("--design", "designs")
+        if text == str(error):
+            raise
+        raise UserError(text) from None
 
 
 def _check_changes(changes: Sequence[object], verb: str) -> list[str]:

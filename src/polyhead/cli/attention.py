@@ -11,8 +11,7 @@ from typing import Annotated, Literal
 import typer
 
 from polyhead.cli.line_io import escape_terminal, to_one_line
-from polyhead.cli.options import ShownRun, ShownTarget, ShownText
-from polyhead.core.blank_text import is_blank
+from polyhead.cli.options import ShownRun, ShownTarget, ShownText, check_texts
 from polyhead.core.errors import UserError
 from polyhead.core.i18n import tr
 from polyhead.core.output_paths import check_output_file, run_artifacts
@@ -50,9 +49,7 @@ def run(
     polyhead attention runs/multi30k "A dog barks." "Ein Hund bellt." --kind encoder --layer 1 --head 2
     polyhead attention runs/shakespeare "To be, or not to be"
     """
-    for name, text in (("TEXT", source), ("TARGET", target)):
-        if text is not None and is_blank(text):
-            raise UserError(f"{name} is empty: expected text")
+    check_texts("attention", directory, TEXT=source, TARGET=target)
     from polyhead.introspect.attention_map import attention_text, layer_numbers
     from polyhead.run.load import load
     from polyhead.viz.attention_page import write_attention_page

@@ -18,6 +18,7 @@ from polyhead.cli.options import (
     Device,
     Dtype,
     EnsembleOption,
+    check_kind,
     config_options,
     load_run,
     read_chat_template,
@@ -58,8 +59,9 @@ def run(
     polyhead chat runs/assistant --system "Answer in one sentence." --temperature 0
     echo "Hello" | polyhead chat runs/assistant
     """
+    check_kind(directory, "decoder")
     read_chat_template(chat_template, settings)
-    loaded = load_run(directory, others, dtype, device)
+    loaded = load_run(directory, others, dtype, device, "decoder")
     engine_options = {key: settings.pop(key) for key in ("cache", "speculative") if key in settings}
     session = loaded.chat_session(settings.pop("chat", None), max_num_seqs=1, **engine_options)
     conversation = TerminalChat(session, system, settings | {"stop": stop or []}, seed)

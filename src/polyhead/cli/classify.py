@@ -16,7 +16,16 @@ from polyhead.cli.line_io import (
     read_lines_or_text,
     to_one_column,
 )
-from polyhead.cli.options import Device, Dtype, EnsembleOption, OutputFile, ReadBatch, TextSource, load_run
+from polyhead.cli.options import (
+    Device,
+    Dtype,
+    EnsembleOption,
+    OutputFile,
+    ReadBatch,
+    TextSource,
+    check_kind,
+    load_run,
+)
 from polyhead.cli.output_file import check_output_path, open_output
 from polyhead.core.errors import UserError
 
@@ -50,11 +59,12 @@ def run(
     polyhead classify runs/reranker pairs.tsv | paste - pairs.tsv | sort -rn | head
     printf 'A dog barks.\\tAn animal makes a noise.\\n' | polyhead classify runs/pairs --all
     """
+    check_kind(directory, "classifier")
     check_output_path(output, [source], directory, others)
     texts = read_lines_or_text(source)
     from polyhead.tokenizers.scripts import warn_decomposed
 
-    classifier = load_run(directory, others, dtype, device)
+    classifier = load_run(directory, others, dtype, device, "classifier")
     texts = warn_decomposed(texts, classifier.tokenizer, print_warning)
     classifier.classify([])  # fails for an unsuitable model before the first line is read
     text_columns = classifier.recipe.data.text if classifier.recipe else []

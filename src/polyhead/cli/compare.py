@@ -102,6 +102,11 @@ def run(
     from polyhead.compare.run import format_plan, prepare_comparison, run_trials
 
     plan = prepare_comparison(plan)
+    if len(plan.designs) == len(plan.seeds) == 1:
+        raise UserError(
+            "one design alone cannot be compared; vary a key: --vary norm=layernorm,rmsnorm, or add a "
+            "design: --design 'wide: d_model=256 d_ff=512'"
+        )
     if plan_only:
         print(format_plan(plan))
         return

@@ -29,6 +29,7 @@ from polyhead.cli.options import (
     Dtype,
     ReadBatch,
     TextSource,
+    check_kind,
     config_options,
     drop_none,
     load_run,
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from polyhead.evaluate.embed import TokenEmbeddings
+
+KINDS = "encoder", "decoder", "classifier"  # of models that embed texts
 
 
 def open_embedding_file(path: Path, shape: tuple[int, ...]) -> PartialFile:
@@ -166,13 +169,17 @@ def run(
     if tokens and "pooling" in settings:
         raise UserError("--pooling makes one vector of a text, and --tokens writes one per token: remove one")
     check_output_path(output, [source], directory)
+    check_kind(directory, *KINDS)
     lines = read_lines_or_text(source)
     from polyhead.evaluate.embed import cosine_similarity, resolve_layers
     from polyhead.tokenizers.scripts import warn_decomposed
 
     changes = settings | drop_none(embed_prompt=prompt)
     like_options = changes | ({} if like_prompt is None else {"embed_prompt": like_prompt})
-    loaded, counter = load_run(directory, None, dtype, device), LineCounter(prints_to_stdout=output is None)
+    loaded, counter = (
+        load_run(directory, None, dtype, device, *KINDS),
+        LineCounter(prints_to_stdout=output is None),
+    )
     lines, truncated = warn_decomposed(lines, loaded.tokenizer, print_warning), TruncatedLines()
     # fails for an unsuitable model before the first line is read
     query, num_cut, max_tokens = loaded.compute_embeddings([] if like is None else [like], **like_options)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import functools
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable
@@ -50,7 +51,7 @@ def _describe_reason(error: Any) -> str:
     if type(error.__cause__).__name__ == "ValidationError":  # pydantic's, which contains the value
         return str(from_validation_error(error.__cause__)).removesuffix(".")
     if "unexpected extra argument" in str(error.message):
-        return f"{_lower_first(error.message)}{_extra_argument_hint(error.ctx.command.params)}"
+        return f"{_lower_first(error.message)}{_extra_argument_hint(error.ctx.command.params, error.message)}"
     return _lower_first(error.message)
 
 
@@ -59,9 +60,10 @@ def _lower_first(message: object) -> str:
     return reason[:1].lower() + reason[1:]
 
 
-def _extra_argument_hint(params: list[Any]) -> str:
-    """Return a hint for an unexpected argument."""
-    if any("TEXT" in str(param.metavar) for param in params):
+def _extra_argument_hint(params: list[Any], message: str) -> str:
+    """Return a hint for an unexpected argument, whose name is in the message."""
+    is_path = re.search(r"\.\w+\b[^ ]*\)", message)
+    if any("TEXT" in str(param.metavar) for param in params) and not is_path:
         return "; quote a text of several words"
     if any("--output" in param.opts for param in params):
         return "; for an output file use --output FILE"

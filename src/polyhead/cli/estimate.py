@@ -163,6 +163,8 @@ def _is_recipe(design: str) -> bool:
             f"{design} is a run without a recipe, so the training is unknown; polyhead params "
             f"{design} counts its parameters"
         )
+    if Path(design).suffix in (".yaml", ".yml"):
+        read_recipe(Path(design))  # raises: no such file
     candidates = [*PRESETS, *map(str, Path(design).parent.glob("*.y*ml"))]
     raise UserError(
         f"{design!r} is neither a recipe nor a "

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -83,10 +84,26 @@ def run(
         loaded.model = loaded.model.encoder_only()
         note = "; without its generator and the detection head"
     hf_options = {"family": family, "shard_size": shard_size}
-    fill = FORMATS[to](loaded, dtype, **(hf_options if to == "hf" else {}))
+    with _name_formats(loaded, to):
+        fill = FORMATS[to](loaded, dtype, **(hf_options if to == "hf" else {}))
     with atomic_directory(out) as path:
         description = fill(path)
     print(f"{out}: {description}{note}")
+
+
+@contextmanager
+def _name_formats(run: Run, to: str) -> Iterator[None]:
+    """If the model cannot be exported to this format, the error names the formats that it can be."""
+    from polyhead.export.targets import find_obstacles
+
+    try:
+        yield
+    except UserError as error:
+        obstacles = find_obstacles(run.config, run.tokenizer, run.family)
+        if not obstacles[to] or obstacles[to] not in str(error):
+            raise
+        formats = ", ".join(name for name, obstacle in obstacles.items() if not obstacle) or "no format"
+        raise UserError(f"{error}; this run can be exported to: {formats}") from None
 
 
 def _prepare_hf(source_run: Run, dtype: str, family: str | None, shard_size: str | None) -> WriteExport:

@@ -16,7 +16,16 @@ from polyhead.cli.line_io import (
     read_lines_or_text,
     to_one_line,
 )
-from polyhead.cli.options import Device, Dtype, EnsembleOption, OutputFile, ReadBatch, TextSource, load_run
+from polyhead.cli.options import (
+    Device,
+    Dtype,
+    EnsembleOption,
+    OutputFile,
+    ReadBatch,
+    TextSource,
+    check_kind,
+    load_run,
+)
 from polyhead.cli.output_file import check_output_path, open_output
 
 if TYPE_CHECKING:
@@ -44,11 +53,12 @@ def run(
     polyhead fill-mask runs/wikitext "The <mask> was built in 1920."
     polyhead fill-mask runs/wikitext masked.txt --top 1
     """
+    check_kind(directory, "encoder")
     check_output_path(output, [source], directory, others)
     lines = read_lines_or_text(source)
     from polyhead.tokenizers.scripts import warn_decomposed
 
-    loaded = load_run(directory, others, dtype, device)
+    loaded = load_run(directory, others, dtype, device, "encoder")
     loaded.fill_mask([], top)  # fails for an unsuitable model before the first line is read
     lines = warn_decomposed(lines, loaded.tokenizer, print_warning)
     counter, unanswered = LineCounter(prints_to_stdout=output is None), UnansweredLines()

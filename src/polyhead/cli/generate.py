@@ -21,6 +21,7 @@ from polyhead.cli.options import (
     Device,
     Dtype,
     EnsembleOption,
+    check_kind,
     config_options,
     drop_none,
     load_run,
@@ -72,17 +73,19 @@ def run(
     polyhead generate runs/forms "Ann is 33." --grammar json,schema=person.json
     """
     changes = settings | drop_none(beam_size=beam_size, seed=seed) | {"stop": stop or []}
+    check_kind(directory, "decoder")
     prompts = list(read_lines("-")) if prompt == "-" else [prompt]
     if not prompt and stdin_has_data():
         print(
-            "polyhead: standard input is ignored; to read lines from it: polyhead generate RUN -",
+            "polyhead: standard input is ignored; to read lines from it: polyhead generate "
+            f"{shlex.quote(str(directory))} -",
             file=sys.stderr,
         )
     if os.path.isfile(prompt):
         packed = is_table(Path(prompt)) or Path(prompt).suffix.lower() == ".gz"  # not a file of text lines
         lines = "" if packed else f"; to read lines from the file: - < {shlex.quote(prompt)}"
         print(f"polyhead: {prompt!r} is used as the prompt text{lines}", file=sys.stderr)
-    model = load_run(directory, others, dtype, device)
+    model = load_run(directory, others, dtype, device, "decoder")
     unknown_rows = set[int]()
     if n == len(prompts) == 1:
         # invalid options fail before the prompt is printed

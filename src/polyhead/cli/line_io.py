@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, TypeVar, cast
 from polyhead.core.blank_text import is_blank
 from polyhead.core.errors import UserError, did_you_mean
 from polyhead.core.i18n import tr
+from polyhead.core.output_paths import did_you_mean_path
 from polyhead.data.readers import files
 from polyhead.data.readers.detect_encoding import detect_encoding
 from polyhead.data.readers.rows import iter_chunks
@@ -41,11 +42,10 @@ def read_lines(source: str) -> Iterator[str]:
     """
     path = Path(source)
     if source != "-" and not os.path.exists(path):
-        names = [p.name for p in path.parent.glob("*")] if os.path.isdir(path.parent) else []
         hint = (
             "; to pass a text use a pipe: echo TEXT | polyhead ..." if any(map(str.isspace, source)) else ""
         )
-        raise UserError(f"no file {source!r}{hint or did_you_mean(path.name, names)}")
+        raise UserError(f"no file {source!r}{hint or did_you_mean_path(path, '*')}")
     if source == "-":
         raw: Iterable[bytes] = _iter_bounded_lines(sys.stdin.buffer)
     elif path.is_dir():

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 import re
+import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import UnionType
@@ -16,6 +18,7 @@ from pydantic.fields import FieldInfo
 
 from polyhead.config.generation_config import strip_scope
 from polyhead.config.yaml_io import parse_part
+from polyhead.core.blank_text import is_blank
 from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError
 
@@ -170,18 +173,47 @@ Device = Annotated[
 ]
 
 
+def check_texts(verb: str, directory: Path, **texts: str | None) -> None:
+    """Raise a UserError for an argument that is blank, or the path of a file where a text is expected."""
+    for name, text in texts.items():
+        if text is not None and is_blank(text):
+            raise UserError(f"{name} is empty: expected text")
+        if text is not None and os.path.isfile(text):
+            raise UserError(
+                f"{name} {text!r} is the path of a file; expected a text: "
+                f'polyhead {verb} {shlex.quote(str(directory))} "$(head -n 1 {shlex.quote(text)})"'
+            )
+
+
 def drop_none(**options: Any) -> dict[str, Any]:
     """Return the options that are set (not None)."""
     return {name: value for name, value in options.items() if value is not None}
 
 
-def load_run(directory: str | Path, ensemble: Sequence[str] | None, dtype: str, device: str) -> Run:
-    """Load a run, or an ensemble, optimised for inference in a process of its own."""
+def check_kind(directory: str | Path, *kinds: str) -> None:
+    """Check the kind of a run's model before files and options are read; ``load_run`` reads other errors."""
+    from polyhead.models.build import check_model_kind
+    from polyhead.run.run_directory import read_run_config
+
+    try:
+        config = read_run_config(Path(directory)).model
+    except (UserError, OSError):
+        return
+    check_model_kind(config, kinds)
+
+
+def load_run(
+    directory: str | Path, ensemble: Sequence[str] | None, dtype: str, device: str, *kinds: str
+) -> Run:
+    """Load a run, or an ensemble, of one of ``kinds``, optimised for inference in a process of its own."""
     from polyhead.kernels.malloc_tuning import tune_malloc
+    from polyhead.models.build import CAPABILITIES, check_model_kind
     from polyhead.run.load import load
 
     tune_malloc()
-    return load([directory, *(ensemble or [])], dtype=dtype, fast=True, device=device)
+    run = load([directory, *(ensemble or [])], dtype=dtype, fast=True, device=device)
+    check_model_kind(run.config, kinds or [*CAPABILITIES])
+    return run
 
 
 def read_chat_template(path: Path | None, settings: dict[str, Any]) -> None:

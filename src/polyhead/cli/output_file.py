@@ -9,8 +9,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol
 
-from polyhead.cli.line_io import escape_terminal
+from polyhead.cli.line_io import escape_terminal, print_warning
 from polyhead.core.atomic_io import name_in_oserror
+from polyhead.core.i18n import tr
 from polyhead.core.output_paths import check_output_file, ensure_parent, run_artifacts
 
 
@@ -53,6 +54,7 @@ class PartialFile:
             self._write_header()
         if kind is None:
             self.partial_path.replace(self.path)
+            print_warning(tr("wrote {path}", path=self.path))
         elif self.num_texts:
             print(
                 f"the {self.content_name} of the first {self.num_texts:,} texts are in {self.partial_path}",

@@ -16,7 +16,7 @@ from polyhead.cli.line_io import (
     read_lines,
     read_lines_or_text,
 )
-from polyhead.cli.options import Device, Dtype, EnsembleOption, OutputFile
+from polyhead.cli.options import Device, Dtype, EnsembleOption, OutputFile, check_kind
 from polyhead.cli.output_file import check_output_path, open_output
 from polyhead.core.blank_text import is_blank
 from polyhead.core.errors import UserError
@@ -62,6 +62,7 @@ def run(
     polyhead score runs/shakespeare lines.txt
     polyhead score runs/shakespeare "To be, or not to be"
     """
+    check_kind(directory, "encoder-decoder", "decoder")
     check_output_path(output, [source, target], directory, others)
     if target is not None:
         inputs: Iterator[Any] = read_parallel_pairs(source, target)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import time
 from itertools import chain, islice
@@ -102,8 +103,8 @@ def load_training_pairs(
 
     if not files and run.recipe is None:
         raise UserError(
-            "this run has no recipe with data files; pass files: polyhead shortlist RUN SOURCE "
-            "TARGET, or only a source text"
+            "this run has no recipe with data files; pass files: polyhead shortlist "
+            f"{shlex.quote(str(run.directory))} SOURCE TARGET, or only a source text"
         )
     if len(files) == 1 and infer_format((Path(files[0]),)) is None:
         counter = LineCounter()

@@ -16,6 +16,7 @@ from polyhead.cli.line_io import (
     open_line_inputs,
     print_warning,
     read_lines,
+    read_lines_or_text,
     report_unknown_outputs,
     to_one_line,
 )
@@ -29,6 +30,7 @@ from polyhead.cli.options import (
     SourceLang,
     TargetLang,
     TerminologyOption,
+    check_kind,
     config_options,
     drop_none,
     load_run,
@@ -52,7 +54,8 @@ def run(
     source: Annotated[
         str,
         typer.Argument(
-            metavar="FILE", help="path of a text with one sentence per line, also .gz; -: standard input"
+            metavar="FILE|TEXT",
+            help="path of a text with one sentence per line, also .gz, or a text, or - for standard input",
         ),
     ] = "-",
     *,
@@ -95,18 +98,22 @@ def run(
 
     \b
     polyhead translate runs/multi30k test.de --output test.en
+    polyhead translate runs/multi30k "Ein Hund bellt."
     polyhead translate runs/multi30k more.de --output more.en --temperature 1
     echo "Ein Hund bellt." | polyhead translate runs/multi30k --n-best 3 --scores
     """
     changes = settings | drop_none(seed=seed, source_lang=source_lang, target_lang=target_lang)
     n_best = changes.pop("n_best", None)
+    check_kind(directory, "encoder-decoder")
     check_output_path(output, [source, prefix, terminology], directory, others)
-    lines, line_inputs = read_lines(source), open_line_inputs(source, prefix, terminology)
+    is_text = any(map(str.isspace, source)) or not Path(source).suffix  # else a missing file is an error
+    lines = read_lines_or_text(source) if is_text else read_lines(source)
+    line_inputs = open_line_inputs(source, prefix, terminology)
     from polyhead.cli.swapped_sides import SwapCheck
     from polyhead.tokenizers.languages import with_languages
     from polyhead.tokenizers.scripts import warn_decomposed
 
-    translator = load_run(directory, others, dtype, device)
+    translator = load_run(directory, others, dtype, device, "encoder-decoder")
     tokenizer, max_len = translator.tokenizer, translator.config.max_len
     counter, num_done = LineCounter(prints_to_stdout=output is None), 0
     changes |= {"truncate": truncate, "shortlist": shortlist, "progress": counter.show_progress}

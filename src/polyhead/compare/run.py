@@ -360,6 +360,11 @@ def run_comparison(
             "must map names to lists of overrides"
         )
     check_int("seeds", seeds, 1)
+    if budget is not None and not isinstance(budget, str):
+        raise UserError(
+            f"budget is {format_value(budget)}; expected a time, steps, tokens or FLOPs in a string, such as "
+            "'10m', '90s' or '2000steps'"
+        )
     plan = make_plan(
         recipe,
         changes,
@@ -375,6 +380,11 @@ def run_comparison(
         out=out,
     )
     plan = prepare_comparison(plan)
+    if len(plan.designs) == len(plan.seeds) == 1:
+        raise UserError(
+            "one design alone cannot be compared; vary a key: vary={'norm': ['layernorm', 'rmsnorm']}, or "
+            "add a design: designs={'wide': ['d_model=256', 'd_ff=512']}"
+        )
     rows, finished = run_trials(plan)
     return Comparison(rows, plan, finished)
 

@@ -27,18 +27,24 @@ def check_output_file(path: Path, option: str = "--output", inputs: Iterable[str
     return path
 
 
+PATH_SIMILARITY = 0.65  # minimum similarity of the stems of a path and a suggestion
+
+
 def did_you_mean_path(path: Path, pattern: str, folders: Iterable[Path] = ()) -> str:
     """``; did you mean 'recipes/x.yaml'?``: a name like that of a missing path, in its folder or ``folders``.
 
-    A file of the same name, or the same up to its suffix, is preferred to one of a similar name.
+    A file of the same name, or the same up to its suffix, is preferred to one of a similar name; it is also
+    looked for one folder down.
     """
     directories = [folder for folder in (path.parent, *folders) if folder.is_dir()]
     candidates = [candidate for folder in directories for candidate in sorted(folder.glob(pattern))]
     close_stems = get_close_matches(
-        path.stem.lower(), [candidate.stem.lower() for candidate in candidates], n=1
+        path.stem.lower(), [candidate.stem.lower() for candidate in candidates], n=1, cutoff=PATH_SIMILARITY
     )
-    matches = [candidate for candidate in candidates if path.name in (candidate.name, candidate.stem)]
-    matches = matches or [candidate for candidate in candidates if candidate.stem.lower() in close_stems]
+    below = (candidate for folder in directories for candidate in sorted(folder.glob(f"*/{pattern}")))
+    named = [c for c in (*candidates, *below) if path.name in (c.name, c.stem)]
+    matches = named or [c for c in candidates if c.stem.lower() in close_stems]
+    matches.sort(key=lambda match: match.suffix != path.suffix)
     return f"; did you mean {str(matches[0])!r}?" if matches else ""
 
 

@@ -22,13 +22,21 @@ Model = Seq2Seq | CausalLM | MaskedLM | Classifier | SentenceEncoder | ReplacedT
 
 
 CAPABILITIES = {
-    "encoder-decoder": ("an encoder-decoder", "translate, eval, score or attend"),
-    "decoder": ("a language model", "generate, eval, score, embed or attend"),
-    "encoder": ("an encoder", "fill-mask, embed, eval or attend"),
-    "encoder without a head": ("an encoder without a head", "embed or attend"),
-    "classifier": ("a classifier", "classify, embed, eval or attend"),
+    "encoder-decoder": ("an encoder-decoder", "translate, eval, score or attention"),
+    "decoder": ("a language model", "generate, eval, score, embed or attention"),
+    "encoder": ("an encoder", "fill-mask, embed, eval or attention"),
+    "encoder without a head": ("an encoder without a head", "embed or attention"),
+    "classifier": ("a classifier", "classify, embed, eval or attention"),
 }
 """For each kind of model, its name in messages and the verbs that accept it."""
+METHODS = {
+    "encoder-decoder": "translate, evaluate, score or attention_maps",
+    "decoder": "generate, measure_perplexity, score, embed or attention_maps",
+    "encoder": "fill_mask, embed or attention_maps",
+    "encoder without a head": "embed or attention_maps",
+    "classifier": "classify, embed or attention_maps",
+}
+"""For each kind of model, the methods of a run that accept it."""
 
 
 def get_model_kind(config: ModelConfig) -> str:
@@ -36,13 +44,15 @@ def get_model_kind(config: ModelConfig) -> str:
     return "classifier" if config.labels else config.kind
 
 
-def check_model_kind(config: ModelConfig, kinds: Sequence[str]) -> None:
-    """Raise a UserError that names the usable verbs, unless the kind of the model is one of ``kinds``."""
+def check_model_kind(config: ModelConfig, kinds: Sequence[str], *, in_python: bool = False) -> None:
+    """Raise a UserError that names the usable verbs, or methods of a run, unless ``kinds`` has the kind."""
     kind = get_model_kind(config)
     if kind not in kinds:
-        name, verbs = CAPABILITIES[kind if config.lm_head or kind != "encoder" else "encoder without a head"]
+        key = kind if config.lm_head or kind != "encoder" else "encoder without a head"
+        name, verbs = CAPABILITIES[key]
         accepted = " or ".join(CAPABILITIES[accepted_kind][0] for accepted_kind in kinds)
-        raise UserError(f"this requires {accepted}, but the run is {name}: use {verbs}")
+        usable = METHODS[key] if in_python else verbs
+        raise UserError(f"this requires {accepted}, but the run is {name}: use {usable}")
 
 
 def model_class(config: ModelConfig) -> type[Model]:

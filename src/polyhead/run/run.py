@@ -127,7 +127,7 @@ class Run:
 
         ``texts_by_verb`` has the lists of texts of the calling verb.
         """
-        check_model_kind(self.config, kinds)
+        check_model_kind(self.config, kinds, in_python=True)
         for verb, lists in texts_by_verb.items():
             validate_each(lists, f"run.{verb}")
         return self.model
@@ -194,7 +194,7 @@ class Run:
         model = self._require_kind("encoder-decoder", "decoder")
         template = self.prompt_template if self.kind == "decoder" else None
         options["shortlist"] = load_shortlist(
-            self.get_shortlist, options.get("shortlist"), len(self.members) > 1
+            self.get_shortlist, options.get("shortlist"), len(self.members) > 1, self.directory
         )
         speculative = options.pop("speculative", None)
         if self.kind == "decoder":
@@ -262,7 +262,9 @@ class Run:
         """
         self._require_kind("encoder-decoder", "decoder", hypotheses=(texts,))
         max_len = self.config.max_len
-        shortlist_tokens = load_shortlist(self.get_shortlist, shortlist, len(self.members) > 1)
+        shortlist_tokens = load_shortlist(
+            self.get_shortlist, shortlist, len(self.members) > 1, self.directory
+        )
         if self.config.kind == "decoder" and changes.get("prefix") is None:
             changes.pop("prefix", None)
             config = with_overrides(self.generation, changes, "beam search")

@@ -311,7 +311,11 @@ def _load_or_train_tokenizer(
         recipe.tokenizer.sentinels,
     )
     duration = format_seconds(time.monotonic() - start_time)
-    report.info(tr("tokenizer: {count:,} tokens in {time}", count=tokenizer.vocab_size, time=duration))
+    line = tr("tokenizer: {count:,} tokens in {time}", count=tokenizer.vocab_size, time=duration)
+    wanted = recipe.tokenizer.vocab_size
+    if tokenizer.vocab_size < wanted and recipe.tokenizer.kind.name not in ("byte", "char"):
+        line += tr("; the text yields no more of {wanted:,}", wanted=wanted)
+    report.info(line)
     if not tokenizer.composes_characters and (warning := counter.describe()):
         report.info(warning)
     return tokenizer

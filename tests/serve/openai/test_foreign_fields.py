@@ -96,7 +96,7 @@ def test_truncated_prompts_keep_the_token_before_texts(client, monkeypatch):
     monkeypatch.setattr(engine, "tokenizer", engine.tokenizer.with_template([begin], []))
     ids = [begin, *engine.tokenizer.encode(["a dog barks . two dogs bark . " * 9])[0]]
     options = GREEDY | {"echo": True, "logprobs": 1, "max_tokens": 1}
-    for fields, n in (({"truncate_prompt_tokens": 5}, 5), ({"truncate": True}, engine.max_len)):
+    for fields, n in (({"truncate_prompt_tokens": 5}, 5), ({"truncate": True}, engine.max_len - 1)):
         bodies = (fields | {"prompt": ids}, {"prompt": [begin, *ids[1 - n :]]}, {"prompt": ids[-n:]})
         choices = [client.ask(PATH, options | body).json()["choices"][0] for body in bodies]
         tokens, expected, other = (choice["logprobs"]["tokens"] for choice in choices)

@@ -10,6 +10,7 @@ from typing import Any
 
 from polyhead.cli.eval_metrics.printing import (
     Split,
+    eval_command,
     parse_column,
     print_measure,
     print_unknown,
@@ -65,7 +66,7 @@ def evaluate_classifier(
             }
         dataset = open_labeled(files, **(options | columns))
     elif columns:
-        raise UserError("--text and --label require files: polyhead eval RUN FILE --text COLUMN")
+        raise UserError(f"--text and --label require files: {eval_command(run, 'FILE --text COLUMN')}")
     else:
         dataset = open_split_labeled(require_split(run, split), split)
     examples, report = read_labeled(dataset, run.config.labels, limit)

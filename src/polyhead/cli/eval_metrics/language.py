@@ -9,6 +9,7 @@ from pathlib import Path
 
 from polyhead.cli.eval_metrics.printing import (
     Split,
+    eval_command,
     load_token_counts,
     parse_column,
     print_measure,
@@ -28,7 +29,7 @@ def evaluate_language_model(
 ) -> None:
     """Print the table of a language model; ``text`` overrides the text columns of the recipe."""
     if text and not files:
-        raise UserError("--text requires files: polyhead eval RUN FILE --text COLUMN")
+        raise UserError(f"--text requires files: {eval_command(run, 'FILE --text COLUMN')}")
     if files:
         columns = [parse_column(one) for one in text]
         text_files = open_text_like([Path(file) for file in files], run.recipe, columns)

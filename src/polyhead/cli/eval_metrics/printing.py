@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -59,13 +60,18 @@ def load_token_counts(run: Run) -> IdArray | None:
 def require_split(run: Run, split: str, files: str = "FILE") -> Recipe:
     """Return the recipe of a run that has files of a split; else a UserError with what to type instead."""
     if run.recipe is None:
-        raise UserError(f"this run has no recipe with data files; pass files: polyhead eval RUN {files}")
+        raise UserError(f"this run has no recipe with data files; pass files: {eval_command(run, files)}")
     if split in run.recipe.data.splits:
         print_recipe_files(run.recipe, split)
         return run.recipe
     has_validation = run.recipe.data.valid or run.recipe.data.valid_fraction
     hint = ", or use --split valid" if split == "test" and has_validation else ""
-    raise UserError(f"this run's recipe has no {split} files; pass files: polyhead eval RUN {files}{hint}")
+    raise UserError(f"this run's recipe has no {split} files; pass files: {eval_command(run, files)}{hint}")
+
+
+def eval_command(run: Run, arguments: str) -> str:
+    """``polyhead eval runs/mt SOURCE TARGET``, for messages."""
+    return f"polyhead eval {shlex.quote(str(run.directory or 'RUN'))} {arguments}"
 
 
 def print_recipe_files(recipe: Recipe, split: str) -> None:
@@ -87,6 +93,7 @@ def write_output_lines(output: Path, outputs: Iterable[str], report: CorpusRepor
     for row, line in zip(report.row_numbers, outputs, strict=True):
         lines[row - 1] = line
     write_lines(output, lines)
+    print(f"polyhead: {tr('wrote {path}', path=output)}", file=sys.stderr)
     if num_blank := len(lines) - len(report.row_numbers):
         message = tr(
             "{file}: {left:,} of {count:,} lines are blank, for skipped inputs",

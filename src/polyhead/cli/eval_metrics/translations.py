@@ -12,6 +12,7 @@ import numpy as np
 
 from polyhead.cli.eval_metrics.printing import (
     Split,
+    eval_command,
     load_token_counts,
     parse_column,
     print_measure,
@@ -149,8 +150,10 @@ def load_pairs(
 ) -> tuple[list[str], list[list[str]], CorpusReport]:
     """Load sources, the references of each and the report, from files or from a split of the recipe."""
     if columns and not files:
-        raise UserError("--source and --target require files: polyhead eval RUN FILE --source COLUMN")
+        raise UserError(f"--source and --target require files: {eval_command(run, 'FILE --source COLUMN')}")
     if files:
+        if len(files) == 1 and not columns:
+            _reject_labels(run, Path(files[0]))
         corpora = open_corpora(files, **(_file_options(run, files) | columns))
     else:
         corpora = [open_split_corpus(require_split(run, split, "SOURCE TARGET"), split)]
@@ -163,6 +166,28 @@ def load_pairs(
     for _, _, report in pair_sets:
         print(report.describe(), file=sys.stderr)
     return merge_references(pair_sets, limit)
+
+
+def _reject_labels(run: Run, path: Path) -> None:
+    """Raise a UserError for a table with a column of labels, of which no pair of columns is a translation."""
+    table_format = infer_format([path])
+    is_trained_on_table = run.recipe is not None and len(run.recipe.data.train) == 1  # and has its columns
+    if table_format is None or is_trained_on_table:
+        return
+    from polyhead.autoconfig.column_roles import read_columns
+
+    try:
+        table = read_columns(path, table_format)
+        is_labeled = "label" in table.label_columns or table.infer_task({}) == "classification"
+    except UserError:
+        return
+    if names := [name for name in table.label_columns if isinstance(name, str)] if is_labeled else []:
+        name = "label" if "label" in names else names[0]
+        raise UserError(
+            f"{path} has labelled texts (column {name!r}), but this run is an encoder-decoder and is "
+            "evaluated on translations; if two columns are translations, name them: "
+            + eval_command(run, f"{path} --source COLUMN --target COLUMN")
+        )
 
 
 def open_corpora(files: Sequence[str], format: CorpusFormat = "auto", **columns: Any) -> list[ParallelFiles]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -158,7 +159,7 @@ def _check_shortlist(shortlist: Shortlist, vocab_size: int, path: Path) -> None:
 
 
 def load_shortlist(
-    load: Callable[[], Shortlist | None], enabled: bool | None, is_ensemble: bool
+    load: Callable[[], Shortlist | None], enabled: bool | None, is_ensemble: bool, directory: Path | None
 ) -> Shortlist | None:
     """The shortlist of a run if ``enabled``; a UserError if there is none."""
     if not enabled:
@@ -166,7 +167,8 @@ def load_shortlist(
     if is_ensemble:
         raise UserError("a shortlist is for a single run, not an ensemble: load one run, or remove shortlist")
     if (shortlist := load()) is None:
-        raise UserError("this run has no shortlist; create one: polyhead shortlist RUN")
+        run = shlex.quote(str(directory or "RUN"))
+        raise UserError(f"this run has no shortlist; create one: polyhead shortlist {run}")
     return shortlist
 
 
