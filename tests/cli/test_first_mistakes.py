@@ -69,6 +69,21 @@ OPEN_TEXT = "expected a text opened by polyhead.data.readers.plain_text.open_tex
         (lambda: ph.Choice({"name": "rope"}), "Choice expects the name of a component, got {'name':"),
         (lambda: load_recipe({"a": 1}), "expected a recipe file, got {'a': 1}; for a mapping use"),
         (lambda: load_recipe("recipes/trec.yaml", "a"), "expected a list of overrides, got one string;"),
+        (
+            lambda: ph.compare("recipes/trec.yaml", budget=600),
+            "budget is 600; expected a time, steps, tokens",
+        ),
+        (lambda: ph.compare("recipes/trec.yaml", budget="soon"), "budget 'soon': expected a time"),
+        (
+            lambda: ph.train("LICENSE", "README.md"),
+            "LICENSE is not a recipe (a YAML file); to train on text, create a recipe first: "
+            "ph.init_recipe('LICENSE', 'README.md', output='mine.yaml')",
+        ),
+        (
+            lambda: make_run("decoder").translate(["a"]),
+            "this requires an encoder-decoder, but the run is a language model: use generate, "
+            "measure_perplexity, score, embed or attention_maps",
+        ),
         (lambda: make_run("decoder").generate(["a"], n="x"), f"n is 'x'; {INTEGER}"),
         (lambda: make_run("decoder").generate(["a"], seed="x"), f"seed is 'x'; {INTEGER}"),
         (lambda: make_run("encoder").fill_mask(["a <mask>"], top_k="x"), f"top_k is 'x'; {INTEGER}"),
