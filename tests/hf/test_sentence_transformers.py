@@ -160,7 +160,7 @@ def test_verbs_refuse_model_without_head(verb, tmp_path, capsys):
     assert main([verb, str(tmp_path / "checkpoint"), text]) == 2
     error = capsys.readouterr().err
     assert error.startswith("polyhead: ") and error.count("\n") == 1
-    assert error.endswith("use embed or attend\n") or verb in ("fill-mask", "eval")
+    assert error.endswith("use embed or attention\n") or verb in ("fill-mask", "eval")
 
 
 @pytest.mark.parametrize("template", [([], []), ([], [2]), ([1], [])], ids=["none", "suffix", "prefix"])
