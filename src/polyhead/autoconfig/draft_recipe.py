@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
@@ -17,7 +18,7 @@ from typing import NamedTuple
 from polyhead.autoconfig.inspect_data import inspect_data
 from polyhead.autoconfig.propose_recipe import propose_recipe, render_recipe
 from polyhead.config import yaml_io
-from polyhead.config.recipe import Recipe
+from polyhead.config.recipe import Recipe, is_recipe
 from polyhead.core.errors import UserError, unknown_name_error
 from polyhead.core.i18n import tr
 from polyhead.core.output_paths import write_atomic
@@ -86,6 +87,9 @@ def draft_recipe(
     """
     if not files:
         raise UserError("expected training files: polyhead init train.en train.de")
+    for recipe_file in filter(is_recipe, files):
+        command = f"polyhead train {shlex.quote(recipe_file)}"
+        raise UserError(f"{recipe_file} is already a recipe; train it: {command}")
     if export_format is not None and export_format not in FORMAT_NAMES:
         raise unknown_name_error("format", export_format, FORMAT_NAMES)
     overrides = yaml_io.parse_overrides(list(changes), Recipe)

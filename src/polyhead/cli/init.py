@@ -10,7 +10,6 @@ from typing import Annotated
 
 import typer
 
-from polyhead.config.recipe import is_recipe
 from polyhead.core.errors import UserError
 from polyhead.core.i18n import tr
 from polyhead.core.output_paths import check_output_file, write_atomic
@@ -67,8 +66,6 @@ def run(
     from polyhead.autoconfig.draft_recipe import draft_recipe
 
     files = [argument for argument in arguments if "=" not in argument or Path(argument).exists()]
-    for recipe in filter(is_recipe, files):
-        raise UserError(f"{recipe} is already a recipe; train it: polyhead train {shlex.quote(recipe)}")
     check_output(output, files)
     changes = [argument for argument in arguments if argument not in files]
     draft = draft_recipe(files, changes, target, str(output or "mine.yaml"))
