@@ -34,6 +34,13 @@ ENGINE = "unknown option of the engine"
         (lambda run: run.engine().submit("a", seed="x"), "seed is 'x'; expected an integer, 0 or more"),
         (lambda run: ph.load("runs/no", devic="cpu"), "devic: unknown key; did you mean 'device'?"),
         (lambda run: ph.build(run.config, sed=1), "sed: unknown key; did you mean 'seed'?"),
+        (lambda run: ph.load("runs/no", fast="no"), "fast is 'no'; expected true or false"),
+        (lambda run: run.translate(["a"], shortlist="x"), "shortlist is 'x'; expected true or false"),
+        (lambda run: run.translate({"a": "b"}), "run.translate expects a list of texts, got dict"),
+        (lambda run: run.hypotheses(["a"], progress=5), "progress is 5; expected a function"),
+        (lambda run: run.evaluate(["a"], ["b"], lang=5), "lang is 5; expected a text"),
+        (lambda run: run.save(5), "directory is 5; expected a text or a path"),
+        (lambda run: run.save(__file__), f"directory {__file__} is a file; give a directory"),
         (lambda run: ph.estimate(run.config, decode_batches=2), "decode_batches: unknown key; did you mean"),
     ],
 )

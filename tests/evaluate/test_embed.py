@@ -106,6 +106,7 @@ def test_token_vectors_without_prompt_and_normalized(run):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"layers": 0}, "layers is 0; expected a list of numbers: layers=[0]"),
         ({"layers": [3]}, "layers: no layer 3; this model has 0 (its embeddings) to 2, or from the last -1"),
         ({"layers": [-4]}, "layers: no layer -4; this model has"),
         ({"layers": [True]}, "layers: no layer true; this model has"),

@@ -23,11 +23,9 @@ if TYPE_CHECKING:
     from polyhead.compare.run import Comparison
     from polyhead.run.run import Run
 
-_StrPath = str | Path
-
 
 @strict_kwargs
-def train(recipe: _StrPath | Recipe, *changes: str, resume: bool = False, quiet: bool = False) -> Run:
+def train(recipe: str | Path | Recipe, *changes: str, resume: bool = False, quiet: bool = False) -> Run:
     """Train a recipe (a file or a Recipe), with changes such as "train.steps=100"; return the finished run.
 
     Progress goes to standard error, unless ``quiet``. Ctrl-C saves a checkpoint and raises KeyboardInterrupt;
@@ -47,7 +45,7 @@ def train(recipe: _StrPath | Recipe, *changes: str, resume: bool = False, quiet:
 
 @strict_kwargs
 def compare(
-    recipe: _StrPath | Recipe,
+    recipe: str | Path | Recipe,
     *changes: str,
     vary: Mapping[str, Sequence[Any]] | None = None,
     designs: Mapping[str, Sequence[str]] | None = None,
@@ -55,7 +53,7 @@ def compare(
     budget: str | None = None,
     seeds: int = 1,
     match: str | None = None,
-    out: _StrPath | None = None,
+    out: str | Path | None = None,
 ) -> Comparison:
     """Train several designs on the same text and compare them: ``vary={"norm": ["layernorm", "rmsnorm"]}``.
 
@@ -87,7 +85,7 @@ def compare(
 
 
 @strict_kwargs
-def init_recipe(*inputs: _StrPath, target: str | None = None, output: _StrPath | None = None) -> Recipe:
+def init_recipe(*inputs: str | Path, target: str | None = None, output: str | Path | None = None) -> Recipe:
     """Propose a recipe for text files, with keys that are already known.
 
     ``init_recipe("train.en", "train.zh", "train.steps=100")``. The model will be exportable to ``target``:

@@ -85,11 +85,11 @@ def write_atomic(path: Path, content: bytes) -> None:
             replace_file(path.resolve(), content)
 
 
-def check_output_dir(path: Path) -> Path:
+def check_output_dir(path: Path, option: str = "--output") -> Path:
     """Check that files can be written into this directory, which need not exist yet."""
     if path.exists() and not path.is_dir():
-        raise UserError(f"--output {path} is a file; give a directory")
-    _check_parent(path / "any", "--output")
+        raise UserError(f"{option} {path} is a file; give a directory")
+    _check_parent(path / "any", option)
     return path
 
 

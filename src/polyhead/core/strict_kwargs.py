@@ -5,22 +5,40 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import wraps
 from inspect import Parameter, isfunction, signature
+from pathlib import Path
+from types import NoneType
 from typing import Any, TypeVar, cast
 
-from polyhead.core.errors import UserError, did_you_mean
+from polyhead.core.errors import UserError, did_you_mean, format_value
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _Class = TypeVar("_Class", bound=type)
+# types in annotations, with their names in messages
+_TYPES: dict[str, tuple[Any, str]] = {
+    "str": (str, "a text"),
+    "Path": (Path, "a path"),
+    "Callable": (Callable, "a function"),
+    "None": (NoneType, ""),
+}
 
 
 def strict_kwargs(function: _Function) -> _Function:
-    """Decorator that reports unknown arguments as ``top_k: unknown key; did you mean 'top'?``."""
+    """Decorator that reports unknown arguments as ``top_k: unknown key; did you mean 'top'?``.
+
+    A flag must be true or false: "no" would be true. An argument of another type than its annotation is
+    reported if the function fails with it.
+    """
+    parameters = signature(function).parameters.values()
+    flags = [parameter.name for parameter in parameters if parameter.annotation in ("bool", bool)]
 
     @wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
+        for name in flags:
+            if (value := kwargs.get(name)) not in (True, False, None):
+                raise UserError(f"{name} is {format_value(value)}; expected true or false")
         try:
             return function(*args, **kwargs)
-        except TypeError:
+        except (TypeError, AttributeError):
             wrong = _argument_error(function, args, kwargs)
             if wrong is None:
                 raise
@@ -43,7 +61,7 @@ def _argument_error(
     """The error for wrong arguments; None if the arguments are valid and the TypeError came from inside."""
     takes = signature(function)
     try:
-        takes.bind(*args, **kwargs)
+        arguments = takes.bind(*args, **kwargs).arguments
     except TypeError as error:
         parameters = {name: parameter for name, parameter in takes.parameters.items() if name != "self"}
         names = [
@@ -60,4 +78,11 @@ def _argument_error(
             takes_alone = f"takes {', '.join(positional) or 'nothing'} by position"
             return UserError(f"{function.__name__} {takes_alone}, got {n_args}; pass the others by keyword")
         return UserError(f"{function.__name__}: {str(error).replace(chr(39), '')}")
+    for name, value in arguments.items():
+        kinds = [kind.partition("[")[0] for kind in str(takes.parameters[name].annotation).split(" | ")]
+        if takes.parameters[name].kind is Parameter.VAR_POSITIONAL or not _TYPES.keys() >= set(kinds):
+            continue
+        if not isinstance(value, tuple(_TYPES[kind][0] for kind in kinds)):
+            expected = " or ".join(filter(None, (_TYPES[kind][1] for kind in kinds)))
+            return UserError(f"{name} is {format_value(value)}; expected {expected}")
     return None

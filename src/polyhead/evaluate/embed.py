@@ -131,6 +131,8 @@ def resolve_layers(layers: Layers, n_layers: int) -> list[int]:
         if layers != "all":
             raise UserError(f"layers: {layers!r} is not 'all'; expected numbers from 0 to {n_layers}, or all")
         return list(range(n_layers + 1))
+    if isinstance(layers, int):
+        raise UserError(f"layers is {format_value(layers)}; expected a list of numbers: layers=[{layers}]")
     numbers = list(layers)
     if not numbers:
         raise UserError(f"layers is empty; expected numbers from 0 to {n_layers}, or all")

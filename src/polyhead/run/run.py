@@ -16,6 +16,7 @@ from polyhead.config.recipe import Recipe
 from polyhead.core.atomic_io import replace_file
 from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError
+from polyhead.core.output_paths import check_output_dir
 from polyhead.core.registry import SPECULATIVE
 from polyhead.core.strict_kwargs import strict_methods
 from polyhead.data.readers.plain_text import TextFiles
@@ -431,7 +432,7 @@ class Run:
                 "a run that was loaded for inference only cannot be saved; load it in fp32 or bf16 "
                 "without fast"
             )
-        self.save_config_files(directory := Path(directory))
+        self.save_config_files(directory := check_output_dir(Path(directory), "directory"))
         if facts:
             replace_file(directory / "README.md", facts.encode())
         remove_run_manifest(directory)

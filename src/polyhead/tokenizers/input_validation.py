@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from numbers import Integral
 from typing import Any
@@ -58,9 +58,10 @@ def validate_list(texts: object, verb: str, num_lists: int = 1) -> None:
         text_list = '["..."]'
         call = text_list if verb.endswith("=") else f"({', '.join(num_lists * [text_list])})"
         raise UserError(f"{verb.removesuffix('=')} expects a list of texts, got one text; write {verb}{call}")
-    if not isinstance(texts, Collection) or isinstance(texts, set | frozenset):
+    if not isinstance(texts, Collection) or isinstance(texts, set | frozenset | Mapping):
         call = "list(texts)" if verb.endswith("=") else "(list(texts))"
-        hint = f"; write {verb}{call}" if isinstance(texts, Iterable) else ""
+        is_iterable = isinstance(texts, Iterable) and not isinstance(texts, Mapping)
+        hint = f"; write {verb}{call}" if is_iterable else ""
         raise UserError(f"{verb.removesuffix('=')} expects a list of texts, got {type(texts).__name__}{hint}")
 
 
