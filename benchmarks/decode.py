@@ -263,7 +263,7 @@ def peer(model: CausalLM | Seq2Seq) -> nn.Module:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     from polyhead.hf.families.gpt2 import GPT2_FAMILY
-    from polyhead.hf.weight_map import to_hf
+    from polyhead.hf.family import to_hf
     from polyhead.nn.state import named_state
 
     c = model.config

@@ -29,7 +29,7 @@ from polyhead.evaluate.metrics import KNOWN_METRICS, evaluate_translations, scor
 from polyhead.generation.batch_decode import decode_sources, max_output_len, restore_order
 from polyhead.generation.constraints.terminology import Term, Terminology
 from polyhead.generation.decoding.beam_search import beam_search
-from polyhead.generation.engine.interface import pad_rows
+from polyhead.generation.engine.request import pad_rows
 from polyhead.generation.shortlist.shortlist import Shortlist
 from polyhead.kernels.int_linear import make_int8_linear
 from polyhead.kernels.malloc_tuning import tune_malloc

@@ -1,4 +1,5 @@
 import copy
+from collections import Counter
 from functools import partial
 
 import torch
@@ -147,3 +148,39 @@ class Harness:
     def release(self, row):
         self.cache.release(row)
         self.rows[row] = self.new_row()
+
+
+def check_invariants(table):
+    """Assert the invariants between two calls; linear in the number of blocks."""
+    holders = Counter(block for blocks in table.block_tables.values() for block in blocks)
+    assert all(holders[block] == n for block, n in enumerate(table._ref_counts)), "a reference count is wrong"
+    assert sum(holders.values()) == sum(table._ref_counts), "a block table has an invalid block"
+    free_blocks = set(table._free_blocks)
+    cached_blocks = set(table._cached_blocks)
+    used_blocks = set(holders)
+    assert len(free_blocks) == len(table._free_blocks), "a block is in the free list twice"
+    assert len(free_blocks) + len(cached_blocks) + len(used_blocks) == table.n_blocks, (
+        "a block is lost, or both free and allocated"
+    )
+    assert free_blocks | cached_blocks | used_blocks == set(range(table.n_blocks)), (
+        "a block is lost, or both free and allocated"
+    )
+    assert cached_blocks <= set(table._block_to_content) <= cached_blocks | used_blocks, (
+        "cached blocks must be allocated or evictable, and evictable ones must be cached"
+    )
+    by_content = {content: block for block, (_, content) in table._block_to_content.items()}
+    assert by_content == table._content_to_block and len(by_content) == len(table._block_to_content), (
+        "hashes and blocks do not match"
+    )
+    assert table.block_tables.keys() == table.lengths.keys() == table._prefix_ids.keys(), (
+        "incomplete sequence"
+    )
+    for seq, blocks in table.block_tables.items():
+        assert len(blocks) == table._num_blocks(table.lengths[seq]), (
+            f"sequence {seq}: the number of blocks does not match its length"
+        )
+        assert len(set(blocks)) == len(blocks), f"sequence {seq} has a block twice"
+        assert len(table._prefix_ids[seq]) <= table.lengths[seq] // table.block_size, (
+            f"sequence {seq}: more hashes than full blocks"
+        )
+    assert len(used_blocks) <= table.peak_blocks, "peak usage is below current usage"

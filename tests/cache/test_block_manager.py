@@ -4,6 +4,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tests.cache.cache_helpers import check_invariants
 
 from polyhead.cache.block_manager import BlockManager, OutOfBlocksError, WriteSpan
 from polyhead.core.errors import UserError
@@ -77,7 +78,7 @@ class Shadow:
         del self.tokens[seq], self.n_written[seq]
 
     def check(self):
-        self.table.check_invariants()
+        check_invariants(self.table)
         for seq in self.tokens:
             assert self.stored_ids(seq) == self.expected(seq)
 
@@ -186,7 +187,7 @@ class Machine(RuleBasedStateMachine):
             for seq in list(self.shadow.tokens):
                 self.shadow.release(seq)
             assert self.shadow.table.n_available == self.shadow.table.n_blocks
-            self.shadow.table.check_invariants()
+            check_invariants(self.shadow.table)
 
 
 Machine.TestCase.settings = settings(
@@ -263,7 +264,7 @@ def test_content_of_a_rewritten_prefix_is_new():
     table.allocate([WriteSpan(0, 0, 1)])
     assert table.lengths == {0: 2}
     table.insert_prefix(0, [1, 2])
-    table.check_invariants()
+    check_invariants(table)
     assert len(table._content_to_block) == 2, "a content that nothing can reach was left"
     assert table.admit(1, [1, 2]) == 2 and table.block_tables[1] == table.block_tables[0]
 
@@ -278,7 +279,7 @@ def test_eviction_and_allocation_have_an_order():
     table.admit(3)
     table.allocate([WriteSpan(3, 0, 4)])  # the free block, and the second block of sequence 0
     assert table.admit(4, [1, 1, 2, 2]) == 2 and table.admit(5, [3, 3]) == 2
-    table.check_invariants()
+    check_invariants(table)
     table = BlockManager(1, 6)
     for seq, tokens in ((0, 5), (1, 0)):
         table.admit(seq)
@@ -314,9 +315,9 @@ def insert_other_tokens(table):
         (lambda t: (t.release(0), t.release(0)), "no sequence 0"),
         (lambda t: t.insert_prefix(7, []), "no sequence 7"),
         (lambda t: t._release_block(t._free_blocks[0]), "is already free"),
-        (lambda t: (t._free_blocks.append(t.block_tables[0][0]), t.check_invariants()), "lost, or both free"),
-        (lambda t: (t._free_blocks.append(t._free_blocks[0]), t.check_invariants()), "free list twice"),
-        (lambda t: (t.block_tables[1].append(0), t.check_invariants()), "reference count is wrong"),
+        (lambda t: (t._free_blocks.append(t.block_tables[0][0]), check_invariants(t)), "lost, or both free"),
+        (lambda t: (t._free_blocks.append(t._free_blocks[0]), check_invariants(t)), "free list twice"),
+        (lambda t: (t.block_tables[1].append(0), check_invariants(t)), "reference count is wrong"),
         (lambda t: t.grow(-1), "-1 more"),
         (insert_other_tokens, "holds other tokens than expected"),
     ],

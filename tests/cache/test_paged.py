@@ -9,6 +9,7 @@ from tests.cache.cache_helpers import (
     ROWS,
     actions,
     build_paged,
+    check_invariants,
     feed,
     feed_tokens,
     play,
@@ -22,7 +23,7 @@ from polyhead.cache.paged import PagedCache
 from polyhead.generation.decoding.beam_search import beam_search
 from polyhead.generation.decoding.sampling import Sampling
 from polyhead.generation.engine import engine as engine_module
-from polyhead.generation.engine.interface import pad_rows
+from polyhead.generation.engine.request import pad_rows
 from polyhead.generation.generate import generate
 from polyhead.nn.kv import visible
 
@@ -43,7 +44,7 @@ def test_any_history_equals_lists_and_minimal_pages(history, block):
 
     def check(lists):
         stats, pages = cache.block_stats(), distinct_pages(lists, block)
-        cache.block_manager.check_invariants()
+        check_invariants(cache.block_manager)
         assert (stats.used_blocks, stats.unshared_blocks) == (len(pages), count_pages(lists, block))
         assert stats.n_tokens == sum(map(len, pages))
 

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from polyhead.config.data_config import DataConfig
-from polyhead.config.recipe import Recipe, TrainConfig
+from polyhead.config.recipe import DataConfig, Recipe, TrainConfig
 
 ENGLISH = [
     "a dog is in the house and it sleeps",

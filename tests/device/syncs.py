@@ -15,7 +15,7 @@ import polyhead as ph
 from polyhead.cache.factory import make_cache
 from polyhead.core.choice import Choice
 from polyhead.core.registry import TASK
-from polyhead.generation.engine.interface import move_inputs, pad_next_inputs
+from polyhead.generation.engine.request import move_inputs, pad_next_inputs
 from polyhead.models import build
 from polyhead.nn import block_mask, stack
 from polyhead.nn.block_mask import make_block_masks

@@ -8,7 +8,7 @@ from tests.generation.helpers import REFUSALS, decode_plain, is_last_flags, stop
 from polyhead.core.errors import UserError
 from polyhead.generation.decoding.beam_search import beam_search
 from polyhead.generation.decoding.sampling import Sampling
-from polyhead.generation.engine.interface import pad_rows
+from polyhead.generation.engine.request import pad_rows
 from polyhead.generation.generate import generate
 
 

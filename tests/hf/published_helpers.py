@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from polyhead.hf.config_reader import ConfigReader
+from polyhead.hf.config_map import ConfigReader
 from polyhead.hf.family import FAMILY
 from polyhead.hf.load import to_model_config
 

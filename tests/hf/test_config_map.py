@@ -4,7 +4,7 @@ from tests.hf.load_helpers import REFUSALS
 from polyhead.config.model import ModelConfig
 from polyhead.core.errors import UserError
 from polyhead.hf import config_map
-from polyhead.hf.config_reader import ConfigReader
+from polyhead.hf.config_map import ConfigReader
 from polyhead.hf.family import HF_GATED_ACTIVATIONS, map_activation
 
 KEYS = (

@@ -8,7 +8,7 @@ from tests.hf.load_helpers import read_rows
 from transformers import CONFIG_MAPPING
 
 import polyhead as ph
-from polyhead.hf.config_reader import ConfigReader
+from polyhead.hf.config_map import ConfigReader
 from polyhead.hf.family import FAMILY
 from polyhead.hf.load import to_model_config
 
@@ -21,7 +21,7 @@ SUPPORTED_KEYS = {
 }
 
 
-def read_config(name, keys):
+def read_reader(name, keys):
     return to_model_config(FAMILY.get(name), ConfigReader(keys, "config.json"))
 
 
@@ -31,13 +31,13 @@ def test_defaults_equal_reference():
         supported_keys = SUPPORTED_KEYS.get(name, {})
         complete = json.loads(CONFIG_MAPPING[name](**supported_keys).to_json_string(use_diff=False))
         required = {key: complete[key] for key in REQUIRED if key in complete}
-        if read_config(name, required | supported_keys) != read_config(name, complete):
+        if read_reader(name, required | supported_keys) != read_reader(name, complete):
             differing.append(name)
     assert not differing
     # null is no window, and a missing key the default
     sizes = {"vocab_size": 300, "intermediate_size": 20}
     for keys, window in (({"sliding_window": None}, None), ({}, CONFIG_MAPPING["mistral"]().sliding_window)):
-        assert read_config("mistral", sizes | keys).attention.options["window"] == window
+        assert read_reader("mistral", sizes | keys).attention.options["window"] == window
 
 
 @pytest.mark.parametrize(("config", "sizes", "changes"), read_rows("missing_keys.jsonl"))

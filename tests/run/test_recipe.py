@@ -8,7 +8,7 @@ import polyhead as ph
 from polyhead.config.model import ModelConfig, ModelSpec
 from polyhead.config.recipe import Recipe, read_recipe
 from polyhead.core.errors import UserError
-from polyhead.hf.config_reader import ConfigReader
+from polyhead.hf.config_map import ConfigReader
 from polyhead.hf.family import FAMILY
 from polyhead.hf.load import to_model_config
 from polyhead.nn import validate_model

@@ -241,43 +241,6 @@ class BlockManager:
             self.peak_blocks,
         )
 
-    def check_invariants(self) -> None:
-        """Assert the invariants between two calls; linear in the number of blocks."""
-        holders = Counter(block for table in self.block_tables.values() for block in table)
-        assert all(holders[block] == n for block, n in enumerate(self._ref_counts)), (
-            "a reference count is wrong"
-        )
-        assert sum(holders.values()) == sum(self._ref_counts), "a block table has an invalid block"
-        free_blocks = set(self._free_blocks)
-        cached_blocks = set(self._cached_blocks)
-        used_blocks = set(holders)
-        assert len(free_blocks) == len(self._free_blocks), "a block is in the free list twice"
-        assert len(free_blocks) + len(cached_blocks) + len(used_blocks) == self.n_blocks, (
-            "a block is lost, or both free and allocated"
-        )
-        assert free_blocks | cached_blocks | used_blocks == set(range(self.n_blocks)), (
-            "a block is lost, or both free and allocated"
-        )
-        assert cached_blocks <= set(self._block_to_content) <= cached_blocks | used_blocks, (
-            "cached blocks must be allocated or evictable, and evictable ones must be cached"
-        )
-        blocks = {content: block for block, (_, content) in self._block_to_content.items()}
-        assert blocks == self._content_to_block and len(blocks) == len(self._block_to_content), (
-            "hashes and blocks do not match"
-        )
-        assert self.block_tables.keys() == self.lengths.keys() == self._prefix_ids.keys(), (
-            "incomplete sequence"
-        )
-        for seq, table in self.block_tables.items():
-            assert len(table) == self._num_blocks(self.lengths[seq]), (
-                f"sequence {seq}: the number of blocks does not match its length"
-            )
-            assert len(set(table)) == len(table), f"sequence {seq} has a block twice"
-            assert len(self._prefix_ids[seq]) <= self.lengths[seq] // self.block_size, (
-                f"sequence {seq}: more hashes than full blocks"
-            )
-        assert len(used_blocks) <= self.peak_blocks, "peak usage is below current usage"
-
     def _add_seq(self, seq: int, table: list[int], length: int, prefix_ids: list[int]) -> None:
         for block in table:
             self._acquire_block(block)

@@ -186,7 +186,7 @@ class StaticCache(RowCache):
 
     def _build_layout(self, rows: list[int], pos: Tensor, host_pos: list[list[int]]) -> StaticStepLayout:
         """Record the new positions; aligned rows are written as one slice, others by index."""
-        index = None if rows == list(range(len(self.lengths))) else torch.tensor(rows, device=self.device)
+        index = self.row_index(rows)
         if self.preallocate and index is None and pos.size(1) == 1:
             return self._fill_fixed_layout(pos)
         used_slots = max((self.lengths[row] for row in rows), default=0)

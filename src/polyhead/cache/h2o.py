@@ -96,7 +96,7 @@ class H2OLayer(RowLayer):
             raise UserError(
                 "cache 'h2o' gets no attention weights: attention of this model does not call its hooks"
             )
-        new_kv = tokens.zero_padding(kv.k.to(self.k.dtype)), tokens.zero_padding(kv.v.to(self.v.dtype))
+        new_kv = [tokens.zero_padding(x.to(self.k.dtype)) for x in (kv.k, kv.v)]
         pos = tokens.pos[:, None].expand(-1, self.pos.size(1), -1)
         stored = [select_rows(x, tokens.rows) for x in (self.k, self.v, self.pos)]
         if pos.size(2) == 1:  # there is a free slot

@@ -58,7 +58,8 @@ class PagedLayer:
             new_kv = [part.masked_fill(step.padding, 0) for part in new_kv]
         # on other devices this would synchronise; there every page is cleared before it is reused
         if self.k.device.type == "cpu" and not math.isfinite(new_kv[0].sum() + new_kv[1].sum()):
-            self.mark_nonfinite(step.write_slots)
+            slots_per_page = self.k.size(1) * self.k.size(2)
+            self.nonfinite_pages |= {slot // slots_per_page - 1 for slot in step.write_slots.tolist()} - {-1}
         for x, part in zip((self.k, self.v), new_kv, strict=True):
             x.flatten(0, 2).index_copy_(0, step.write_slots, part.flatten(0, 2))
         return PagedKV(self._make_view(step), step.pos, step.mask)
@@ -76,11 +77,6 @@ class PagedLayer:
 
     def _make_view(self, step: PagedStepLayout) -> PagedView:
         return PagedView(self.k, self.v, step.pages, partial(gather_pages, step.read_pages, len(step.pages)))
-
-    def mark_nonfinite(self, slots: Tensor) -> None:
-        """Record that the pages of these slots hold non-finite numbers; they are cleared before reuse."""
-        slots_per_page = self.k.size(1) * self.k.size(2)
-        self.nonfinite_pages |= {slot // slots_per_page - 1 for slot in slots.tolist()} - {-1}
 
     def copy_pages(self, pages: Sequence[tuple[int, int]]) -> None:
         """Copy pages; each pair is (source, target)."""

@@ -54,8 +54,7 @@ class StateCache(RowCache):
                 f"positions {new_pos}"
             )
             self.lengths[row] = end
-        is_all_rows = rows == list(range(len(self.lengths)))
-        index = None if is_all_rows else torch.tensor(rows, device=self.device)
+        index = self.row_index(rows)
         for layer in self.layers:
             layer.step = index  # a layer needs nothing but the rows
 

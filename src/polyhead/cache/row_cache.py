@@ -157,14 +157,17 @@ class RowCache(ABC):
         check_cache_len(max(len_after.tolist(), default=0), self.max_len)
         for row, end in zip(rows, len_after.tolist(), strict=True):
             self.lengths[row] = end
-        is_all_rows = rows == list(range(len(self.lengths)))
-        index = None if is_all_rows else torch.tensor(rows, device=self.device)
+        index = self.row_index(rows)
         b, t = (x.to(self.device) for x in is_token.nonzero(as_tuple=True))
         len_before, len_after = len_before.to(self.device), len_after.to(self.device)
         step = self.plan_step(StepTokens(index, pos, len_before, len_after, (b, t), len(b) < host.numel()))
         self.peak_bytes = max(self.peak_bytes, self.nbytes)
         for layer in self.layers:
             layer.step = step
+
+    def row_index(self, rows: list[int]) -> Tensor | None:
+        """The index of the rows of a step; None: all, in order."""
+        return None if rows == list(range(len(self.lengths))) else torch.tensor(rows, device=self.device)
 
     def free_tokens(self, extra_rows: int = 0) -> int:
         return (len(self.lengths) + extra_rows) * self.max_len - sum(self.lengths)

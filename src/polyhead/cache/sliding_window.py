@@ -96,7 +96,7 @@ class WindowLayer(RowLayer):
     def update(self, kv: KV) -> KV:
         """Write (B, K, T, D) -> (B, K, S, D): the slots; if T > 1 the slots before it and the new tokens."""
         tokens, slots, pos, mask = self.step
-        new_kv = tokens.zero_padding(kv.k.to(self.k.dtype)), tokens.zero_padding(kv.v.to(self.v.dtype))
+        new_kv = [tokens.zero_padding(x.to(self.k.dtype)) for x in (kv.k, kv.v)]
         old_kv = (
             ()
             if tokens.pos.size(1) == 1

@@ -127,7 +127,7 @@ class SubGenLayer(RowLayer):
         """Store (B, K, T, D) and return (B, K, S, D): the stored and the new tokens."""
         tokens: StepTokens = self.step
         all_stored = [select_rows(getattr(self, name), tokens.rows) for name in self.row_tensors]
-        new_kv = tokens.zero_padding(kv.k.to(self.k.dtype)), tokens.zero_padding(kv.v.to(self.v.dtype))
+        new_kv = [tokens.zero_padding(x.to(self.k.dtype)) for x in (kv.k, kv.v)]
         pos_new = tokens.pos[:, None].expand(-1, self.pos.size(1), -1)
         leaving = tokens.len_before - 1 - self.recent  # a one-token step leaves one recent token too many
         self._cluster_tokens(all_stored, leaving)
@@ -160,9 +160,7 @@ class SubGenLayer(RowLayer):
         """How many tokens each slot (B, K, S) counts for."""
         return tensors[3]
 
-    def _append_tokens(
-        self, tensors: list[Tensor], new_kv: tuple[Tensor, Tensor], tokens: StepTokens
-    ) -> None:
+    def _append_tokens(self, tensors: list[Tensor], new_kv: Sequence[Tensor], tokens: StepTokens) -> None:
         """Store several tokens in turn; each takes the slot of a token that is no longer recent."""
         rows = torch.arange(len(tokens.pos), device=tokens.pos.device)
         for t in range(tokens.pos.size(1)):

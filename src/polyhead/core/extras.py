@@ -38,17 +38,13 @@ def find_extra(module: str | None) -> str | None:
 def install_command(extra: str) -> str:
     """The shell command that adds an extra to this installation: from a clone, a package index or a URL."""
     if (_ROOT / "pyproject.toml").is_file():
-        return _clone_command(extra)
+        if Path.cwd() == _ROOT:
+            return f'{_pip_command()} install -c constraints.txt -e ".[{extra}]"'
+        constraints, project = shlex.quote(str(_ROOT / "constraints.txt")), shlex.quote(f"{_ROOT}[{extra}]")
+        return f"{_pip_command()} install -c {constraints} -e {project}"
     url = _direct_url()
     requirement = f"polyhead[{extra}] @ {url}" if url else f"polyhead[{extra}]"
     return f"{_pip_command()} install '{requirement}'"
-
-
-def _clone_command(extra: str) -> str:
-    if Path.cwd() == _ROOT:
-        return f'{_pip_command()} install -c constraints.txt -e ".[{extra}]"'
-    constraints, project = shlex.quote(str(_ROOT / "constraints.txt")), shlex.quote(f"{_ROOT}[{extra}]")
-    return f"{_pip_command()} install -c {constraints} -e {project}"
 
 
 def _direct_url() -> str | None:

@@ -14,7 +14,6 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from itertools import accumulate
 from pathlib import Path
@@ -67,7 +66,8 @@ def _import_module(name: str) -> ModuleType:
             if spec is None:
                 searched = f"the installed packages and {cwd}" if cwd else "the installed packages"
                 raise UserError(f"no module {step!r} in {searched}")
-            for path in _spec_paths(spec):
+            file = [spec.origin] if spec.has_location and spec.origin else []
+            for path in [Path(path) for path in (*file, *(spec.submodule_search_locations or ()))]:
                 if run := _enclosing_run(path):
                     raise UserError(
                         f"{step} is in the run directory {run}; code in a run directory is never executed"
@@ -95,12 +95,6 @@ def _cwd_on_path() -> Iterator[Path | None]:
     finally:
         if added:
             sys.path.remove(str(cwd))
-
-
-def _spec_paths(spec: ModuleSpec) -> list[Path]:
-    """The file of a module and the directories of a package."""
-    file = [spec.origin] if spec.has_location and spec.origin else []
-    return [Path(path) for path in (*file, *(spec.submodule_search_locations or ()))]
 
 
 def _enclosing_run(path: Path) -> Path | None:

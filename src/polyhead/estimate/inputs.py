@@ -11,9 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from polyhead.config.data_config import DataConfig, TokenizerConfig
 from polyhead.config.model import ModelConfig
-from polyhead.config.recipe import Recipe, TrainConfig
+from polyhead.config.recipe import DataConfig, Recipe, TokenizerConfig, TrainConfig
 from polyhead.core import hub
 from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError

@@ -17,7 +17,7 @@ from polyhead.data.batching.encoder_inputs import encode_texts
 from polyhead.data.readers.labeled import LabeledExample
 from polyhead.evaluate.embed import token_limit
 from polyhead.evaluate.encode_batches import iter_batches
-from polyhead.generation.engine.interface import require_finite
+from polyhead.generation.engine.request import require_finite
 from polyhead.models import Classifier
 from polyhead.tokenizers.input_validation import validate_list
 from polyhead.tokenizers.tokenizer import Tokenizer

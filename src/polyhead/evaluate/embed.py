@@ -13,7 +13,7 @@ from polyhead.config.model import ModelConfig
 from polyhead.core.errors import UserError, format_value, prefix_errors
 from polyhead.data.batching.encoder_inputs import EncoderInput, build_encoder_input, fill_template
 from polyhead.evaluate.encode_batches import encode_in_batches, encode_layers_in_batches
-from polyhead.generation.engine.interface import require_finite
+from polyhead.generation.engine.request import require_finite
 from polyhead.generation.prompt_template import PromptTemplate
 from polyhead.models import CausalLM, Classifier, MaskedLM, SentenceEncoder
 from polyhead.models.masked_lm import PooledModel

@@ -11,7 +11,7 @@ from polyhead.core.errors import UserError, check_int
 from polyhead.core.i18n import tr
 from polyhead.data.batching.encoder_inputs import build_encoder_input
 from polyhead.evaluate.encode_batches import encode_in_batches
-from polyhead.generation.engine.interface import require_finite
+from polyhead.generation.engine.request import require_finite
 from polyhead.models import MaskedLM
 from polyhead.tokenizers.display import tokens_to_text, visible_token
 from polyhead.tokenizers.mask_tokens import count_masks, encode_masked

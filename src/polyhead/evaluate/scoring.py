@@ -15,7 +15,7 @@ from polyhead.data.stores.build_cache import IdArray
 from polyhead.evaluate.encode_batches import limit_batch_tokens
 from polyhead.evaluate.perplexity import loss_to_perplexity
 from polyhead.generation.decoding.sampler import get_top_logprobs
-from polyhead.generation.engine.interface import pad_rows, require_finite, to_host
+from polyhead.generation.engine.request import pad_rows, require_finite, to_host
 from polyhead.generation.prompt_template import PromptTemplate
 from polyhead.generation.text_output import TokenLogprobs
 from polyhead.models import CausalLM, Seq2Seq

@@ -18,7 +18,7 @@ from polyhead.explain.search import describe_logits, describe_predictions
 from polyhead.explain.trace import Facts, Step, locate_function
 from polyhead.generation.decoding.beam_search import BeamSearchStrategy
 from polyhead.generation.decoding.sampling import Sampling
-from polyhead.generation.engine.interface import normalize_score
+from polyhead.generation.engine.request import normalize_score
 from polyhead.nn.feed_forward.moe import MixtureOfExperts, Router
 from polyhead.nn.pooling import Pooler
 from polyhead.nn.position.relative import get_alibi_slopes

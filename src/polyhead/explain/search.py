@@ -17,8 +17,13 @@ from polyhead.generation.batch_decode import beam_state_for, beam_strategy, max_
 from polyhead.generation.decoding.beam_search import BeamRequest, BeamSearchStrategy, BeamState
 from polyhead.generation.decoding.sampler import SampledSequences, SamplingStrategy
 from polyhead.generation.engine.engine import Engine
-from polyhead.generation.engine.interface import Decoder, Hypothesis, normalize_score, require_finite
-from polyhead.generation.engine.request import DecodingState
+from polyhead.generation.engine.request import (
+    Decoder,
+    DecodingState,
+    Hypothesis,
+    normalize_score,
+    require_finite,
+)
 from polyhead.generation.settings import eos_ids_for, sampling_from_config
 from polyhead.generation.shortlist.shortlist import ShortlistHead
 from polyhead.models import CausalLM, Classifier, MaskedLM, Model, ReplacedTokenDetector, Seq2Seq

@@ -17,9 +17,9 @@ from polyhead.chat.detect_template import build_template
 from polyhead.core.errors import UserError, unknown_name_error
 from polyhead.export.gguf_archs import GgufArch, find_arch, model_metadata, rope_freq_factors
 from polyhead.export.gguf_vocabulary import tokenizer_metadata
+from polyhead.hf.family import to_hf
 from polyhead.hf.generation_config import UNSUPPORTED_SETTINGS, warn_unsupported_settings
 from polyhead.hf.save import all_eos_ids
-from polyhead.hf.weight_map import to_hf
 from polyhead.nn.state import named_state
 from polyhead.run.run import Run
 

@@ -12,9 +12,18 @@ from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError, format_value
 from polyhead.core.option_types import resolve_factor
 from polyhead.hf import save
-from polyhead.hf.families.layer_types import layer_choice
-from polyhead.hf.family import FINAL_NORM, HEAD_WEIGHT, STACK_LAYER, TOKEN_EMBEDDING
-from polyhead.hf.weight_map import CONCAT, TensorTransform, WeightRule, linear, weight
+from polyhead.hf.config_map import layer_choice
+from polyhead.hf.family import (
+    CONCAT,
+    FINAL_NORM,
+    HEAD_WEIGHT,
+    STACK_LAYER,
+    TOKEN_EMBEDDING,
+    TensorTransform,
+    WeightRule,
+    linear,
+    weight,
+)
 from polyhead.nn.position.rope import ROPE_SCALINGS, RopeFrequencies
 
 
@@ -111,10 +120,10 @@ def permute_rope(config: ModelConfig) -> TensorTransform:
     def interleave(x: Tensor) -> Tensor:
         return x.unflatten(0, (-1, 2, half)).transpose(1, 2).flatten(0, 2)
 
-    def deinterleave(x: Tensor) -> Tensor:
-        return x.unflatten(0, (-1, half, 2)).transpose(1, 2).flatten(0, 2)
-
-    return TensorTransform(lambda params: interleave(params[0]), lambda tensor, rows: [deinterleave(tensor)])
+    return TensorTransform(
+        lambda params: interleave(params[0]),
+        lambda tensor, rows: [tensor.unflatten(0, (-1, half, 2)).transpose(1, 2).flatten(0, 2)],
+    )
 
 
 _COMMON = (

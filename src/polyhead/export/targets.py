@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from polyhead.config.data_config import TokenizerConfig
 from polyhead.config.model import LayerOverride, ModelConfig
-from polyhead.config.recipe import Recipe
+from polyhead.config.recipe import Recipe, TokenizerConfig
 from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError, format_value
 from polyhead.core.i18n import tr, translate_message

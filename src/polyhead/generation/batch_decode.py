@@ -15,8 +15,7 @@ from polyhead.generation.decoding.beam_search import BeamRequest, BeamSearchStra
 from polyhead.generation.decoding.sampler import SampledSequences, SamplingStrategy
 from polyhead.generation.decoding.sampling import Sampling
 from polyhead.generation.engine.engine import Engine
-from polyhead.generation.engine.interface import Decoder, Hypothesis
-from polyhead.generation.engine.request import DecodingState, Request
+from polyhead.generation.engine.request import Decoder, DecodingState, Hypothesis, Request
 from polyhead.generation.engine.workers import Workers, count_workers
 from polyhead.generation.shortlist.shortlist import Shortlist
 from polyhead.grammar.grammar_constraint import GrammarConstraint

@@ -9,7 +9,7 @@ from polyhead.generation.batch_decode import check_sampling_request, refuse
 from polyhead.generation.decoding.sampler import SampledSequences, SamplingStrategy
 from polyhead.generation.decoding.sampling import Sampling
 from polyhead.generation.engine.engine import Engine
-from polyhead.generation.engine.interface import Decoder, TokenOutput
+from polyhead.generation.engine.request import Decoder, TokenOutput
 from polyhead.grammar.grammar_constraint import GrammarConstraint
 
 

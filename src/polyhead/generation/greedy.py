@@ -11,7 +11,7 @@ import torch
 
 from polyhead.cache.factory import make_cache
 from polyhead.core.choice import Choice
-from polyhead.generation.engine.interface import Decoder
+from polyhead.generation.engine.request import Decoder
 from polyhead.nn.kv import EncoderMemory
 
 

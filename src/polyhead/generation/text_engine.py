@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from inspect import signature
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
@@ -13,21 +13,35 @@ from polyhead.core.blank_text import clear_blank
 from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError, check_int, format_value, unknown_name_error
 from polyhead.core.registry import CACHE
-from polyhead.generation.batch_decode import beam_state_for, beam_strategy, constraints_for, max_output_len
+from polyhead.generation.batch_decode import (
+    SamplingRequest,
+    beam_state_for,
+    beam_strategy,
+    constraints_for,
+    decode_sources,
+    max_output_len,
+)
 from polyhead.generation.constraints.terminology import Term, TermEntries, Terminology, terminology_for
+from polyhead.generation.constraints.unfinished_word import split_prefixes
 from polyhead.generation.decoding.beam_search import BeamRequest, BeamSearchStrategy
 from polyhead.generation.decoding.sampler import SampledSequences, SamplingStrategy
 from polyhead.generation.decoding.sampling import Sampling
 from polyhead.generation.detokenizer import Detokenizer
 from polyhead.generation.engine.engine import Engine
-from polyhead.generation.engine.interface import Decoder
-from polyhead.generation.engine.request import DecodingState
+from polyhead.generation.engine.request import Decoder, DecodingState, Hypothesis
 from polyhead.generation.prompt_template import PromptTemplate
-from polyhead.generation.settings import beam_config, eos_ids_for, sampling_config, sampling_from_config
+from polyhead.generation.settings import (
+    beam_config,
+    eos_ids_for,
+    sampling_config,
+    sampling_from_config,
+    with_overrides,
+)
+from polyhead.generation.shortlist.shortlist import Shortlist
 from polyhead.generation.speculative.verify import Proposer, RequestDrafter
 from polyhead.generation.text_output import TextOutput
 from polyhead.grammar.grammar_constraint import GrammarConstraint, constraint_for
-from polyhead.tokenizers.input_validation import normalize_stop_strings
+from polyhead.tokenizers.input_validation import normalize_stop_strings, validate_texts
 from polyhead.tokenizers.languages import with_languages
 from polyhead.tokenizers.special_tokens import Seq2SeqTemplate
 from polyhead.tokenizers.tokenizer import Tokenizer
@@ -301,3 +315,65 @@ class TextEngine:
         )
         strategy = beam_strategy(config, eos_ids[0], bad_token_ids, grammar, eos_ids[1:])
         return self._beam_strategies.setdefault((config.model_dump_json(), eos_ids, grammar), strategy)
+
+
+# Decode the translations of texts as tokens: encode, check the options, search or sample.
+def decode_translations(
+    model: Decoder,
+    tokenizer: Tokenizer,
+    generation: GenerationConfig,
+    texts: Sequence[str],
+    max_len: int,
+    shortlist: Shortlist | None,
+    *,
+    truncate: bool = False,
+    source_lang: str | None = None,
+    target_lang: str | None = None,
+    prefix: Sequence[str] | None = None,
+    terminology: Terminology | TermEntries | None = None,
+    row_offset: int = 0,
+    refusals: dict[int, str] | None = None,
+    **overrides: Any,
+) -> Iterator[tuple[int, list[Hypothesis]]]:
+    """Yield the best translations of the texts: (number, best first); ``overrides`` change ``generation``.
+
+    With a setting of sampling among the overrides they are sampled, ``n_best`` per text, by a ``seed``; the
+    samples of a text depend on its number, counted from ``row_offset``. Each translation begins with its text
+    in ``prefix``, which may end inside of a word; ``terminology`` gives the required translations of words.
+    Default languages are those of the tokenizer's files. A blank text has an empty translation, with
+    ``refusals`` also one that cannot be translated, for the reason there. An invalid option is a UserError
+    before anything is decoded.
+    """
+    sampling_request = None
+    if SAMPLING_KEYS & set(overrides):
+        n, seed = overrides.pop("n_best", 1), overrides.pop("seed", 0)
+        for name, value, minimum in (("n_best", n, 1), ("seed", seed, 0), ("row_offset", row_offset, 0)):
+            check_int(name, value, minimum)
+        config = sampling_config(generation, overrides, n, "sampled translations")
+        sampling_request = SamplingRequest(
+            sampling_from_config(config, tokenizer.target_tokenizer.vocab_size), n, seed, row_offset
+        )
+        if terminology is not None:
+            raise UserError("terminology is supported only for translations with beam search")
+    else:
+        config = with_overrides(generation, overrides, "translations")
+    validate_texts([] if prefix is None else prefix, "prefix=")
+    template = with_languages(tokenizer, source_lang, target_lang)
+    max_tokens = max_len - len(template.opening_ids)
+    splits = None if prefix is None else split_prefixes(tokenizer.target_tokenizer, prefix, max_tokens)
+    return decode_sources(
+        model,
+        tokenizer.encode(list(map(clear_blank, texts))),
+        config,
+        seq2seq_template=template,
+        max_len=max_len,
+        truncate=truncate,
+        prefix=None if splits is None else [split.ids for split in splits],
+        last_words=None if splits is None else [split.word for split in splits],
+        extra_eos_ids=eos_ids_for(config, tokenizer.target_tokenizer, template.eos_id)[1:],
+        bad_token_ids=[tokenizer.token_to_id(token) for token in config.bad_words],
+        shortlist=shortlist,
+        terms=terminology_for(texts, terminology, tokenizer.target_tokenizer),
+        sampling_request=sampling_request,
+        refusals=refusals,
+    )

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from polyhead.config.generation_config import GenerationConfig
 from polyhead.generation.batch_decode import beam_continuations
 from polyhead.generation.detokenizer import Detokenizer
-from polyhead.generation.engine.interface import Decoder, Hypothesis
+from polyhead.generation.engine.request import Decoder, Hypothesis
 from polyhead.generation.generate import generate
 from polyhead.generation.settings import eos_ids_for, sampling_from_config
 from polyhead.generation.speculative.verify import Proposer, speculative_generate

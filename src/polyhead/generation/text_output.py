@@ -7,8 +7,7 @@ from typing import Literal, NamedTuple
 
 from polyhead.generation.decoding.beam_search import BeamState
 from polyhead.generation.detokenizer import Detokenizer
-from polyhead.generation.engine.interface import TopLogprobs
-from polyhead.generation.engine.request import Request
+from polyhead.generation.engine.request import Request, TopLogprobs
 from polyhead.generation.text_generation import TextDelta
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]

@@ -42,7 +42,11 @@ class GrammarConstraint:
         limits = import_llguidance().LLParserLimits(initial_lexer_fuel=_LEXER_FUEL)
         matcher = import_llguidance().LLMatcher(vocabulary.ll_tokenizer, grammar, log_level=0, limits=limits)
         if matcher.is_error():
-            raise UserError(_format_error(matcher.get_error()))
+            lines = [line.strip() for line in matcher.get_error().splitlines() if line.strip()]
+            message = next(
+                (line.removeprefix("error: ") for line in lines if line.startswith("error: ")), lines[0]
+            )
+            raise UserError(message[0].lower() + message[1:])
         self._start_state, self._states = matcher, OrderedDict[tuple[int, ...], Any]()
 
     def allowed_tokens(self, output_ids: Sequence[int]) -> NDArray[np.bool_]:
@@ -163,10 +167,3 @@ def _token_bytes(tokenizer: Tokenizer, names: list[str]) -> list[bytes]:
         if byte := BYTE_TOKEN.fullmatch(name):
             token_bytes[i] = bytes([int(byte[1], 16)])
     return token_bytes
-
-
-def _format_error(error: str) -> str:
-    """The error of llguidance in one line."""
-    lines = [line.strip() for line in error.splitlines() if line.strip()]
-    message = next((line.removeprefix("error: ") for line in lines if line.startswith("error: ")), lines[0])
-    return message[0].lower() + message[1:]

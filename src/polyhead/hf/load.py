@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,8 +17,8 @@ from polyhead.config.model import ModelConfig
 from polyhead.core.errors import UserError, format_value, prefix_errors
 from polyhead.core.messages import from_validation_error
 from polyhead.hf.checkpoint_files import READABLE_DTYPES, CheckpointFiles
-from polyhead.hf.config_reader import ConfigReader
-from polyhead.hf.family import HEAD_WEIGHT, ModelFamily
+from polyhead.hf.config_map import ConfigReader
+from polyhead.hf.family import HEAD_WEIGHT, ModelFamily, bind_rules, from_hf, to_hf
 from polyhead.hf.generation_config import detect_chat_format, read_beam_config, read_sampling_config
 from polyhead.hf.lora import StoredTensor, apply_adapter, with_adapter_classes
 from polyhead.hf.published_checkpoint import PublishedCheckpoint, open_checkpoint
@@ -30,7 +30,6 @@ from polyhead.hf.sentence_transformers import (
     read_score_activation,
 )
 from polyhead.hf.tokenizer import extra_eos, load_tokenizer
-from polyhead.hf.weight_map import bind_rules, from_hf, to_hf
 from polyhead.models import SentenceEncoder
 from polyhead.models.build import Model, model_class
 from polyhead.nn.init import SkipInit
@@ -109,7 +108,12 @@ def load_weights(checkpoint: PublishedCheckpoint) -> Model:
     layers = 1 if config.share_layers else max(config.n_layers, config.decoder_layers)
     if layers > len(tensors):
         raise UserError(f"{path} has {layers} layers, but the files have {len(tensors)} tensors")
-    if _is_headless(family, config, hf_config, tensors):
+    untied_params = {HEAD_WEIGHT: config.tie_embeddings == "none", "head.bias": config.lm_head_bias}
+    head_names = {row.hf_name for row in family.weight_map if untied_params.get(row.param_names[0])}
+    lm_classes = {family.architectures.get("CausalLM")}
+    has_bare_class = not lm_classes & {*(hf_config.get("architectures") or lm_classes)}
+    is_bare_decoder = config.kind == "decoder" and config.d_embedding is None and has_bare_class
+    if is_bare_decoder and bool(head_names) and not head_names & set(tensors):
         config = config.model_copy(update={"kind": "encoder", "lm_head": False, "causal": True})
     if model_class(config) is SentenceEncoder:
         maps, dense_tensors = load_dense_modules(checkpoint.files, config.d_model)
@@ -141,18 +145,6 @@ def load_weights(checkpoint: PublishedCheckpoint) -> Model:
         for name, tensor in from_hf(row, tensors[row.hf_name].load(), params)
     }
     return assign_state(model, weights).eval()
-
-
-def _is_headless(
-    family: ModelFamily, config: ModelConfig, hf_config: Mapping[str, Any], tensor_names: Collection[str]
-) -> bool:
-    """Return whether the checkpoint is a language model without a head, by tensors and architectures."""
-    untied_params = {HEAD_WEIGHT: config.tie_embeddings == "none", "head.bias": config.lm_head_bias}
-    head_names = {row.hf_name for row in family.weight_map if untied_params.get(row.param_names[0])}
-    lm_classes = {family.architectures.get("CausalLM")}
-    has_bare_class = not lm_classes & {*(hf_config.get("architectures") or lm_classes)}
-    is_bare_decoder = config.kind == "decoder" and config.d_embedding is None and has_bare_class
-    return is_bare_decoder and bool(head_names) and not head_names & set(tensor_names)
 
 
 def to_model_config(family: ModelFamily, reader: ConfigReader) -> ModelConfig:

@@ -13,10 +13,9 @@ from torch import Tensor
 from polyhead.config.model import ModelConfig
 from polyhead.core.errors import UserError
 from polyhead.hf.checkpoint_files import INDEX_FILE, WEIGHTS_FILE, CheckpointFiles, TensorEntry
-from polyhead.hf.config_reader import ConfigReader
-from polyhead.hf.family import HEAD_WEIGHT, ModelFamily
+from polyhead.hf.config_map import ConfigReader
+from polyhead.hf.family import CONCAT_TRANSPOSE, HEAD_WEIGHT, TRANSPOSE, ModelFamily
 from polyhead.hf.hub import fetch_checkpoint, is_repo_id
-from polyhead.hf.weight_map import CONCAT_TRANSPOSE, TRANSPOSE
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PEFT_PREFIX = "base_model.model."
@@ -56,11 +55,6 @@ class LoraDelta(NamedTuple):
         shape = self.b.size(0), self.a.size(1)
         return shape[::-1] if self.is_transposed else shape
 
-    def compute_delta(self) -> Tensor:
-        """Return the delta in the shape of the weight."""
-        change = self.scale * (self.b.float() @ self.a.float())
-        return change.T if self.is_transposed else change
-
 
 class AdaptedTensor(NamedTuple):
     """A tensor of a checkpoint plus a LoRA delta."""
@@ -77,7 +71,8 @@ class AdaptedTensor(NamedTuple):
         return self.entry.dtype
 
     def load(self) -> Tensor:
-        return self.entry.load().float() + self.delta.compute_delta()
+        change = self.delta.scale * (self.delta.b.float() @ self.delta.a.float())
+        return self.entry.load().float() + (change.T if self.delta.is_transposed else change)
 
 
 class LoraCheckpoint(NamedTuple):
@@ -117,7 +112,11 @@ def load_adapter(files: CheckpointFiles) -> LoraCheckpoint:
     if reader.values.get("init_lora_weights", True) not in _NEUTRAL_INITS:
         raise reader.value_error("init_lora_weights", "one that does not change the checkpoint")
     alpha, use_rslora = reader.get_float("lora_alpha", 8), reader.get_bool("use_rslora", False)
-    module_alphas = _read_alphas(reader)
+    section = reader.get_section("alpha_pattern")
+    names = list(section.values) if section else []
+    if any(not re.fullmatch(r"[\w.]+", name) for name in names):
+        raise reader.value_error("alpha_pattern", "numbers by module name; patterns are not supported")
+    module_alphas = {name: section.get_float(name) for name in names} if section else {}
     reader.reject_unknown()
     replacements: dict[str, TensorEntry] = {}
     halves: dict[str, dict[str, TensorEntry]] = {}
@@ -148,15 +147,6 @@ def load_adapter(files: CheckpointFiles) -> LoraCheckpoint:
         or not any(other.startswith(copy[1]) for other in originals)
     }
     return LoraCheckpoint(files.directory, _base_checkpoint(reader), replacements, deltas)
-
-
-def _read_alphas(reader: ConfigReader) -> dict[str, float]:
-    """Return alpha_pattern: the alphas of some modules, by the suffix of their names."""
-    section = reader.get_section("alpha_pattern")
-    names = list(section.values) if section else []
-    if any(not re.fullmatch(r"[\w.]+", name) for name in names):
-        raise reader.value_error("alpha_pattern", "numbers by module name; patterns are not supported")
-    return {name: section.get_float(name) for name in names} if section else {}
 
 
 def _base_checkpoint(reader: ConfigReader) -> CheckpointFiles:

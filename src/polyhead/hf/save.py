@@ -18,9 +18,8 @@ from polyhead.core.errors import UserError, format_value, unknown_name_error
 from polyhead.core.registry import CHAT, POOLING, POSITION
 from polyhead.generation.settings import eos_ids_for
 from polyhead.hf.checkpoint_files import WEIGHTS_FILE
-from polyhead.hf.config_reader import ConfigReader
-from polyhead.hf.families.layer_types import layer_choice
-from polyhead.hf.family import FAMILY, ModelFamily
+from polyhead.hf.config_map import ConfigReader, layer_choice
+from polyhead.hf.family import FAMILY, ModelFamily, to_hf
 from polyhead.hf.generation_config import generation_dict
 from polyhead.hf.load import to_model_config
 from polyhead.hf.sentence_transformers import (
@@ -29,7 +28,6 @@ from polyhead.hf.sentence_transformers import (
     module_files,
     write_score_activation,
 )
-from polyhead.hf.weight_map import to_hf
 from polyhead.models.build import Model, model_class
 from polyhead.nn.pooling import has_transform_bias
 from polyhead.nn.state import named_state

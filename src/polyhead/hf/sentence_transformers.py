@@ -12,8 +12,8 @@ from polyhead.config.generation_config import GenerationConfig
 from polyhead.config.model import ModelConfig
 from polyhead.core.errors import UserError, format_value
 from polyhead.hf.checkpoint_files import WEIGHTS_FILE, CheckpointFiles, TensorEntry
-from polyhead.hf.config_reader import ConfigReader
-from polyhead.hf.weight_map import WeightRule, linear
+from polyhead.hf.config_map import ConfigReader
+from polyhead.hf.family import WeightRule, linear
 from polyhead.tokenizers.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from polyhead.core.blank_text import clear_blank
 from polyhead.core.errors import MAX_INT, UserError
 from polyhead.data.batching.encoder_inputs import build_encoder_input, collate_encoder_inputs
-from polyhead.generation.engine.interface import Hypothesis
+from polyhead.generation.engine.request import Hypothesis
 from polyhead.generation.prompt_template import PromptTemplate
 from polyhead.introspect.attention_map import AttentionMap
 from polyhead.models import CausalLM, Classifier, MaskedLM, Model, Seq2Seq

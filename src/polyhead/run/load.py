@@ -29,9 +29,14 @@ from polyhead.nn.device import resolve_device
 from polyhead.nn.init import SkipInit
 from polyhead.nn.state import materialize
 from polyhead.run.run import Run
-from polyhead.run.run_directory import MODEL_TYPE, RunFiles, check_model_size, load_run_weights
+from polyhead.run.run_directory import (
+    MODEL_TYPE,
+    RunFiles,
+    check_model_size,
+    load_run_weights,
+    read_run_manifest,
+)
 from polyhead.run.run_ensemble import ensemble_runs
-from polyhead.run.run_manifest import read_run_manifest
 
 # dtypes of the weights that are not quantized
 LOAD_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16} | dict.fromkeys(

@@ -46,12 +46,12 @@ from polyhead.evaluate.scoring import (
 from polyhead.generation.batch_decode import restore_order
 from polyhead.generation.chat import ChatSession, parse_conversation
 from polyhead.generation.detokenizer import decode_complete_chars
-from polyhead.generation.engine.interface import Hypothesis
+from polyhead.generation.engine.request import Hypothesis
 from polyhead.generation.prompt_template import PromptTemplate, get_prompt_template
 from polyhead.generation.settings import beam_config, sampling_config, with_overrides
 from polyhead.generation.shortlist.shortlist import Shortlist, load_shortlist
 from polyhead.generation.speculative.verify import Proposer
-from polyhead.generation.text_engine import TextEngine
+from polyhead.generation.text_engine import TextEngine, decode_translations
 from polyhead.generation.text_generation import (
     TextDelta,
     beam_search_prompts,
@@ -59,7 +59,6 @@ from polyhead.generation.text_generation import (
     collect_texts,
     generate_texts,
 )
-from polyhead.generation.translation import decode_translations
 from polyhead.introspect.attention_map import AttentionMap
 from polyhead.introspect.compute_attention import (
     BeamAttention,
@@ -70,8 +69,13 @@ from polyhead.introspect.compute_attention import (
 from polyhead.kernels.pack_model import is_packed
 from polyhead.models import Model
 from polyhead.models.build import check_model_kind, get_model_kind
-from polyhead.run.run_directory import write_config_files, write_weights
-from polyhead.run.run_manifest import RECIPE_FILE, remove_run_manifest, write_run_manifest
+from polyhead.run.run_directory import (
+    RECIPE_FILE,
+    remove_run_manifest,
+    write_config_files,
+    write_run_manifest,
+    write_weights,
+)
 from polyhead.tokenizers.display import visible_token
 from polyhead.tokenizers.input_validation import normalize_stop_strings, validate_each
 from polyhead.tokenizers.languages import with_languages

@@ -14,8 +14,13 @@ from polyhead.core.atomic_io import file_exists
 from polyhead.core.errors import UserError
 from polyhead.hf.checkpoint_files import WEIGHTS_FILE, CheckpointFiles
 from polyhead.run.load import is_published, not_a_run_message, open_run
-from polyhead.run.run_directory import RunFiles
-from polyhead.run.run_manifest import TEXT_FILES, check_weights_file, hash_text_files, read_run_manifest
+from polyhead.run.run_directory import (
+    TEXT_FILES,
+    RunFiles,
+    check_weights_file,
+    hash_text_files,
+    read_run_manifest,
+)
 
 
 class VerifiedFile(NamedTuple):

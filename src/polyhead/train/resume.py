@@ -13,7 +13,7 @@ from polyhead.core.atomic_io import file_exists, read_regular_file
 from polyhead.core.errors import UserError
 from polyhead.core.registry import SCHEDULE
 from polyhead.run.recipe import parse_saved_recipe
-from polyhead.run.run_manifest import RECIPE_FILE, hash_text_files, read_run_manifest, warn_changed_files
+from polyhead.run.run_directory import RECIPE_FILE, hash_text_files, read_run_manifest, warn_changed_files
 
 # keys that may change on resume: they do not affect the weights of a step (steps and epochs: see check_rates)
 _CHANGEABLE_TRAIN_KEYS = (

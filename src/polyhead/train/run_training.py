@@ -30,8 +30,7 @@ from polyhead.models import Model, build
 from polyhead.nn.device import resolve_device
 from polyhead.nn.lora import merge_lora
 from polyhead.run.run import Run
-from polyhead.run.run_directory import read_run_config
-from polyhead.run.run_manifest import write_run_manifest
+from polyhead.run.run_directory import read_run_config, write_run_manifest
 from polyhead.tokenizers.scripts import DecomposedCounter
 from polyhead.tokenizers.tokenizer import Tokenizer
 from polyhead.tokenizers.train_tokenizer import train_tokenizer

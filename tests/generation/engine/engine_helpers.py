@@ -3,6 +3,7 @@
 import itertools
 
 import torch
+from tests.cache.cache_helpers import check_invariants
 from tests.generation.helpers import GREEDY, build_noisy
 
 from polyhead.config.model import ModelConfig
@@ -11,7 +12,7 @@ from polyhead.generation.decoding.beam_search import BeamRequest, BeamSearchStra
 from polyhead.generation.decoding.sampler import SampledSequences, SamplingStrategy
 from polyhead.generation.decoding.sampling import Sampling
 from polyhead.generation.engine.engine import Engine
-from polyhead.generation.engine.interface import Hypothesis
+from polyhead.generation.engine.request import Hypothesis
 from polyhead.models import Ensemble
 from polyhead.nn.cache import CacheShape
 from polyhead.nn.kv import KV
@@ -70,7 +71,7 @@ def step_until_idle(engine, steps=5000):
 
 
 def all_blocks_are_free(table):
-    table.check_invariants()
+    check_invariants(table)
     return table.n_available == table.n_blocks > 0
 
 

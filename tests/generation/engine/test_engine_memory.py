@@ -4,6 +4,7 @@ from collections import deque
 
 import numpy as np
 import pytest
+from tests.cache.cache_helpers import check_invariants
 from tests.generation.engine.engine_helpers import (
     BOS,
     EOS,
@@ -112,7 +113,7 @@ def test_random_requests_in_random_engines_equal_single_requests(seed):
                 request.stop(number)
         engine.step()
         for batch in engine.batches if cache else []:
-            getattr(batch.cache, "caches", [batch.cache])[0].block_manager.check_invariants()
+            check_invariants(getattr(batch.cache, "caches", [batch.cache])[0].block_manager)
     assert cache is None or used_blocks(engine) == 0
     assert all(batch.prefix_cache is not None for batch in engine.batches), "a useless cache is stored"
     for request, description in running.items():

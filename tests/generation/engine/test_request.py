@@ -1,12 +1,13 @@
 import itertools
 
 import pytest
+import torch
 from tests.generation.engine.engine_helpers import Fan, SilentModel, step_until_idle
 
 from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError
 from polyhead.generation.engine.engine import Engine
-from polyhead.generation.engine.request import Request
+from polyhead.generation.engine.request import Request, pad_rows
 
 
 @pytest.mark.acceptance("D5")
@@ -31,3 +32,9 @@ def test_admission_limit_is_exact(block, max_len):
             engine.waiting_requests.append(request)
             step_until_idle(engine)
             assert request.finish_status.reason == "error", (prompt, shape, n_blocks)
+
+
+def test_pad_rows_marks_padding_in_positions():
+    tokens, pos = pad_rows([[5, 6, 7], [8]], 1, torch.device("cpu"))
+    assert tokens.tolist() == [[5, 6, 7], [8, 1, 1]] and pos.tolist() == [[0, 1, 2], [0, -1, -1]]
+    assert pad_rows([[5], [8]], 1, torch.device("cpu"))[1] is None

@@ -18,7 +18,7 @@ from polyhead.cache.factory import make_cache
 from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError
 from polyhead.explain.inputs import ModelInputs
-from polyhead.generation.engine.interface import require_finite
+from polyhead.generation.engine.request import require_finite
 from polyhead.models import (
     CausalLM,
     Classifier,

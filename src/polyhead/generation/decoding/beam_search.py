@@ -24,15 +24,15 @@ from polyhead.generation.constraints.unfinished_word import UnfinishedWord
 from polyhead.generation.decoding.no_repeat_ngram import banned_ngrams
 from polyhead.generation.decoding.sampling import topk_log_probs
 from polyhead.generation.engine.engine import Engine
-from polyhead.generation.engine.interface import (
+from polyhead.generation.engine.request import (
     Decoder,
+    DecodingState,
     GreedyPlan,
     Hypothesis,
     TokenOutput,
     encode_of,
     normalize_score,
 )
-from polyhead.generation.engine.request import DecodingState
 from polyhead.generation.engine.workers import Workers, count_workers
 from polyhead.generation.shortlist.shortlist import ShortlistHead
 from polyhead.grammar.grammar_constraint import DEAD_END_ERROR, GrammarConstraint

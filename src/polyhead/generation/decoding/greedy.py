@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from polyhead.generation.decoding.beam_search import beam_search
-from polyhead.generation.engine.interface import Decoder, Hypothesis
+from polyhead.generation.engine.request import Decoder, Hypothesis
 
 
 def greedy_search(

@@ -12,15 +12,15 @@ import torch
 from torch import Tensor
 
 from polyhead.core.array_types import Ints
-from polyhead.generation.engine.interface import (
+from polyhead.generation.engine.request import (
     Decoder,
+    Request,
     decode_greedy_of,
     encode_of,
     move_inputs,
     pad_next_inputs,
     pad_rows,
 )
-from polyhead.generation.engine.request import Request
 from polyhead.generation.shortlist.shortlist import Shortlist, ShortlistHead
 from polyhead.nn.cache import Cache, PrefixCache
 from polyhead.nn.kv import EncoderMemory
@@ -91,6 +91,9 @@ class EncodedSources(NamedTuple):
     shortlist_ids: list[Ints]
 
 
+BatchRow = tuple[int, SequenceGroup, int]  # row of the cache, its member, and its number within the member
+
+
 class DecodingBatch:
     """A cache and the requests that have rows in it, one after the other."""
 
@@ -130,7 +133,8 @@ class DecodingBatch:
 
     def add_requests(self, requests: Sequence[Request], encoded: EncodedSources) -> None:
         """Add requests that start or restart, with their encoded sources."""
-        first_row, new_members = len(self._row_owners()), [SequenceGroup(request) for request in requests]
+        first_row = len(self._rows_of(self.members))
+        new_members = [SequenceGroup(request) for request in requests]
         self.members += new_members  # first, so that they are members if anything below fails
         self.cache.append_rows(len(new_members))
         for row, member in enumerate(new_members, first_row):
@@ -170,9 +174,7 @@ class DecodingBatch:
 
     def prefill(self, budget: int) -> None:
         """Read up to ``budget`` pending tokens."""
-        pending_rows = [
-            (row, member, i) for row, (member, i) in enumerate(self._row_owners()) if member.pending[i]
-        ]
+        pending_rows = [item for item in self._rows_of(self.members) if item[1].pending[item[2]]]
         if not pending_rows:
             return
         chunk_lens = self._split_budget([len(member.pending[i]) for _, member, i in pending_rows], budget)
@@ -230,11 +232,7 @@ class DecodingBatch:
             return self._step_with_drafts(group, drafts)
         elif self.decode_greedy is None or not self._decode_greedy(group):
             self._sample(group, self._decode(group))
-        ended_members = [member for member in group if self._has_ended(member)]
-        self._reorder_rows(
-            {member: [] if member in ended_members else member.request.state.parent_rows for member in group}
-        )
-        return ended_members
+        return self._remove_ended(group)
 
     def _logits_after_prefill(self, group: Sequence[SequenceGroup]) -> Tensor:
         """The logits (N, V) after the last tokens of a group, which were read in chunks."""
@@ -249,8 +247,7 @@ class DecodingBatch:
 
     def _decode(self, group: Sequence[SequenceGroup]) -> Tensor:
         """Read the last token of each row of a group; the logits (N, V) after it."""
-        selected = set(group)
-        rows = [(row, member, i) for row, (member, i) in enumerate(self._row_owners()) if member in selected]
+        rows = self._rows_of(group)
         last_tokens, cached_lens = zip(
             *((member.last_token(i), member.cached_lens[i]) for _, member, i in rows), strict=True
         )
@@ -262,11 +259,15 @@ class DecodingBatch:
             logits = self.model.decode(*inputs)[:, -1]
         else:
             logits = self.shortlist_head.compute_logits(self.model.decode_features(*inputs)[:, -1], group)
+        self._add_cached_tokens(rows)
+        return logits
+
+    def _add_cached_tokens(self, rows: Sequence[BatchRow]) -> None:
+        """Count one more token in each row, and insert full blocks into the prefix cache."""
         for row, member, i in rows:
             member.cached_lens[i] += 1
             if self.prefix_cache is not None and member.cached_lens[i] % self.cache.block_size == 0:
                 self.prefix_cache.insert_prefix(row, member.request.visible_tokens(i))
-        return logits
 
     def _decode_greedy(self, group: Sequence[SequenceGroup]) -> bool:
         """Decode several greedy tokens for each row of a group in one call; False if that is impossible."""
@@ -289,8 +290,7 @@ class DecodingBatch:
             return False
         tokens = torch.tensor([member.last_token(0) for member in group])
         pos = torch.tensor(cached_lens)[:, None] + torch.arange(n_steps)
-        selected = set(group)
-        rows = [row for row, (member, _) in enumerate(self._row_owners()) if member in selected]
+        rows = [row for row, _, _ in self._rows_of(group)]
         self.cache.prepare_step(rows, pos)
         result = self.decode_greedy(
             tokens, pos, self.cache, self._memory_of(group), plan.banned_ids, plan.eos_ids
@@ -332,8 +332,7 @@ class DecodingBatch:
         self, group: Sequence[SequenceGroup], drafts: Mapping[SequenceGroup, Sequence[int]]
     ) -> list[SequenceGroup]:
         """As ``step``; a member continues in the same step as long as its new token is the drafted one."""
-        selected = set(group)
-        rows = [(row, member, i) for row, (member, i) in enumerate(self._row_owners()) if member in selected]
+        rows = self._rows_of(group)
         texts = [[member.last_token(i), *drafts.get(member, ())] for _, member, i in rows]
         tokens, pos = pad_next_inputs(texts, [member.cached_lens[i] for _, member, i in rows])
         self.cache.prepare_step([row for row, _, _ in rows], pos)
@@ -341,10 +340,7 @@ class DecodingBatch:
         matching, num_accepted = list(group), 0
         while matching:
             indices = [k for k, (_, member, _) in enumerate(rows) if member in matching]
-            for row, member, i in (rows[k] for k in indices):
-                member.cached_lens[i] += 1
-                if self.prefix_cache is not None and member.cached_lens[i] % self.cache.block_size == 0:
-                    self.prefix_cache.insert_prefix(row, member.request.visible_tokens(i))
+            self._add_cached_tokens([rows[k] for k in indices])
             self._sample(matching, logits[torch.tensor(indices, device=self.device), num_accepted])
             matching = [
                 member
@@ -354,6 +350,10 @@ class DecodingBatch:
                 and member.last_token(0) == drafts[member][num_accepted]
             ]
             num_accepted += 1
+        return self._remove_ended(group)
+
+    def _remove_ended(self, group: Sequence[SequenceGroup]) -> list[SequenceGroup]:
+        """Select the rows with which the members continue; remove and return those that have ended."""
         ended_members = [member for member in group if self._has_ended(member)]
         self._reorder_rows(
             {member: [] if member in ended_members else member.request.state.parent_rows for member in group}
@@ -384,7 +384,7 @@ class DecodingBatch:
     def _fork_sequences(self) -> None:
         """Fork the row that has read the common prefix into all rows of its request."""
         parent_rows: dict[SequenceGroup, list[int]] = {}
-        for row, (member, _) in enumerate(self._row_owners()):
+        for row, member, _ in self._rows_of(self.members):
             if not member.forked and not member.num_pending:
                 if self.prefix_cache is not None and member.cached_lens[0]:
                     self.prefix_cache.insert_prefix(
@@ -424,9 +424,11 @@ class DecodingBatch:
                 self.memory = [memory.select(index) for memory in self.memory] if remaining else None
             self.members = [self.members[i] for i in remaining]
 
-    def _row_owners(self) -> list[tuple[SequenceGroup, int]]:
-        """The member of each row of the cache, and the number of the row within the member."""
-        return [(member, i) for member in self.members for i in range(len(member.cached_lens))]
+    def _rows_of(self, group: Sequence[SequenceGroup]) -> list[BatchRow]:
+        """The rows of these members."""
+        owners = ((member, i) for member in self.members for i in range(len(member.cached_lens)))
+        selected = set(group)
+        return [(row, member, i) for row, (member, i) in enumerate(owners) if member in selected]
 
     def _memory_of(self, members: Sequence[SequenceGroup]) -> list[EncoderMemory] | None:
         """The encoder memory of these members, one row each."""

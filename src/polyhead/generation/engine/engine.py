@@ -16,8 +16,8 @@ from polyhead.core.choice import Choice
 from polyhead.core.errors import NOT_FINITE, NotFiniteError, UserError, check_int
 from polyhead.generation.engine.batch import DecodingBatch, EncodedSources, SequenceGroup
 from polyhead.generation.engine.incremental_decoder import check_rewinds
-from polyhead.generation.engine.interface import Decoder
 from polyhead.generation.engine.request import (
+    Decoder,
     DecodingState,
     FinishStatus,
     Request,
@@ -317,7 +317,11 @@ class Engine:
                     self._flush_events(member.request)
                 # before another group can preempt it
                 if member.cached_lens and member.cached_lens[0] >= self.max_len:
-                    self._truncate_context(batch, member)
+                    # longer than the model: continue from the last half of the text
+                    member.request.window_start += member.cached_lens[0] + 1 - self.truncated_len
+                    batch.remove([member])
+                    if encoded_sources := self._encode_sources(batch, [member.request]):
+                        batch.add_requests([member.request], encoded_sources)
 
     def _step_group(self, batch: DecodingBatch, group: list[SequenceGroup]) -> list[SequenceGroup]:
         """Decode one token for the members of a group that fit; return the members that have ended."""
@@ -340,13 +344,6 @@ class Engine:
         batch.remove([victim])
         self.waiting_requests.appendleft(victim.request)
         self.preemptions += 1
-
-    def _truncate_context(self, batch: DecodingBatch, member: SequenceGroup) -> None:
-        """Continue a text that is longer than the model from its last half."""
-        member.request.window_start += member.cached_lens[0] + 1 - self.truncated_len
-        batch.remove([member])
-        if encoded_sources := self._encode_sources(batch, [member.request]):
-            batch.add_requests([member.request], encoded_sources)
 
     def _remove(self, request: Request) -> None:
         """Remove a request from the queue or from its batch."""

@@ -10,7 +10,7 @@ from polyhead.cache.factory import make_cache
 from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError
 from polyhead.core.registry import CACHE
-from polyhead.generation.engine.interface import Decoder, move_inputs, pad_next_inputs
+from polyhead.generation.engine.request import Decoder, move_inputs, pad_next_inputs
 from polyhead.generation.prompt_template import keep_last
 from polyhead.nn.cache import Cache
 from polyhead.nn.positions import AnyPositions

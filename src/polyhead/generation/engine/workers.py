@@ -13,8 +13,7 @@ from threading import Event, Thread
 import torch
 
 from polyhead.generation.engine.engine import Engine
-from polyhead.generation.engine.interface import Decoder, decode_greedy_of
-from polyhead.generation.engine.request import Request
+from polyhead.generation.engine.request import Decoder, Request, decode_greedy_of
 from polyhead.kernels.build_extension import load_kernels
 
 MAX_WORKERS, MIN_WORKER_ROWS = 4, 16  # rows of a worker, below which sharing the weights is faster
@@ -51,7 +50,10 @@ class Workers:
 
         def work(engine: Engine, requests: list[tuple[int, Request]]) -> None:
             try:
-                _limit_threads(n_threads)
+                torch.get_num_threads()  # torch sets its default at the first call of a thread
+                kernels = load_kernels()
+                if kernels is not None:
+                    kernels.limit_threads(n_threads)
                 for item in _run_engine(engine, requests, stop_event):
                     results.put(item)
                 results.put(None)
@@ -90,11 +92,3 @@ def _run_engine(
         if finished:
             running = [item for item in running if item[1].finish_status is None]
             yield from finished
-
-
-def _limit_threads(n: int) -> None:
-    """Let torch's operations and the kernels use n threads when they are called by this thread."""
-    torch.get_num_threads()  # torch sets its default at the first call of a thread
-    kernels = load_kernels()
-    if kernels is not None:
-        kernels.limit_threads(n)

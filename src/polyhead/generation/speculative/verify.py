@@ -21,7 +21,7 @@ from polyhead.core.errors import UserError
 from polyhead.generation.batch_decode import check_sampling_request, refuse
 from polyhead.generation.decoding.sampling import RandomStreams, Sampling
 from polyhead.generation.engine.incremental_decoder import IncrementalDecoder
-from polyhead.generation.engine.interface import Decoder, TokenOutput, to_host
+from polyhead.generation.engine.request import Decoder, TokenOutput, to_host
 from polyhead.grammar.grammar_constraint import DEAD_END_ERROR, GrammarConstraint
 
 log = logging.getLogger("polyhead.generation")

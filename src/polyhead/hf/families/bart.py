@@ -1,22 +1,55 @@
-"""BART (Lewis et al., 2019), and the tables shared by mBART, Marian, Pegasus and M2M100."""
+"""BART (Lewis et al., 2019), and mBART, M2M100, NLLB, Marian and Pegasus, which share its tables."""
 
 from __future__ import annotations
 
+from functools import partial
+
+from tokenizers.processors import TemplateProcessing
+from torch import Tensor
+
+from polyhead.config.model import ModelConfig
+from polyhead.core.errors import UserError, format_value
+from polyhead.hf.checkpoint_files import CheckpointFiles
 from polyhead.hf.config_map import (
     ConfigField,
+    ConfigReader,
     ModelFields,
     constant,
+    defaults,
     ignore,
     map_bool,
     map_float,
     map_int,
     require,
 )
-from polyhead.hf.config_reader import ConfigReader
-from polyhead.hf.family import FAMILY, HEAD_WEIGHT, ModelFamily, map_activation
-from polyhead.hf.tokenizers.legacy_tokenizers import load_roberta_bpe
-from polyhead.hf.weight_map import COPY, TensorTransform, WeightRule, linear, weight
-from polyhead.tokenizers.special_tokens import SPECIAL_TOKENS_MAP
+from polyhead.hf.family import (
+    COPY,
+    FAMILY,
+    HEAD_WEIGHT,
+    ModelFamily,
+    TensorTransform,
+    TokenizerFactory,
+    WeightRule,
+    linear,
+    map_activation,
+    weight,
+)
+from polyhead.hf.tokenizers.legacy_tokenizers import (
+    check_tokenizer_class,
+    load_fairseq,
+    load_roberta_bpe,
+    read_tokenizer_class,
+)
+from polyhead.hf.tokenizers.spm import build_tokenizer, read_spm_model, read_vocab
+from polyhead.nn.position.absolute import sinusoids
+from polyhead.tokenizers.special_tokens import (
+    SPECIAL_TOKENS,
+    SPECIAL_TOKENS_MAP,
+    TARGET_LANGUAGE_TOKEN,
+    UNK_TOKEN,
+)
+from polyhead.tokenizers.tokenizer import Tokenizer
+from tokenizers import AddedToken
 
 BIAS = "final_logits_bias"
 SHARED_EMBEDDING = "model.shared.weight"
@@ -146,5 +179,204 @@ FAMILY.register("bart")(
         TIED,
         special_tokens=SPECIAL_TOKENS_MAP,
         load_legacy_tokenizer=load_roberta_bpe,
+    )
+)
+
+
+# M2M100 (Fan et al., 2020) and NLLB: many-to-many translation with language tokens.
+M2M100_KEYS = (
+    defaults(attention_dropout=0.1, activation_function="relu", scale_embedding=True),
+    *bart_keys(norm_first=True),
+    constant(position={"name": "sinusoidal", "layout": "halves", "endpoint": True}, lm_head_bias=False),
+    ConfigField(
+        lambda reader, fields: {"position": {"offset": int(reader.get_float("pad_token_id", 1)) + 1}},
+        lambda config: {"pad_token_id": config.position.options.get("offset", 1) - 1},
+    ),
+)
+# language codes in the order of their ids, by the name of the list
+LANGUAGES = {
+    "m2m100": (
+        "af am ar ast az ba be bg bn br bs ca ceb cs cy da de el en es et fa ff fi fr fy ga gd gl gu ha he "
+        "hi hr ht hu hy id ig ilo is it ja jv ka kk km kn ko lb lg ln lo lt lv mg mk ml mn mr ms my ne nl "
+        "no ns oc or pa pl ps pt ro ru sd si sk sl so sq sr ss su sv sw ta th tl tn tr uk ur uz vi wo xh "
+        "yi yo zh zu"
+    ),
+    "wmt21": "en ha is ja cs ru zh de",
+}
+
+
+def _load_tokenizer(files: CheckpointFiles) -> TokenizerFactory:
+    """Build the tokenizer: pieces, their ids in vocab.json, then one token per language.
+
+    The source's language token, such as ``__de__``, begins a text.
+    """
+    check_tokenizer_class(files, "M2M100Tokenizer")
+    path, ids = files.directory / "tokenizer_config.json", read_vocab(files)
+    config = files.read_json(path.name) or {}
+    codes = config.get("language_codes", "m2m100")
+    if not isinstance(codes, str) or codes not in LANGUAGES:
+        raise UserError(
+            f"{path}: language_codes is {format_value(codes)}, expected one of {', '.join(LANGUAGES)}"
+        )
+    languages = [f"__{code}__" for code in LANGUAGES[codes].split()]
+    source = f"__{config.get('src_lang') or 'en'}__"
+    if source not in languages:
+        raise UserError(
+            f"{path}: src_lang is {format_value(config['src_lang'])}, expected one of {LANGUAGES[codes]}"
+        )
+    pieces = read_spm_model(files, "sentencepiece.bpe.model")
+    tokenizer = build_tokenizer(pieces, ids, [token for token in ids if token in SPECIAL_TOKENS])
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in languages])
+    eos = SPECIAL_TOKENS_MAP["eos_token"]
+    tokenizer.post_processor = TemplateProcessing(
+        single=f"{source} $A {eos}",
+        special_tokens=[(token, tokenizer.token_to_id(token)) for token in (source, eos)],
+    )
+    return partial(Tokenizer, tokenizer)
+
+
+OLD_BUFFERS = BUFFERS + r"|model\.(en|de)coder\.embed_positions\.weights"  # sinusoids of older files
+FAMILY.register("m2m_100")(
+    ModelFamily(
+        {"Seq2Seq": "M2M100ForConditionalGeneration"},
+        M2M100_KEYS,
+        TABLE,
+        "model.",
+        OLD_BUFFERS,
+        TIED,
+        special_tokens=SPECIAL_TOKENS_MAP,
+        load_legacy_tokenizer=_load_tokenizer,
+    )
+)
+
+
+# mBART (Liu et al., 2020) and mBART-50 (Tang et al., 2020): multilingual BART with pre-norm.
+# language codes in the order of their ids; mBART-50 has those of mBART first
+MBART_LANGUAGES = (
+    "ar_AR cs_CZ de_DE en_XX es_XX et_EE fi_FI fr_XX gu_IN hi_IN it_IT ja_XX kk_KZ ko_KR lt_LT lv_LV my_MM "
+    "ne_NP nl_XX ro_RO ru_RU si_LK tr_TR vi_VN zh_CN"
+)
+MBART_LANGUAGES_50 = (
+    "af_ZA az_AZ bn_IN fa_IR he_IL hr_HR id_ID ka_GE km_KH mk_MK ml_IN mn_MN mr_IN pl_PL ps_AF pt_XX sv_SE "
+    "sw_KE ta_IN te_IN th_TH tl_XX uk_UA ur_PK xh_ZA gl_ES sl_SI"
+)
+
+
+def _load_mbart_tokenizer(files: CheckpointFiles) -> TokenizerFactory:
+    """Build the tokenizer. A text ends with its language token in mBART and begins with it in mBART-50."""
+    path = files.directory / "tokenizer_config.json"
+    config = files.read_json(path.name) or {}
+    is_mbart50 = read_tokenizer_class(files) == "MBart50Tokenizer"
+    languages = f"{MBART_LANGUAGES} {MBART_LANGUAGES_50}" if is_mbart50 else MBART_LANGUAGES
+    source = config.get("src_lang") or "en_XX"
+    if source not in languages.split():
+        raise UserError(f"{path}: src_lang is {format_value(source)}, expected one of {languages}")
+    template = (
+        {"prefix": source, "suffix": "</s>"} if is_mbart50 else {"prefix": "", "suffix": f"</s> {source}"}
+    )
+    return load_fairseq(files, languages.split(), **template)
+
+
+FAMILY.register("mbart")(
+    ModelFamily(
+        {"Seq2Seq": "MBartForConditionalGeneration"},
+        (*bart_keys(norm_first=True, embedding_norm=True, static=False), LEARNED_POSITIONS),
+        TABLE,
+        "model.",
+        BUFFERS,
+        TIED,
+        special_tokens=SPECIAL_TOKENS_MAP,
+        load_legacy_tokenizer=_load_mbart_tokenizer,
+    )
+)
+
+
+# Marian (Junczys-Dowmunt et al., 2018), the format of the OPUS-MT models.
+def _read_vocabulary_sharing(reader: ConfigReader, fields: ModelFields) -> ModelFields:
+    """Read whether both sides share the embeddings; they always share the vocabulary."""
+    reader.require("decoder_vocab_size", fields["vocab_size"])
+    is_untied = not reader.get_bool("share_encoder_decoder_embeddings", True)
+    return {"tie_embeddings": "target"} if is_untied and fields["tie_embeddings"] == "all" else {}
+
+
+MARIAN_KEYS = (
+    *bart_keys(norm_first=False),
+    constant(position={"name": "sinusoidal", "layout": "halves"}),
+    ConfigField(
+        _read_vocabulary_sharing,
+        lambda config: (
+            {
+                "decoder_vocab_size": config.vocab_size,
+                "share_encoder_decoder_embeddings": config.tie_embeddings == "all",
+            }
+        ),
+    ),
+)
+
+
+def _load_marian_tokenizer(files: CheckpointFiles) -> TokenizerFactory:
+    """Build one tokenizer for sources and one for translations; vocab.json has the ids of both.
+
+    Models with several target languages have a token for each, such as ``>>fra<<``, which begins a source.
+    """
+    path = files.directory / "tokenizer_config.json"
+    if (files.read_json(path.name) or {}).get("separate_vocabs"):
+        raise UserError(
+            f"{path}: separate_vocabs is true, expected false: only a shared vocabulary is supported, "
+            "without target_vocab.json"
+        )
+    ids = read_vocab(files)
+    specials = [token for token in ids if token in SPECIAL_TOKENS or TARGET_LANGUAGE_TOKEN.fullmatch(token)]
+    source, target = (
+        build_tokenizer(read_spm_model(files, name), ids, specials) for name in ("source.spm", "target.spm")
+    )
+    return lambda roles: Tokenizer(source, roles, target_tokenizer=Tokenizer(target, roles))
+
+
+# unless all embeddings are tied, config.json states no sharing and the files hold only those of encoder and
+# decoder
+MARIAN_TABLE = (
+    *weight(SHARED_EMBEDDING, EMBEDDING, condition=lambda config: config.tie_embeddings == "all"),
+    *BODY,
+)
+# sinusoids of older files, and an embedding that no code reads
+MARIAN_BUFFERS = r"model\.((en|de)coder\.embed_positions|shared)\.weight"
+FAMILY.register("marian")(
+    ModelFamily(
+        {"Seq2Seq": "MarianMTModel"},
+        MARIAN_KEYS,
+        MARIAN_TABLE,
+        "model.",
+        MARIAN_BUFFERS,
+        TIED,
+        special_tokens={"eos_token": "</s>", "pad_token": "<pad>", "unk_token": UNK_TOKEN},
+        load_legacy_tokenizer=_load_marian_tokenizer,
+    )
+)
+
+
+# Pegasus (Zhang et al., 2020): BART with pre-norm and sinusoids in halves, which are also in its files.
+PEGASUS_KEYS = (
+    require("do_blenderbot_90_layernorm", False),
+    *bart_keys(norm_first=True),
+    constant(position={"name": "sinusoidal", "layout": "halves"}),
+)
+
+
+def _generate_positions(config: ModelConfig) -> dict[str, Tensor]:
+    """Return the sinusoids of both sides, which other tools read from the files."""
+    names = (f"model.{side}.embed_positions.weight" for side in ("encoder", "decoder"))
+    return {name: sinusoids(config.max_len, config.d_model, layout="halves") for name in names}
+
+
+FAMILY.register("pegasus")(
+    ModelFamily(
+        {"Seq2Seq": "PegasusForConditionalGeneration"},
+        PEGASUS_KEYS,
+        TABLE,
+        "model.",
+        MARIAN_BUFFERS,
+        TIED,
+        generate_tensors=_generate_positions,
     )
 )

@@ -25,12 +25,12 @@ from polyhead.hf.families.encoder_common import (
     encoder_architectures,
     lm_head_rules,
     map_heads,
+    post_norm_rules,
     read_head_transform,
     tied_head_weights,
 )
-from polyhead.hf.family import FAMILY, HEAD_WEIGHT, ModelFamily, map_activation
+from polyhead.hf.family import FAMILY, HEAD_WEIGHT, ModelFamily, WeightRule, linear, map_activation, weight
 from polyhead.hf.tokenizers.legacy_tokenizers import load_wordpiece
-from polyhead.hf.weight_map import WeightRule, linear, weight
 
 # BERT (Devlin et al., 2018): post-norm, learned positions, segments, a norm on the embeddings.
 FIRST_POOLING = {"name": "first", "activation": "tanh"}
@@ -93,14 +93,17 @@ def bert_layer_rules(prefix: str) -> tuple[WeightRule, ...]:
         *weight(f"{prefix}embeddings.position_embeddings.weight", f"{ENCODER_EMBEDDING}.position.weight"),
         *weight(f"{prefix}embeddings.token_type_embeddings.weight", f"{ENCODER_EMBEDDING}.segment.weight"),
         *linear(f"{prefix}embeddings.LayerNorm", f"{ENCODER_EMBEDDING}.norm"),
-        *linear(f"{block}.attention.self.query", f"{ENCODER_LAYER}.attn.q_proj"),
-        *linear(f"{block}.attention.self.key", f"{ENCODER_LAYER}.attn.k_proj"),
-        *linear(f"{block}.attention.self.value", f"{ENCODER_LAYER}.attn.v_proj"),
-        *linear(f"{block}.attention.output.dense", f"{ENCODER_LAYER}.attn.o_proj"),
-        *linear(f"{block}.attention.output.LayerNorm", f"{ENCODER_LAYER}.attn_residual.norm"),
-        *linear(f"{block}.intermediate.dense", f"{ENCODER_LAYER}.ffn.up_proj"),
-        *linear(f"{block}.output.dense", f"{ENCODER_LAYER}.ffn.down_proj"),
-        *linear(f"{block}.output.LayerNorm", f"{ENCODER_LAYER}.ffn_residual.norm"),
+        *post_norm_rules(
+            block,
+            "attention.self.query",
+            "attention.self.key",
+            "attention.self.value",
+            "attention.output.dense",
+            "attention.output.LayerNorm",
+            "intermediate.dense",
+            "output.dense",
+            "output.LayerNorm",
+        ),
     )
 
 
@@ -156,14 +159,17 @@ DISTILBERT_TABLE = (
     *weight("distilbert.embeddings.word_embeddings.weight", f"{ENCODER_EMBEDDING}.token.weight"),
     *weight("distilbert.embeddings.position_embeddings.weight", f"{ENCODER_EMBEDDING}.position.weight"),
     *linear("distilbert.embeddings.LayerNorm", f"{ENCODER_EMBEDDING}.norm"),
-    *linear(f"{DISTILBERT_BLOCK}.attention.q_lin", f"{ENCODER_LAYER}.attn.q_proj"),
-    *linear(f"{DISTILBERT_BLOCK}.attention.k_lin", f"{ENCODER_LAYER}.attn.k_proj"),
-    *linear(f"{DISTILBERT_BLOCK}.attention.v_lin", f"{ENCODER_LAYER}.attn.v_proj"),
-    *linear(f"{DISTILBERT_BLOCK}.attention.out_lin", f"{ENCODER_LAYER}.attn.o_proj"),
-    *linear(f"{DISTILBERT_BLOCK}.sa_layer_norm", f"{ENCODER_LAYER}.attn_residual.norm"),
-    *linear(f"{DISTILBERT_BLOCK}.ffn.lin1", f"{ENCODER_LAYER}.ffn.up_proj"),
-    *linear(f"{DISTILBERT_BLOCK}.ffn.lin2", f"{ENCODER_LAYER}.ffn.down_proj"),
-    *linear(f"{DISTILBERT_BLOCK}.output_layer_norm", f"{ENCODER_LAYER}.ffn_residual.norm"),
+    *post_norm_rules(
+        DISTILBERT_BLOCK,
+        "attention.q_lin",
+        "attention.k_lin",
+        "attention.v_lin",
+        "attention.out_lin",
+        "sa_layer_norm",
+        "ffn.lin1",
+        "ffn.lin2",
+        "output_layer_norm",
+    ),
     *linear("vocab_transform", "transform"),
     *linear("vocab_layer_norm", "transform_norm"),
     *weight("vocab_projector.bias", "head.bias"),
@@ -214,14 +220,18 @@ ALBERT_TABLE = (
     *weight("albert.embeddings.token_type_embeddings.weight", f"{ENCODER_EMBEDDING}.segment.weight"),
     *linear("albert.embeddings.LayerNorm", f"{ENCODER_EMBEDDING}.norm"),
     *linear("albert.encoder.embedding_hidden_mapping_in", f"{ENCODER_EMBEDDING}.proj"),
-    *linear(f"{ALBERT_GROUP}.attention.query", f"{ALBERT_LAYER}.attn.q_proj"),
-    *linear(f"{ALBERT_GROUP}.attention.key", f"{ALBERT_LAYER}.attn.k_proj"),
-    *linear(f"{ALBERT_GROUP}.attention.value", f"{ALBERT_LAYER}.attn.v_proj"),
-    *linear(f"{ALBERT_GROUP}.attention.dense", f"{ALBERT_LAYER}.attn.o_proj"),
-    *linear(f"{ALBERT_GROUP}.attention.LayerNorm", f"{ALBERT_LAYER}.attn_residual.norm"),
-    *linear(f"{ALBERT_GROUP}.ffn", f"{ALBERT_LAYER}.ffn.up_proj"),
-    *linear(f"{ALBERT_GROUP}.ffn_output", f"{ALBERT_LAYER}.ffn.down_proj"),
-    *linear(f"{ALBERT_GROUP}.full_layer_layer_norm", f"{ALBERT_LAYER}.ffn_residual.norm"),
+    *post_norm_rules(
+        ALBERT_GROUP,
+        "attention.query",
+        "attention.key",
+        "attention.value",
+        "attention.dense",
+        "attention.LayerNorm",
+        "ffn",
+        "ffn_output",
+        "full_layer_layer_norm",
+        layer=ALBERT_LAYER,
+    ),
     *linear("albert.pooler", "pooler.proj"),
     *linear("classifier", "classifier"),
     *linear("predictions.dense", "transform"),

@@ -7,14 +7,16 @@ from typing import Any
 
 from polyhead.config.model import ModelConfig
 from polyhead.core.choice import Choice
-from polyhead.hf.config_map import ConfigField, ModelFields, constant
-from polyhead.hf.config_reader import MAX_SIZE, ConfigReader
-from polyhead.hf.family import HEAD_WEIGHT, head_transform_name
-from polyhead.hf.weight_map import COPY, WeightRule, weight
+from polyhead.hf.config_map import MAX_SIZE, ConfigField, ConfigReader, ModelFields, constant
+from polyhead.hf.family import COPY, HEAD_WEIGHT, WeightRule, head_transform_name, linear, weight
 
 _ENCODER = "encoder"
 ENCODER_EMBEDDING = f"{_ENCODER}.embedding"
 ENCODER_LAYER = f"{_ENCODER}.stack.layers.{{n}}"
+LAYER_PARTS = (
+    "attn.q_proj", "attn.k_proj", "attn.v_proj", "attn.o_proj", "attn_residual.norm", "ffn.up_proj",
+    "ffn.down_proj", "ffn_residual.norm",
+)  # fmt: skip
 LEGACY_NORM_SUFFIXES = {
     "LayerNorm.gamma": "LayerNorm.weight",
     "LayerNorm.beta": "LayerNorm.bias",
@@ -114,6 +116,12 @@ def read_heads(
 def write_heads(config: ModelConfig) -> dict[str, Any]:
     """Inverse of ``read_heads``."""
     return {"tie_word_embeddings": config.tie_embeddings != "none", **write_labels(config)}
+
+
+def post_norm_rules(block: str, *names: str, layer: str = ENCODER_LAYER) -> list[WeightRule]:
+    """Return the rows of a post-norm layer: the names of ``LAYER_PARTS`` below ``block``, in this order."""
+    pairs = zip(names, LAYER_PARTS, strict=True)
+    return [row for name, part in pairs for row in linear(f"{block}.{name}", f"{layer}.{part}")]
 
 
 def lm_head_rules(head: str) -> tuple[WeightRule, ...]:

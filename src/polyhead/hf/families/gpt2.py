@@ -1,4 +1,4 @@
-"""GPT-2 and its successors GPTBigCode, GPT-J and GPT-Neo."""
+"""GPT-2, its successors GPTBigCode, GPT-J and GPT-Neo, and OPT and MPT."""
 
 from __future__ import annotations
 
@@ -11,26 +11,35 @@ from polyhead.hf.config_map import (
     DECODER,
     PARALLEL_BLOCK,
     ConfigField,
+    ConfigReader,
     ModelFields,
     constant,
     get_field,
     ignore,
+    layer_choice,
+    map_bool,
+    map_embedding_width,
     map_float,
+    map_int,
     map_norm,
     map_sizes,
     map_tied_embeddings,
     require,
 )
-from polyhead.hf.config_reader import ConfigReader
-from polyhead.hf.families.layer_types import MAX_LAYERS, layer_choice, shortest_period
+from polyhead.hf.families.layer_types import MAX_LAYERS, shortest_period
 from polyhead.hf.family import (
+    CONCAT,
+    CONCAT_TRANSPOSE,
+    IDENTITY,
     QKV_PROJ,
+    TRANSPOSE,
     decoder_rules,
     map_activation,
+    per_head_qkv,
     register_decoder,
+    weight,
 )
 from polyhead.hf.tokenizers.legacy_tokenizers import load_byte_level
-from polyhead.hf.weight_map import CONCAT, CONCAT_TRANSPOSE, IDENTITY, TRANSPOSE, per_head_qkv, weight
 
 # GPT-2 (Radford et al., 2019): learned positions, pre-norm, matrices stored as (in, out), q, k and v in one
 # matrix.
@@ -270,3 +279,122 @@ register_decoder(
     buffers=r"transformer\.h\.\d+\.attn\.attention\.(bias|masked_bias)",
     load_legacy_tokenizer=load_byte_level,
 )
+
+
+# OPT (Zhang et al., 2022): learned positions that begin at row 2 of their table, ReLU, pre-norm or
+# post-norm.
+# defaults of OPT-125M
+OPT_KEYS = (
+    DECODER,
+    ignore("layerdrop", "init_std", "activation_dropout"),
+    require("_remove_final_layer_norm", False),
+    require("layer_norm_elementwise_affine", True),
+    *map_sizes(vocab_size=50272, d_model=768),
+    map_embedding_width("word_embed_proj_dim"),
+    *map_sizes({"d_ff": "ffn_dim"}, n_layers=12, n_heads=12, d_ff=3072, max_len=2048),
+    constant(position={"name": "learned", "offset": 2}, norm={"name": "layernorm", "eps": 1e-5}),
+    map_bool("do_layer_norm_before", "norm_first", True),
+    map_activation("activation_function", "relu"),
+    map_bool("enable_bias", "attention.bias feed_forward.bias", True),
+    map_float("attention_dropout", "attention.dropout", 0.0),
+    map_float("dropout", "dropout", 0.1),
+    map_tied_embeddings(True),
+)
+OPT_TABLE = (
+    *weight("model.decoder.project_in.weight", "embedding.token_proj.weight"),
+    *weight("model.decoder.embed_positions.weight", "embedding.position.weight"),
+    *decoder_rules(
+        "model.decoder.layers.{n}",
+        embedding="model.decoder.embed_tokens",
+        norms=("self_attn_layer_norm", "final_layer_norm"),
+        qkv="self_attn.{x}_proj",
+        output="self_attn.out_proj",
+        feed_forward=("fc1", "fc2"),
+        final_norm="model.decoder.final_layer_norm",
+    ),
+    *weight("model.decoder.project_out.weight", "out_proj.weight"),
+)
+register_decoder(
+    "opt",
+    "OPTForCausalLM",
+    OPT_KEYS,
+    OPT_TABLE,
+    "model.decoder.embed_tokens",
+    load_legacy_tokenizer=load_byte_level,
+)
+
+
+# MPT (MosaicML, 2023): ALiBi, layer norms, no biases, q, k and v in one matrix.
+# keys of training, or of equivalent implementations
+_UNREAD_KEYS = """
+    auto_map embedding_fraction emb_pdrop init_config init_device learned_pos_emb tokenizer_name verbose
+""".split()  # noqa: SIM905
+# options of the authors' code that transformers reads and does not implement
+_REQUIRED_VALUES = {"attn_type": "multihead_attention", "prefix_lm": False, "qk_ln": False,
+    "attn_uses_sequence_id": False,
+        "alibi": True, "alibi_bias_max": 8}  # fmt: skip
+
+
+def _read_attention(reader: ConfigReader, fields: ModelFields) -> ModelFields:
+    """Read attn_config."""
+    section = reader.get_section("attn_config")
+    if section is None:
+        return {}
+    section.ignore("attn_impl")
+    for key, value in _REQUIRED_VALUES.items():
+        section.require(key, value)
+    if section.has("clip_qkv"):
+        raise section.value_error("clip_qkv", "null, the only supported value")
+    options = {"dropout": section.get_float("attn_pdrop", 0.0)}
+    if section.has("softmax_scale"):
+        options["scale"] = section.get_float("softmax_scale")
+    section.reject_unknown()
+    return {"attention": options}
+
+
+def _write_attention(config: ModelConfig) -> dict[str, Any]:
+    """Inverse of ``_read_attention``. transformers accepts only an integer dropout, so it is 0."""
+    scale = config.attention.options.get("scale")
+    return {"attn_config": _REQUIRED_VALUES | {"attn_pdrop": 0, "softmax_scale": scale, "clip_qkv": None}}
+
+
+def _check_unsupported(reader: ConfigReader, fields: ModelFields) -> ModelFields:
+    """Reject values that are not supported."""
+    reader.get_choice("norm_type", "low_precision_layernorm", ["low_precision_layernorm", "layernorm"])
+    if reader.has("logit_scale"):
+        raise reader.value_error("logit_scale", "null, the only supported value")
+    return {}
+
+
+# defaults of transformers
+MPT_KEYS = (
+    DECODER,
+    ignore(*_UNREAD_KEYS),
+    ConfigField(_check_unsupported),
+    require("expansion_ratio", 4, is_written=True),
+    require("no_bias", True, is_written=True),
+    map_int("vocab_size", "vocab_size", 50368),
+    map_int("d_model", "d_model", 2048),
+    map_int("n_layers", "n_layers", 24),
+    map_int("n_heads", "n_heads", 16),
+    map_int("max_seq_len", "max_len", 2048),
+    constant(position="alibi", attention={"bias": False}),
+    constant(feed_forward={"name": "gelu", "tanh": False, "bias": False}),
+    ConfigField(_read_attention, _write_attention),
+    map_norm("layer_norm_epsilon", "layernorm", 1e-5),
+    constant(norm={"bias": False}),
+    map_float("resid_pdrop", "dropout", 0.0),
+    map_tied_embeddings(True),
+)
+MPT_TABLE = decoder_rules(
+    "transformer.blocks.{n}",
+    embedding="transformer.wte",
+    norms=("norm_1", "norm_2"),
+    qkv="attn.Wqkv",
+    output="attn.out_proj",
+    feed_forward=("ffn.up_proj", "ffn.down_proj"),
+    final_norm="transformer.norm_f",
+    qkv_weight=CONCAT,
+    qkv_bias=CONCAT,
+)
+register_decoder("mpt", "MptForCausalLM", MPT_KEYS, MPT_TABLE, "transformer.wte")

@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from polyhead.config.model import ModelConfig
-from polyhead.core.choice import Choice
-from polyhead.hf.config_reader import ConfigReader
+from polyhead.hf.config_map import ConfigReader, layer_choice
 
 T = TypeVar("T")
 
@@ -39,12 +38,6 @@ def build_pattern(kinds: Sequence[str], overrides: Mapping[str, dict[str, Any]])
     """Return the layer pattern of these types, empty if all layers have the parts of the model."""
     pattern = [overrides[kind] for kind in shortest_period(kinds)]
     return pattern if any(pattern) else []
-
-
-def layer_choice(config: ModelConfig, field: str, layer: int) -> Choice:
-    """Return the attention or position of a layer: that of the pattern, or the model's."""
-    choice: Choice = getattr(config.layer_override(layer), field) or getattr(config, field)
-    return choice
 
 
 def rope_options(config: ModelConfig) -> dict[str, Any]:

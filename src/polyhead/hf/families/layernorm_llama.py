@@ -8,7 +8,6 @@ from polyhead.config.model import ModelConfig
 from polyhead.hf.config_map import (
     PARALLEL_BLOCK,
     ConfigField,
-    ModelFields,
     constant,
     defaults,
     get_field,
@@ -19,7 +18,6 @@ from polyhead.hf.config_map import (
     map_norm,
     require,
 )
-from polyhead.hf.config_reader import ConfigReader
 from polyhead.hf.families.llama import (
     BLOCK,
     DERIVED_HEAD_DIM,
@@ -31,13 +29,15 @@ from polyhead.hf.families.llama import (
 )
 from polyhead.hf.families.llama import TABLE as LLAMA
 from polyhead.hf.family import (
+    CONCAT,
     FINAL_NORM,
     QKV_PROJ,
     STACK_LAYER,
+    linear,
     map_activation,
     register_decoder,
+    weight,
 )
-from polyhead.hf.weight_map import CONCAT, linear, weight
 
 # Phi-1 to Phi-3.
 # Phi-1, Phi-1.5 and Phi-2 (Gunasekar et al., 2023): parallel sub-layers after one norm, partial rope,
@@ -72,13 +72,10 @@ register_decoder("phi", "PhiForCausalLM", KEYS, TABLE, "model.embed_tokens")
 
 # Phi-3 (Abdin et al., 2024): Llama with q, k and v in one matrix, gate and up in one, and optional partial
 # rope.
-def _read_max_len(reader: ConfigReader, fields: ModelFields) -> ModelFields:
-    """Limit max_len to the length up to which transformers uses the short factors."""
-    return {"max_len": min(fields["max_len"], fields["position"].get("original_len", fields["max_len"]))}
 
 
 def _write_max_len(config: ModelConfig) -> dict[str, Any]:
-    """Inverse of ``_read_max_len``."""
+    """Write the length that longrope extends, if any, and the extended one."""
     options = config.position.options
     original = options.get("original_len")
     if not original:
@@ -95,7 +92,13 @@ PHI3_KEYS = (
     ignore("original_max_position_embeddings", "embd_pdrop", "auto_map"),
     *(require(key, False) for key in ("attention_bias", "mlp_bias", "lm_head_bias")),
     *llama_keys(position=map_rope("partial_rotary_factor", ("default", "longrope", "su"))),
-    ConfigField(_read_max_len, _write_max_len),
+    ConfigField(
+        # up to which transformers uses the short factors
+        lambda reader, fields: {
+            "max_len": min(fields["max_len"], fields["position"].get("original_len", fields["max_len"]))
+        },
+        _write_max_len,
+    ),
     constant(attention={"bias": False}),
     map_int("sliding_window", "attention.window", optional=True),
     map_float("resid_pdrop", "dropout", 0.0),

@@ -8,6 +8,7 @@ from polyhead.config.model import ModelConfig
 from polyhead.hf.config_map import (
     DECODER,
     ConfigField,
+    ConfigReader,
     ModelFields,
     constant,
     defaults,
@@ -20,28 +21,24 @@ from polyhead.hf.config_map import (
     map_tied_embeddings,
     require,
 )
-from polyhead.hf.config_reader import ConfigReader
 from polyhead.hf.families.llama import map_rope, read_rope, write_rope
 from polyhead.hf.family import (
     STACK_LAYER,
+    WeightRule,
     decoder_rules,
+    linear,
     map_activation,
+    per_head_qkv,
     register_decoder,
 )
-from polyhead.hf.weight_map import WeightRule, linear, per_head_qkv
 
 # GPT-NeoX (Black et al., 2022) and Pythia: parallel sub-layers, partial rope, q, k and v interleaved by
 # head.
 THETA, FRACTION = "rotary_emb_base", "rotary_pct"
 
 
-def _read_position(reader: ConfigReader, fields: ModelFields) -> ModelFields:
-    """Read rope with the keys of this family."""
-    return {"position": read_rope(reader, fields["max_len"], theta_key=THETA, fraction_key=FRACTION)}
-
-
 def _write_position(config: ModelConfig) -> dict[str, Any]:
-    """Inverse of ``_read_position``."""
+    """Write rope with the keys of this family."""
     values = write_rope(config.position.options, FRACTION)
     return {THETA: values["rope_theta"], **{key: values[key] for key in (FRACTION, "rope_parameters")}}
 
@@ -76,7 +73,12 @@ NEOX_KEYS = (
     defaults(rotary_pct=0.25),
     ignore("classifier_dropout", "attention_probs_dropout_prob", "hidden_dropout_prob"),
     *map_sizes(vocab_size=50432, d_model=6144, n_layers=44, n_heads=64, d_ff=24576, max_len=2048),
-    ConfigField(_read_position, _write_position),
+    ConfigField(
+        lambda reader, fields: {
+            "position": read_rope(reader, fields["max_len"], theta_key=THETA, fraction_key=FRACTION)
+        },
+        _write_position,
+    ),
     map_bool("use_parallel_residual", "block.name", True, true_value="parallel", false_value="transformer"),
     map_bool("attention_bias", "attention.bias", True),
     map_float("attention_dropout", "attention.dropout", 0.0),

@@ -8,6 +8,7 @@ from polyhead.config.model import ModelConfig
 from polyhead.core.choice import Choice
 from polyhead.hf.config_map import (
     ConfigField,
+    ConfigReader,
     ModelFields,
     constant,
     defaults,
@@ -17,16 +18,16 @@ from polyhead.hf.config_map import (
     map_norm,
     require,
 )
-from polyhead.hf.config_reader import ConfigReader
 from polyhead.hf.family import (
     FAMILY,
     HEAD_WEIGHT,
     HF_ACTIVATIONS,
     HF_GATED_ACTIVATIONS,
     ModelFamily,
+    WeightRule,
     activation_name,
+    weight,
 )
-from polyhead.hf.weight_map import WeightRule, weight
 
 # feed-forwards by their Hugging Face name; "gated-gelu" is the tanh form
 FEED_FORWARDS = {
@@ -65,14 +66,6 @@ def _read_lm_head(reader: ConfigReader, fields: ModelFields) -> ModelFields:
     return {"tie_embeddings": "inputs" if is_untied else "all", "logits_scale": is_scaled}
 
 
-def _write_lm_head(config: ModelConfig) -> dict[str, Any]:
-    """Inverse of ``_read_lm_head``."""
-    return {
-        "tie_word_embeddings": config.tie_embeddings == "all",
-        "scale_decoder_outputs": config.logits_scale,
-    }
-
-
 KEYS = (
     ignore("initializer_factor", "classifier_dropout"),
     constant(kind="encoder-decoder", norm_first=True, scale_embedding=False, init="normal"),
@@ -90,7 +83,15 @@ KEYS = (
     map_norm("layer_norm_epsilon", "rmsnorm", 1e-6),
     map_float("dropout_rate", "dropout", 0.1),
     ConfigField(_read_feed_forward, _write_feed_forward),
-    ConfigField(_read_lm_head, _write_lm_head),
+    ConfigField(
+        _read_lm_head,
+        lambda config: (
+            {
+                "tie_word_embeddings": config.tie_embeddings == "all",
+                "scale_decoder_outputs": config.logits_scale,
+            }
+        ),
+    ),
     ConfigField(write=lambda config: {"is_encoder_decoder": True}),
 )
 # version 1.1, whose head is untied if it is present, whatever tie_word_embeddings is

@@ -9,7 +9,7 @@ from pathlib import Path
 import tokenizers
 from polyhead.core.errors import UserError, format_value
 from polyhead.hf.checkpoint_files import CheckpointFiles
-from polyhead.hf.config_reader import ConfigReader
+from polyhead.hf.config_map import ConfigReader
 from polyhead.hf.families.encoder_common import BERT_SPECIAL_TOKENS
 from polyhead.hf.family import TokenizerFactory
 from polyhead.hf.tokenizers.spm import MAX_SPM_BYTES, build_tokenizer, read_spm_model

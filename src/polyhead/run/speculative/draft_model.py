@@ -12,7 +12,7 @@ from polyhead.core.errors import UserError
 from polyhead.core.registry import SPECULATIVE
 from polyhead.generation.decoding.sampling import NEG_INF
 from polyhead.generation.engine.incremental_decoder import IncrementalDecoder
-from polyhead.generation.engine.interface import Decoder, to_host
+from polyhead.generation.engine.request import Decoder, to_host
 from polyhead.generation.speculative.verify import DraftContext, DraftTokens
 from polyhead.kernels.pack_model import pack_model
 from polyhead.run.load import load

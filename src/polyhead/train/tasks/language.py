@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from torch import nn
 
-from polyhead.config.data_config import DataConfig
-from polyhead.config.recipe import Recipe, TrainConfig
+from polyhead.config.recipe import DataConfig, Recipe, TrainConfig
 from polyhead.core.errors import UserError
 from polyhead.core.registry import TASK
 from polyhead.data.batching.length_bucketing import shard_rows

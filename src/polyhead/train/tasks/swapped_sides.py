@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from polyhead.config.data_config import DataConfig
+from polyhead.config.recipe import DataConfig
 from polyhead.core.errors import UserError
 from polyhead.data.readers.detect_language import (
     Language,

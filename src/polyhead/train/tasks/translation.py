@@ -8,8 +8,7 @@ from itertools import chain
 import numpy as np
 from torch import nn
 
-from polyhead.config.data_config import DataConfig
-from polyhead.config.recipe import Recipe, TrainConfig
+from polyhead.config.recipe import DataConfig, Recipe, TrainConfig
 from polyhead.core.errors import UserError
 from polyhead.core.i18n import tr, translate_message
 from polyhead.core.option_types import Fraction

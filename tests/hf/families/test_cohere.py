@@ -1,4 +1,0 @@
-from tests.hf.families.causal import CausalFamily
-
-
-class TestCohere(CausalFamily, names=["cohere", "cohere2"]): ...

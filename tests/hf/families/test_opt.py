@@ -1,4 +1,0 @@
-from tests.hf.families.causal import CausalFamily
-
-
-class TestOpt(CausalFamily, names=["opt"]): ...
