@@ -22,8 +22,7 @@ from torch import Tensor, nn
 
 from polyhead.config.generation_config import GenerationConfig
 from polyhead.core.choice import Choice
-from polyhead.generation.decoding.beam_search import beam_search
-from polyhead.generation.decoding.greedy import greedy_search
+from polyhead.generation.decoding.beam_search import beam_search, greedy_search
 from polyhead.generation.decoding.sampling import Sampling
 from polyhead.generation.generate import generate
 from polyhead.kernels.malloc_tuning import tune_malloc

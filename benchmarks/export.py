@@ -32,7 +32,7 @@ from _shared import apart, ratio, table
 
 from polyhead import Choice
 from polyhead.config.model import ModelConfig
-from polyhead.generation.decoding.greedy import greedy_search
+from polyhead.generation.decoding.beam_search import greedy_search
 from polyhead.kernels.malloc_tuning import tune_malloc
 from polyhead.kernels.pack_model import linear_factory, pack_model
 from polyhead.models import CausalLM, Seq2Seq, build

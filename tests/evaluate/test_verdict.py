@@ -40,7 +40,7 @@ def test_no_verdict_for_better_scores(values):
         ({"bleu": 4.0}, FLAT, "it beats the baseline; the validation loss was no longer falling"),
     ],
 )
-def test_conclusion_says_whether_baselines_are_beaten(values, losses, conclusion):
+def test_conclusion_compares_scores_with_baselines(values, losses, conclusion):
     assert describe_conclusion(values, BASELINES, "translation", losses).startswith(conclusion)
 
 

@@ -10,8 +10,7 @@ from tests.kernels.build_extension_helpers import CONFIGS, DECODING, PRECISIONS,
 
 from polyhead import Choice, build
 from polyhead.cache.paged_layer import PagedView
-from polyhead.generation.decoding.beam_search import beam_search
-from polyhead.generation.decoding.greedy import greedy_search
+from polyhead.generation.decoding.beam_search import beam_search, greedy_search
 from polyhead.kernels import build_extension
 from polyhead.kernels.attention import PackedAttention, paged_attention
 from polyhead.kernels.build_extension import inspect_kernels, kernels_status, load_kernels

@@ -1,4 +1,4 @@
-"""A message for a model that is no better than a baseline, with advice."""
+"""Compare the scores of a model with baselines, in a message with advice."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def describe_conclusion(
     losses: Sequence[float | None] = (),
     tr: Translate = tr,
 ) -> str:
-    """What scores mean that are printed beside their baselines, with advice if one does not beat its own."""
+    """Conclusion from scores and their baselines, with advice if a score is not better."""
     (failed, goal), advice = _find_failure(values, baselines, task), choose_advice(losses)
     if not failed:
         return tr(_SUCCESS[advice])

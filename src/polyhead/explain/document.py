@@ -11,7 +11,7 @@ from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError
 from polyhead.core.i18n import get_language
 from polyhead.explain.inputs import ModelInputs, choose_windows, describe_side, read_inputs
-from polyhead.explain.levers.table import Progress, explain_levers
+from polyhead.explain.levers.table import ShowProgress, explain_levers
 from polyhead.explain.part_notes import (
     count_costs,
     count_step,
@@ -43,7 +43,7 @@ def explain(
     first: int | None = None,
     n_shown: int | None = None,
     has_lever_cases: bool = True,
-    progress: Progress = lambda text: None,
+    progress: ShowProgress = lambda text: None,
 ) -> Facts:
     """Walk a text through the model of a run; the result is JSON, with all arrays in one text.
 

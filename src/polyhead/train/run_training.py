@@ -37,7 +37,6 @@ from polyhead.tokenizers.train_tokenizer import train_tokenizer
 from polyhead.train.baselines import add_baselines, save_training_counts
 from polyhead.train.disk_space import check_disk_space
 from polyhead.train.distill import check_widths, load_teachers, make_distillation_task
-from polyhead.train.distributed.parallel_check import check_parallel
 from polyhead.train.distributed.process_group import SINGLE_PROCESS, MapFn, ProcessGroup
 from polyhead.train.distributed.rank_sync import (
     broadcast_checkpoint,
@@ -63,7 +62,7 @@ from polyhead.train.resume import check_directory, check_rates, check_same_data,
 from polyhead.train.schedule import warn_factor, warn_long_warmup
 from polyhead.train.signals import interrupt_on_signal, stop_on_signal
 from polyhead.train.strategies.base import Strategy
-from polyhead.train.strategies.parallelize import parallelize
+from polyhead.train.strategies.parallelize import check_parallel, parallelize
 from polyhead.train.tasks.base import Task, TaskFactory
 from polyhead.train.train_state import TrainState, load_final_weights
 from polyhead.train.trainable_parameters import parameter_summary
@@ -311,9 +310,9 @@ def _load_or_train_tokenizer(
     )
     duration = format_seconds(time.monotonic() - start_time)
     line = tr("tokenizer: {count:,} tokens in {time}", count=tokenizer.vocab_size, time=duration)
-    wanted = recipe.tokenizer.vocab_size
-    if tokenizer.vocab_size < wanted and recipe.tokenizer.kind.name not in ("byte", "char"):
-        line += tr("; the text yields no more of {wanted:,}", wanted=wanted)
+    vocab_size = recipe.tokenizer.vocab_size
+    if tokenizer.vocab_size < vocab_size and recipe.tokenizer.kind.name not in ("byte", "char"):
+        line += tr("; the text has no more, though vocab_size is {vocab_size:,}", vocab_size=vocab_size)
     report.info(line)
     if not tokenizer.composes_characters and (warning := counter.describe()):
         report.info(warning)

@@ -15,8 +15,8 @@ from polyhead.data.batching.token_windows import TokenWindows, shard_windows
 from polyhead.nn.stack import recompute_blocks
 from polyhead.train.distributed.context_parallel import ContextGather, ShardsSequence
 from polyhead.train.distributed.mesh import MeshShape
-from polyhead.train.distributed.parallel_check import find_obstacle
 from polyhead.train.loss_module import LossModule
+from polyhead.train.strategies.parallelize import find_obstacle
 
 pytestmark = pytest.mark.usefixtures("no_report")
 TOKEN_TASKS = [task for task in TASKS if task != "classification"]

@@ -6,8 +6,8 @@ from tests.train.conftest import small_recipe, user_error
 
 from polyhead.config.config_sections import ParallelConfig
 from polyhead.train.distributed.mesh import MeshShape, RankPlace, resolve_mesh_shape
-from polyhead.train.distributed.parallel_check import find_obstacle
 from polyhead.train.distributed.process_group import SINGLE_PROCESS
+from polyhead.train.strategies.parallelize import find_obstacle
 
 SIZES = [{}, {"replicate": 3}, {"shard": 4}, {"replicate": 2, "shard": 2, "tensor": 2}]
 SIZES += [{"shard": 2, "context": 2}, {"pipeline": 2, "replicate": 2, "shard": 3}]

@@ -17,10 +17,10 @@ from tests.train.ranks import run_ranks
 from polyhead.config.config_sections import ParallelConfig
 from polyhead.train.distributed.launch import RANK_LOST
 from polyhead.train.distributed.mesh import resolve_mesh_shape
-from polyhead.train.distributed.parallel_check import check_parallel
 from polyhead.train.distributed.pipeline import PipelineModel, StageModule
 from polyhead.train.distributed.stage_state import StageTensors
 from polyhead.train.run_training import run_training
+from polyhead.train.strategies.parallelize import check_parallel
 
 pytestmark = [pytest.mark.usefixtures("no_report"), pytest.mark.acceptance("G5")]
 PIPELINE_TASKS = [task for task in TASKS if task != "replaced-token-detection"]

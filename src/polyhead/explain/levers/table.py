@@ -45,7 +45,7 @@ LEVERS = {
 MAX_OPERATIONS = 10**12
 """Operations that all cases of one lever may take in a file; of a large model it has fewer cases."""
 
-Progress = Callable[[str], None]
+ShowProgress = Callable[[str], None]
 """Shows which lever is computed; called with '' at the end."""
 
 SpellOutput = Callable[[int], str]
@@ -57,7 +57,7 @@ def describe_levers(
     spell: SpellOutput,
     *,
     has_cases: bool = True,
-    progress: Progress = lambda text: None,
+    progress: ShowProgress = lambda text: None,
 ) -> Facts:
     """The part ``levers`` of the document: the plain output and every lever with its cases.
 
