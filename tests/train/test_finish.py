@@ -44,10 +44,10 @@ def assert_refused(recipe, message):
         ("translation", {"a.de": "ein\nzwei\n", "a.en": "a\n"}, r"a\.de has 2 lines and a\.en has 1"),
         ("translation", {"a.de": "\n", "a.en": "\n"}, r"no usable pair in a\.de \+ a\.en"),
         ("chat", {"a.jsonl": chat_line(LONG * 9)}, "0 of 1 conversations, 0 answers; skipped 1 overlong"),
-        ("masked-lm", {"a.txt": " \n \n"}, r"a\.txt: no text"),
-        ("denoising", {"a.txt": " \n \n"}, r"a\.txt: no text"),
-        ("language-model", {"a.txt": " \n \n"}, r"a\.txt: no text"),
-        ("language-model", {"a.txt": "\n"}, "the test text is only one token"),
+        ("masked-lm", {"a.txt": " \n \n"}, r"a\.txt: no visible text"),
+        ("denoising", {"a.txt": " \n \n"}, r"a\.txt: no visible text"),
+        ("language-model", {"a.txt": " \n \n"}, r"a\.txt: no visible text"),
+        ("language-model", {"a.txt": "\n"}, r"a\.txt: no visible text"),
     ],
 )
 def test_unusable_test_text_is_refused_at_start(task, files, message, texts_dir, tmp_path):
@@ -87,7 +87,7 @@ def test_row_longer_than_any_batch_is_refused(task, split, tmp_path):
         "long.txt": f"{LONG}\n",
         "short.jsonl": 2 * chat_line("a dog"),
         "long.jsonl": chat_line(LONG),
-        "short.tsv": "text\tlabel\na cat\tcat\na dog\tdog\n",
+        "short.tsv": "text\tlabel\na cat\tcat\n" + 2 * "a dog\tdog\n",
         "long.tsv": f"text\tlabel\n{LONG}\tdog\n",
     }
     for name, content in files.items():

@@ -70,10 +70,12 @@ def run(
         inputs = read_lines_or_text(source)
     from polyhead.cli.swapped_sides import SwapCheck
     from polyhead.evaluate.perplexity import loss_to_perplexity
+    from polyhead.models.build import check_model_kind
     from polyhead.run.load import load
     from polyhead.tokenizers.scripts import warn_decomposed
 
     scorer = load([directory, *(others or [])], dtype=dtype, device=device)
+    check_model_kind(scorer.config, ["encoder-decoder", "decoder"])
     is_language_model, refusals = scorer.config.kind == "decoder", dict[int, str]()
     if is_language_model and target is not None:
         raise UserError("this run is a language model: it scores the lines of one file, without TARGET")

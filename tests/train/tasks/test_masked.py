@@ -59,8 +59,8 @@ def test_masked_letters_are_learned(corpus_dir):
     lines = notes.lines
     assert any(re.match(r"train: letters.txt: 3\d\d documents, 3\d\d lines", line) for line in lines)
     assert any(line.endswith("of their tokens are not padding") for line in lines)
-    assert f"valid accuracy: {row['accuracy']:.4f}" in lines
-    assert "fill-mask" in (config.out / "README.md").read_text()
+    card = (config.out / "README.md").read_text()
+    assert f"| valid accuracy | {row['accuracy']:.4f} |" in card and "fill-mask" in card
     assert type(ph.load(config.out).model) is MaskedLM
 
 
