@@ -13,7 +13,7 @@ from tests.train.task_runs import TASKS, task_recipe, write_texts
 
 from polyhead.core.atomic_io import process_start_time
 from polyhead.serve.http.run_pages import RunServer
-from polyhead.serve.http.server import get_url, listen
+from polyhead.serve.http.sockets import get_url, listen
 from polyhead.train.run_training import run_training
 from polyhead.viz.run_page import render_run_page, render_runs_page
 from polyhead.viz.run_record import read_run

@@ -18,7 +18,8 @@ from tests.cli.cli_helpers import save_run
 
 from polyhead.config.generation_config import GenerationConfig
 from polyhead.run.run import Run
-from polyhead.serve.http.server import Server, get_url, listen
+from polyhead.serve.http.server import Server
+from polyhead.serve.http.sockets import get_url, listen
 from polyhead.serve.openai.routes import make_app
 from polyhead.serve.service import Service
 

@@ -23,7 +23,8 @@ from polyhead.config.recipe import Recipe
 from polyhead.generation.decoding.sampling import Sampling
 from polyhead.run.run import Run
 from polyhead.serve.auth import ApiKeys
-from polyhead.serve.http.server import Server, get_url, listen
+from polyhead.serve.http.server import Server
+from polyhead.serve.http.sockets import get_url, listen
 from polyhead.serve.limits import Limits
 from polyhead.serve.openai.routes import make_app
 from polyhead.serve.service import Service

@@ -141,7 +141,8 @@ def run(
     check_origins(options["allowed_origins"])
     import torch
 
-    from polyhead.serve.http.server import get_url, listen, run_server
+    from polyhead.serve.http.server import run_server
+    from polyhead.serve.http.sockets import get_url, listen
     from polyhead.serve.openai.routes import make_app
     from polyhead.serve.service import Service
 
@@ -171,7 +172,7 @@ def show_runs(model: str | None, directory: Path, host: str, port: int, api_key_
     if api_key_file is not None or not is_loopback(host):
         raise UserError("--runs serves only this machine, without API keys: remove --host and --api-key-file")
     from polyhead.serve.http.run_pages import check_runs, serve_runs
-    from polyhead.serve.http.server import get_url, listen
+    from polyhead.serve.http.sockets import get_url, listen
 
     check_runs(directory)
     sock = listen(host, port)
