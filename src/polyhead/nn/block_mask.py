@@ -13,8 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from polyhead.nn.device import product_dtype
-from polyhead.nn.export_guard import is_traced
+from polyhead.nn.device import is_traced, product_dtype
 from polyhead.nn.kv import KV
 from polyhead.nn.positions import Positions, Visibility, may_have_several_documents
 

@@ -1,4 +1,4 @@
-"""Select a device and move batches to it; the dtype of matrix products."""
+"""Select a device, move batches to it, and read conditions from it; the dtype of matrix products."""
 
 from __future__ import annotations
 
@@ -98,6 +98,20 @@ def move_tensor(value: Tensor, device: torch.device) -> Tensor:
         return value
     pinned = value.pin_memory() if device.type in PINNED_TYPES else value
     return pinned.to(device, non_blocking=True)
+
+
+def is_traced() -> bool:
+    """Whether a graph is being compiled or exported, which must work for any numbers."""
+    return torch.compiler.is_compiling() or torch.compiler.is_exporting()
+
+
+def known_true(condition: Tensor) -> bool:
+    """Whether a data-dependent condition is known to hold: only on the CPU, and outside of graphs.
+
+    Reading a number of another device waits for all its work. Callers use this only to take a shortcut; the
+    path for False must be correct in any case.
+    """
+    return not is_traced() and condition.device.type == "cpu" and bool(condition)
 
 
 def true_indices(mask: Tensor, device: torch.device) -> Tensor:

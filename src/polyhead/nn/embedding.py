@@ -10,8 +10,8 @@ from polyhead.config.model import ModelSpec
 from polyhead.core.errors import UserError
 from polyhead.core.option_types import resolve_factor
 from polyhead.core.registry import NORM
+from polyhead.nn.device import is_traced
 from polyhead.nn.dropout import Dropout
-from polyhead.nn.export_guard import is_traced
 from polyhead.nn.position.base import Position
 from polyhead.nn.positions import AnyPositions, Positions
 from polyhead.nn.shard_plan import VocabularyShard

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._pytree import register_pytree_node
 
-from polyhead.nn.export_guard import known_true
+from polyhead.nn.device import known_true
 from polyhead.nn.override import overridable
 from polyhead.nn.positions import Positions, may_have_several_documents
 

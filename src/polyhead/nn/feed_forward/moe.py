@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError
 from polyhead.core.registry import FEED_FORWARD
-from polyhead.nn.device import at_least_fp32, no_autocast, product_dtype
-from polyhead.nn.export_guard import is_traced
+from polyhead.nn.device import at_least_fp32, is_traced, no_autocast, product_dtype
 from polyhead.nn.feed_forward.mlp import FeedForward, GatedFeedForward
 from polyhead.nn.shard_plan import ShardPlan
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from polyhead.config.model import AttentionShape
 from polyhead.core.registry import POSITION
-from polyhead.nn.export_guard import is_traced
+from polyhead.nn.device import is_traced
 from polyhead.nn.kv import KV
 from polyhead.nn.shard_plan import ShardPlan
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from polyhead.config.model import AttentionShape
 from polyhead.core.errors import UserError
 from polyhead.core.registry import POSITION
-from polyhead.nn.export_guard import known_true
+from polyhead.nn.device import known_true
 from polyhead.nn.kv import KV, arange_positions
 from polyhead.nn.position.base import Position
 from polyhead.nn.shard_plan import ShardPlan, select_shard
