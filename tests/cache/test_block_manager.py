@@ -137,20 +137,12 @@ class Machine(RuleBasedStateMachine):
     def rewrite(self, i, position, tokens):
         s, seq = self.shadow, self.seq(i)
         position %= s.n_written[seq] + 1
-        previous, new_tokens, n_written = s.tokens[seq], s.tokens[seq][:position] + tokens, s.n_written[seq]
-        s.tokens[seq] = new_tokens
-        if s.write([WriteSpan(seq, position, len(new_tokens))]):
-            s.n_written[seq] = len(new_tokens)
-            s.table.truncate(seq, len(new_tokens))
+        previous, n_written = s.tokens[seq], s.n_written[seq]
+        s.tokens[seq] = previous[:position] + tokens + previous[position + len(tokens) : n_written]
+        if s.write([WriteSpan(seq, position, len(s.tokens[seq]))]):
+            s.n_written[seq] = len(s.tokens[seq])
         else:
             s.tokens[seq], s.n_written[seq] = previous, n_written
-
-    @precondition(has_sequences)
-    @rule(i=pick, length=pick)
-    def truncate(self, i, length):
-        s, seq = self.shadow, self.seq(i)
-        s.n_written[seq] = length % (s.n_written[seq] + 1)
-        s.table.truncate(seq, s.n_written[seq])
 
     @precondition(has_sequences)
     @rule(i=pick)
@@ -256,7 +248,8 @@ def test_content_of_a_rewritten_prefix_is_new():
     table.release(0)
     first, n_matched = table._content_to_block[0, (1,)], table.admit(1, [1, 2])
     assert n_matched == 2
-    table.truncate(1, 1)  # block 2 stays in the prefix cache; now the first one alone is rewritten
+    table.release(1)
+    assert table.admit(1, [1]) == 1  # block 2 stays in the prefix cache; now the first one alone is rewritten
     table.allocate([WriteSpan(1, 0, 1)])
     table.insert_prefix(1, [9])
     assert table.block_tables[1] == [first] and table.admit(2, [9, 2]) == 1
@@ -284,10 +277,10 @@ def test_eviction_and_allocation_have_an_order():
     for seq, tokens in ((0, 5), (1, 0)):
         table.admit(seq)
         table.allocate([WriteSpan(seq, 0, tokens)])
-    freed_blocks = table.block_tables[0][1:3]
-    table.truncate(0, 1)
+    freed_blocks = table.block_tables[0][:2]
+    table.release(0)
     table.allocate([WriteSpan(1, 0, 2)])
-    assert table.block_tables[1] == sorted(freed_blocks) and Counter(table._ref_counts) == {1: 3, 0: 3}
+    assert table.block_tables[1] == sorted(freed_blocks) and Counter(table._ref_counts) == {1: 2, 0: 4}
 
 
 @pytest.mark.acceptance("D2")
@@ -309,8 +302,6 @@ def insert_other_tokens(table):
         (lambda t: t.allocate([WriteSpan(0, 3, 2)]), "positions 3 to 2"),
         (lambda t: t.allocate([WriteSpan(0, -1, 2)]), "positions -1 to 2"),
         (lambda t: t.allocate([WriteSpan(0, 4, 5), WriteSpan(0, 4, 5)]), "occurs twice"),
-        (lambda t: t.truncate(0, 5), "holds 4 tokens, not 5"),
-        (lambda t: t.truncate(7, 0), "no sequence 7"),
         (lambda t: t.release(7), "no sequence 7"),
         (lambda t: (t.release(0), t.release(0)), "no sequence 0"),
         (lambda t: t.insert_prefix(7, []), "no sequence 7"),

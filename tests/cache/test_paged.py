@@ -99,7 +99,7 @@ def test_pages_and_bytes_of_steps():
     assert cache.match_prefix(1, [7, 8, 9, 7, 6]) == 4
     assert stamps_of(feed_tokens(cache, [1], 4, [[6.0]]), 0) == dict(enumerate([7, 8, 9, 7, 6]))
     assert cache.match_prefix(0, [8, 8]) == 0
-    with pytest.raises(AssertionError, match="row 1 is not empty"):
+    with pytest.raises(AssertionError, match="sequence 1 already exists"):
         cache.match_prefix(1, prompt)
 
 

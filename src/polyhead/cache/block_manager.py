@@ -106,8 +106,8 @@ class BlockManager:
         self._ref_counts += [0] * n
 
     def admit(self, seq: int, tokens: Sequence[int] = ()) -> int:
-        """Add a sequence and match its token prefix; return the number of tokens in matched blocks."""
-        assert seq not in self.block_tables, f"sequence {seq} already exists"
+        """Add a sequence, or fill an empty one: match its token prefix, and return its number of tokens."""
+        assert not self.lengths.get(seq), f"sequence {seq} already exists"
         table: list[int] = []
         chain: list[int] = []
         for i in range(len(tokens) // self.block_size):
@@ -198,25 +198,14 @@ class BlockManager:
                 self._block_to_content[table[i]] = next(self._content_ids), content
             chain.append(self._block_to_content[self._content_to_block[content]][0])
 
-    def truncate(self, seq: int, length: int) -> None:
-        """Drop all but the first ``length`` tokens of a sequence."""
-        assert seq in self.block_tables, f"no sequence {seq} to truncate"
-        assert 0 <= length <= self.lengths[seq], (
-            f"sequence {seq} holds {self.lengths[seq]} tokens, not {length}"
-        )
-        table, n_left = self.block_tables[seq], self._num_blocks(length)
-        self.version += n_left < len(table)
-        while len(table) > n_left:
-            self._release_block(table.pop())
-        del self._prefix_ids[seq][length // self.block_size :]
-        self.lengths[seq] = length
-
     def release(self, seq: int) -> None:
         """Remove a sequence; its blocks become free, or stay in the prefix cache until they are evicted."""
         assert seq in self.block_tables, f"no sequence {seq} to release"
         # released from the end, so that the prefix, which other sequences may share, is evicted last
-        self.truncate(seq, 0)
-        del self.block_tables[seq], self.lengths[seq], self._prefix_ids[seq]
+        for block in reversed(self.block_tables.pop(seq)):
+            self._release_block(block)
+        del self.lengths[seq], self._prefix_ids[seq]
+        self.version += 1
 
     def block_stats(self) -> BlockStats:
         """Count blocks and slots from the tables."""

@@ -128,7 +128,7 @@ class PagedCache:
         ]
         self._nonfinite_pages -= {*dirty_pages, *(dst for _, dst in allocation.copies)}
         self._nonfinite_pages |= {dst for src, dst in allocation.copies if src in self._nonfinite_pages}
-        for layer in self.layers:
+        for layer in self.layers if allocation.copies or dirty_pages else ():
             layer.copy_pages(allocation.copies)
             layer.clear_pages(dirty_pages)
         step = self._build_layout(rows, pos, host)
@@ -206,10 +206,7 @@ class PagedCache:
 
     def match_prefix(self, row: int, tokens: Sequence[int]) -> int:
         """Fill an empty row with cached pages of this token prefix; return the number of tokens matched."""
-        seq = self.seq_ids[row]
-        assert not self.block_manager.lengths[seq], f"row {row} is not empty"
-        self.block_manager.release(seq)
-        return self.block_manager.admit(seq, tokens)
+        return self.block_manager.admit(self.seq_ids[row], tokens)
 
     def insert_prefix(self, row: int, tokens: Sequence[int]) -> None:
         """Register the tokens of a row for ``match_prefix``, after the step that wrote them.
