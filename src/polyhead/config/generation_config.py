@@ -7,7 +7,15 @@ from collections.abc import Mapping, Set
 from numbers import Integral, Real
 from typing import Annotated, Any, Literal, NamedTuple, Self, cast
 
-from pydantic import BeforeValidator, Field, ValidationInfo, WithJsonSchema, field_validator, model_validator
+from pydantic import (
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
 
 from polyhead.config.config_sections import ConfigSection
 from polyhead.core.choice import Choice
@@ -20,6 +28,7 @@ _SCOPE = re.compile(r"^(?:sampling|translations|language models|beam search): ")
 _TOKEN_ID = re.compile("[0-9]{1,10}")
 MAX_TOKEN_ID = 2**31 - 1
 MAX_LOGIT_BIAS = 100
+RELATED_KEYS = ("beam_size", "n_best", "embed_prompt", "embed_prompts")  # checked together
 LogitBias = Annotated[
     dict[int, float],
     BeforeValidator(lambda value: _parse_logit_bias(value)),
@@ -81,6 +90,8 @@ def _setting(
 
 class GenerationConfig(ConfigSection):
     """Settings of beam search (translations), sampling (language models), embeddings and classification."""
+
+    model_config = ConfigDict(validate_default=False)  # a request checks its own settings only
 
     beam_size: int = _setting(
         5, BEAMS, "number of beams; 1 is greedy search", "translate eval",

@@ -29,9 +29,10 @@ class FrozenSettings(BaseModel):
 
         To Python true is 1, so ``average: true`` would be the average of one checkpoint.
         """
-        kinds = _annotation_types(cls.model_fields[str(info.field_name)].annotation)
-        if isinstance(value, bool) and kinds & {int, float} and not kinds & {bool, str}:
-            raise PydanticKnownError("int_type" if int in kinds else "float_type")
+        if isinstance(value, bool):
+            kinds = _annotation_types(cls.model_fields[str(info.field_name)].annotation)
+            if kinds & {int, float} and not kinds & {bool, str}:
+                raise PydanticKnownError("int_type" if int in kinds else "float_type")
         return value
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

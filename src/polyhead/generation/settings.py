@@ -7,8 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from polyhead.config.generation_config import EFFECTIVE_KEYS, GenerationConfig
-from polyhead.core.choice import Choice
+from polyhead.config.generation_config import EFFECTIVE_KEYS, RELATED_KEYS, GenerationConfig
 from polyhead.core.errors import UserError, check_int, did_you_mean
 from polyhead.core.key_aliases import aliased_keys, hint_text
 from polyhead.core.messages import from_validation_error
@@ -51,13 +50,12 @@ def with_overrides(config: GenerationConfig, overrides: dict[str, Any], output_k
             name, sorted(effective_keys)
         )
         raise UserError(f"{name}: unknown key{hint or '; known: ' + ', '.join(sorted(effective_keys))}")
-    # parts of the config are checked already, by what their names register
-    parts = {key: value for key, value in config if isinstance(value, Choice) and key not in overrides}
+    related = {key: getattr(config, key) for key in RELATED_KEYS}  # others of the config are checked already
     try:
-        changed = GenerationConfig.model_validate(dict(config) | dict.fromkeys(parts) | overrides)
-        return changed.model_copy(update=parts)
+        changed = GenerationConfig.model_validate(related | overrides)
     except ValidationError as error:
         raise from_validation_error(error, GenerationConfig) from None
+    return config.model_copy(update={key: getattr(changed, key) for key in overrides})
 
 
 def sampling_config(
