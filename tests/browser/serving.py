@@ -27,7 +27,7 @@ def make_multilingual_run():
     run = build_run("encoder-decoder")
     rust_tokenizer = RustTokenizer.from_str(run.tokenizer._inner.to_str())
     rust_tokenizer.add_special_tokens(["__de__", "__en__"])
-    tokenizer = Tokenizer(rust_tokenizer, run.tokenizer._roles)
+    tokenizer = Tokenizer(rust_tokenizer, run.tokenizer.roles)
     config = run.config.model_dump() | {"vocab_size": tokenizer.vocab_size}
     tokenizer = tokenizer.with_seq2seq_template(with_languages(tokenizer, "en", "de"))
     return Run(build(ModelConfig.model_validate(config), seed=1), tokenizer, run.generation)

@@ -180,7 +180,7 @@ def test_logit_biases_and_penalties_as_in_reference(penalty, tmp_path):
 
 def test_exported_tokenizer_truncates_and_has_no_invented_padding(tmp_path):
     run = language_model()
-    roles = {role: token for role, token in run.tokenizer._roles.items() if role != "pad_token"}
+    roles = {role: token for role, token in run.tokenizer.roles.items() if role != "pad_token"}
     run.tokenizer = Tokenizer(run.tokenizer._inner, roles)
     exported_dir = export_run(run, tmp_path)
     tokenizer, max_len = AutoTokenizer.from_pretrained(exported_dir), run.config.max_len

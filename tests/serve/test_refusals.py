@@ -107,7 +107,7 @@ def test_task_without_a_target_language_is_refused():
     inner.add_special_tokens([">>deu<<", ">>fra<<"])
     config = run.config.model_dump() | {"vocab_size": inner.get_vocab_size()}
     model = build(ModelConfig.model_validate(config), seed=1)
-    with serve_run(Run(model, Tokenizer(inner, run.tokenizer._roles), run.generation)) as client:
+    with serve_run(Run(model, Tokenizer(inner, run.tokenizer.roles), run.generation)) as client:
         (card,) = client.ask("/v1/models").json()["data"]
         assert card["polyhead"]["tasks"] == ["translations"]
         for path, body in ((PATH, {"prompt": "a dog"}), ("/v1/score", {"input": "a dog", "target": "hund"})):

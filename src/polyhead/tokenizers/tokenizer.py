@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -41,7 +41,10 @@ from polyhead.tokenizers.token_bytes import TokenBytes, build_token_bytes
 
 
 class Tokenizer:
-    """A vocabulary, its rules and its special tokens by role; text that spells one is plain text."""
+    """A vocabulary, its rules and its special tokens by role; text that spells one is plain text.
+
+    ``roles`` are their names.
+    """
 
     def __init__(
         self,
@@ -52,13 +55,13 @@ class Tokenizer:
     ) -> None:
         inner.no_padding()
         inner.no_truncation()
-        self._inner, self._roles = roundtrip(inner, content), dict(roles)
+        self._inner, self.roles = roundtrip(inner, content), dict(roles)
         self._target_tokenizer = target_tokenizer
         self._inner.encode_special_tokens = True  # "</s>" typed by a user is text, never control
-        self._ids = {role: self._role_id(role, token) for role, token in self._roles.items()}
+        self._ids = {role: self._role_id(role, token) for role, token in self.roles.items()}
         if {"pad_token", "eos_token"} <= set(self._ids) and self.pad_id == self.eos_id:
             raise UserError(
-                f"tokenizer: pad_token and eos_token are both {self._roles['eos_token']!r}; they must "
+                f"tokenizer: pad_token and eos_token are both {self.roles['eos_token']!r}; they must "
                 "differ, or the model does not learn the end of a sentence"
             )
 
@@ -69,10 +72,15 @@ class Tokenizer:
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Encode texts to ids, without special tokens."""
+        return [encoding.ids for encoding in self._encode(self._inner.encode_batch_fast, texts)]
+
+    def _encode(
+        self, encode_batch: Callable[..., list[tokenizers.Encoding]], texts: Sequence[str]
+    ) -> list[tokenizers.Encoding]:
         validate_texts(texts, "encode")
         try:
             with wrap_library_errors("the tokenizer cannot encode the text"):
-                return [e.ids for e in self._inner.encode_batch_fast(list(texts), add_special_tokens=False)]
+                return encode_batch(list(texts), add_special_tokens=False)
         except (TypeError, UnicodeEncodeError):
             number = next(i for i, text in enumerate(texts) if has_lone_surrogate(text))
             raise UserError(
@@ -100,8 +108,7 @@ class Tokenizer:
         space before the first word.
         """
         guard = _BLANK_GUARD if after_special and self._prepends_first_only else ""
-        self.encode([text])  # raises UserError for invalid text
-        encoding = self._inner.encode(guard + text, add_special_tokens=False)
+        (encoding,) = self._encode(self._inner.encode_batch, [guard + text])
         num_guard_tokens = sum(end <= len(guard) for _, end in encoding.offsets) if guard else 0
         return encoding.ids[num_guard_tokens:], [
             max(0, at - len(guard)) for at, _ in encoding.offsets[num_guard_tokens:]
@@ -159,7 +166,7 @@ class Tokenizer:
         if self.prefix_ids == list(prefix_ids) and self.suffix_ids == list(suffix_ids):
             return self
         inner = set_post_processor(self._inner, prefix_ids, suffix_ids)
-        return Tokenizer(inner, self._roles, target_tokenizer=self._target_tokenizer)
+        return Tokenizer(inner, self.roles, target_tokenizer=self._target_tokenizer)
 
     def with_lstrip(self, ids: Collection[int]) -> Tokenizer:
         """A tokenizer in which these special tokens include the whitespace before them (lstrip)."""
@@ -167,11 +174,11 @@ class Tokenizer:
         for token in rules["added_tokens"]:
             token["lstrip"] |= token["id"] in ids
         inner = tokenizers.Tokenizer.from_str(json.dumps(rules))
-        return Tokenizer(inner, self._roles, target_tokenizer=self._target_tokenizer)
+        return Tokenizer(inner, self.roles, target_tokenizer=self._target_tokenizer)
 
     def with_seq2seq_template(self, template: Seq2SeqTemplate) -> Tokenizer:
         """A tokenizer with this template, such as that of a language pair (``languages.with_languages``)."""
-        roles = {**self._roles, "decoder_start_token": self.ids_to_tokens([template.decoder_start_id])[0]}
+        roles = {**self.roles, "decoder_start_token": self.ids_to_tokens([template.decoder_start_id])[0]}
         if template.opening_forced:
             roles["forced_bos_token"] = self.ids_to_tokens(template.opening_ids)[0]
         inner = set_post_processor(self._inner, template.source_prefix, template.source_suffix)
@@ -217,7 +224,7 @@ class Tokenizer:
             raise UserError(f"no token {token!r} in the vocabulary")
         return int(token_id)
 
-    @property
+    @cached_property
     def vocab_size(self) -> int:
         return int(self._inner.get_vocab_size(with_added_tokens=True))
 
@@ -320,7 +327,7 @@ class Tokenizer:
         directory.mkdir(parents=True, exist_ok=True)
         config = {
             "tokenizer_class": "PreTrainedTokenizerFast",
-            **self._roles,
+            **self.roles,
             "clean_up_tokenization_spaces": False,
             "model_max_length": max_len or 10**30,
         }
