@@ -41,27 +41,24 @@ def render_chat(
     With ``add_generation_prompt`` it ends at the start of an assistant turn, or within the last message if it
     is one of the assistant: after its content, which is continued.
     """
-    if not (add_generation_prompt and is_prefill(messages)):
-        return _render_pieces(format, messages, add_generation_prompt, tools)
-    *before, answer = messages
-    if not answer.content.strip():
-        return _render_pieces(format, before, True, tools)
-    # a mark after the content shows what the format trims or adds there, as in transformers
-    marked = [*before, answer._replace(content=answer.content + _END_MARK)]
-    pieces = _render_pieces(format, marked, False, tools)
+    is_continued = False
+    if add_generation_prompt and is_prefill(messages):
+        *messages, answer = messages
+        if is_continued := bool(answer.content.strip()):
+            # a mark after the content shows what the format trims or adds there, as in transformers
+            messages = [*messages, answer._replace(content=answer.content + _END_MARK)]
+            add_generation_prompt = False
+    if not tools.all_tools:
+        pieces = format.render(messages, add_generation_prompt)
+    elif isinstance(format, ToolCallFormat):
+        pieces = format.render(messages, add_generation_prompt, tools)
+    else:
+        raise no_tools_error(f"tools are given ({', '.join(tools.tool_names)})")
+    if not is_continued:
+        return pieces
     last = max(i for i, piece in enumerate(pieces) if _END_MARK.strip() in piece.text)
     text, _, rest = pieces[last].text.rpartition(_END_MARK.strip())
     return [*pieces[:last], pieces[last]._replace(text=text if rest.startswith(" ") else text.rstrip())]
-
-
-def _render_pieces(
-    format: ChatFormat, messages: Sequence[Message], add_generation_prompt: bool, tools: ToolChoice
-) -> list[ChatPiece]:
-    if not tools.all_tools:
-        return format.render(messages, add_generation_prompt)
-    if not isinstance(format, ToolCallFormat):
-        raise no_tools_error(f"tools are given ({', '.join(tools.tool_names)})")
-    return format.render(messages, add_generation_prompt, tools)
 
 
 def encode_chat(
@@ -159,8 +156,7 @@ def build_output_tokenizer(format: ChatFormat, tokenizer: Tokenizer) -> Tokenize
     rules = json.loads(tokenizer.tokenizer_json)
     for added in rules["added_tokens"]:
         added["special"] = added["special"] and added["content"] not in marks
-    roles = {role: tokenizer.ids_to_tokens([i])[0] for role, i in tokenizer.role_ids.items()}
-    return type(tokenizer)(tokenizers.Tokenizer.from_str(json.dumps(rules)), roles)
+    return type(tokenizer)(tokenizers.Tokenizer.from_str(json.dumps(rules)), tokenizer.roles)
 
 
 def check_vocabulary(format: ChatFormat, tokenizer: Tokenizer) -> None:
@@ -237,10 +233,10 @@ def _find_special_token(piece: ChatPiece, tokenizer: Tokenizer) -> AddedToken | 
     """The special token of a piece; None for a mark that is plain text, or BOS without a BOS token."""
     name = piece.text
     if piece.kind == "role":
-        number = tokenizer.eos_id if piece.text == EOS.text else tokenizer.role_ids.get(name)
-        if number is None:
+        if name not in tokenizer.roles and name != EOS.text:
             return None
-        (name,) = tokenizer.ids_to_tokens([number])
+        # the end may have another role, or none, which is an error
+        name = tokenizer.roles.get(name) or tokenizer.ids_to_tokens([tokenizer.eos_id])[0]
     special = tokenizer.special_tokens.get(name)
     if special is None and piece.kind != "mark":
         raise UserError(

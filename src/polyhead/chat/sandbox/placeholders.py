@@ -7,8 +7,8 @@ or searches a text does the same with its placeholders.
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -53,7 +53,7 @@ class Placeholders:
 
 def choose_placeholders(*values: Any, edge_chars: str = EDGE_CHARS) -> Placeholders:
     """Placeholders that do not occur in JSON values; UserError if the values leave no block of them."""
-    used = {ord(c) // _BLOCK_SIZE for text in _iter_texts(values) if not text.isascii() for c in set(text)}
+    used = {ord(c) // _BLOCK_SIZE for c in set(json.dumps(values, ensure_ascii=False))}
     free = (block for block in range(_FIRST_BLOCK, _LAST_BLOCK) if block not in used)
     if (block := next(free, None)) is None:
         raise UserError("the conversation has too many private-use characters for its chat template")
@@ -61,14 +61,3 @@ def choose_placeholders(*values: Any, edge_chars: str = EDGE_CHARS) -> Placehold
 
 
 _get_placeholders = lru_cache(16)(Placeholders)
-
-
-def _iter_texts(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        for pair in value.items():
-            yield from _iter_texts(pair)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _iter_texts(item)
