@@ -78,7 +78,7 @@ class ClientStream:
             len(self.output.tokens[text_delta.row]),
         )
         row, text, is_last = text_delta
-        reason = self.finish_reason(row) if is_last else None
+        reason = self.output.finish_reasons[row] if is_last else None
         return OutputDelta(row, text, reason, self.output.token_logprobs(row, since))
 
     def results(self) -> list[OutputDelta]:
@@ -90,16 +90,12 @@ class ClientStream:
             no_tokens = TokenLogprobs([], [], [])
             return [OutputDelta(row, "", "length", no_tokens) for row in range(self.request.n)]
         return [
-            OutputDelta(row, text, self.finish_reason(row), self.output.token_logprobs(row))
-            for row, text in enumerate(self.output.texts)
-            if self.output.finish_reasons[row] is not None
+            OutputDelta(row, text, reason, self.output.token_logprobs(row))
+            for row, (text, reason) in enumerate(
+                zip(self.output.texts, self.output.finish_reasons, strict=True)
+            )
+            if reason is not None
         ]
-
-    def finish_reason(self, row: int) -> str:
-        """Return the finish reason of an output."""
-        assert self.output is not None
-        reason = self.output.finish_reasons[row] or "stop"
-        return {"cancelled": "abort"}.get(reason, reason)
 
 
 class ClientStreams:
@@ -126,11 +122,6 @@ class ClientStreams:
             if error := next((update.error for update in updates if update.error is not None), None):
                 raise to_api_error(error)
             num_active -= sum(update.is_finished for update in updates)
-
-    async def wait_finished(self) -> None:
-        """Wait until every stream has finished."""
-        async for _ in self.iter_updates():
-            pass
 
 
 def to_api_error(error: BaseException) -> ApiError:

@@ -110,7 +110,7 @@ class Endpoint:
             self._service.metrics.request_time.observe(seconds)
         method = exchange.request.method if exchange.request.method in KNOWN_METHODS else "OTHER"
         log.info("%s %s %s %d %.0f ms", exchange.id, method, path, code, seconds * 1000)
-        if exchange.body.is_unread:
+        if exchange.has_unread_body:
             await exchange.discard_body()
 
     async def _handle_request(self, exchange: HttpExchange) -> None:

@@ -10,14 +10,14 @@ import json
 import math
 import re
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from polyhead.core.errors import UserError
 from polyhead.core.json_io import decode_json
@@ -30,20 +30,6 @@ MAX_WARNINGS = 4  # maximum number of warnings in the header
 STREAM_HEADERS = {"content-type": "text/event-stream", "cache-control": "no-cache", "x-accel-buffering": "no"}
 
 
-class _RequestBody:
-    """What is left to receive of a body; no method of the exchange, which would be a reference cycle."""
-
-    def __init__(self, receive: Receive) -> None:
-        self._receive, self.is_unread = receive, False
-
-    async def receive(self) -> Message:
-        """Receive a part of the body; after the last one there is nothing left to discard."""
-        message = await self._receive()
-        if message["type"] == "http.request" and not message.get("more_body", False):
-            self.is_unread = False
-        return message
-
-
 class HttpExchange:
     """A request, and the methods to answer it.
 
@@ -52,15 +38,14 @@ class HttpExchange:
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, limits: Limits) -> None:
         self._receive, self._send, self._limits = receive, send, limits
-        self.body = _RequestBody(receive)
-        self.request = Request(scope, self.body.receive)
+        self.request = Request(scope)
         self._connection = scope["state"]["connection"]
         self._connection.start_request()
         headers = self.request.headers
         client_id = headers.get("x-request-id", "")
         self.id = client_id if REQUEST_ID.fullmatch(client_id) else uuid.uuid4().hex
         # a connection beyond the limit is closed at once
-        self.body.is_unread = not self._connection.is_reserved and (
+        self.has_unread_body = not self._connection.is_reserved and (
             "content-length" in headers or "transfer-encoding" in headers
         )
         self.status = 0  # of the response; 0 before it has started
@@ -94,7 +79,7 @@ class HttpExchange:
         content = bytearray()
         try:
             async with asyncio.timeout(limits.body_timeout):
-                async for chunk in self.request.stream():
+                async for chunk in self._iter_body():
                     content += chunk
                     self._check_body_size(len(content))
         except TimeoutError:
@@ -102,6 +87,14 @@ class HttpExchange:
                 408, "body_too_slow", f"the body was not received within {limits.body_timeout:g} s"
             ) from None
         return bytes(content)
+
+    async def _iter_body(self) -> AsyncIterator[bytes]:
+        while self.has_unread_body:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise ClientDisconnect
+            self.has_unread_body = message.get("more_body", False)
+            yield message.get("body", b"")
 
     def _check_body_size(self, size: int) -> None:
         if size > self._limits.max_body:
@@ -157,7 +150,7 @@ class HttpExchange:
         """
         with suppress(TimeoutError, ClientDisconnect):
             async with asyncio.timeout(self._limits.body_timeout):
-                async for _ in self.request.stream():
+                async for _ in self._iter_body():
                     pass
             await self._finish(b"")
 
@@ -173,10 +166,10 @@ class HttpExchange:
 
     async def _finish(self, content: bytes) -> None:
         """Send the end of the response; ``discard_body`` finishes it if the request body was not read."""
-        message = {"type": "http.response.body", "body": content, "more_body": self.body.is_unread}
+        message = {"type": "http.response.body", "body": content, "more_body": self.has_unread_body}
         await self._send(message)
         self.is_complete = not self.is_disconnected  # writes after a disconnect are dropped silently
-        if not self.body.is_unread:
+        if not self.has_unread_body:
             self._connection.finish_request()
 
 

@@ -138,7 +138,8 @@ async def create_translations(service: Service, exchange: HttpExchange, body: Tr
         if body.stream:
             await stream_chunks(service, exchange, body, streams, head, "data", make_chunk)
             return
-        await streams.wait_finished()
+        async for _ in streams.iter_updates():
+            pass
         data = []
         for member, source in zip(streams.members, body.input, strict=True):
             outputs = format_outputs(member, body.return_scores)
@@ -185,7 +186,8 @@ async def send_choices(
     if body.stream:
         await stream_chunks(service, exchange, body, streams, head, "choices", make_choice)
         return
-    await streams.wait_finished()
+    async for _ in streams.iter_updates():
+        pass
     choices = [make_choice(member, result) for member in streams.members for result in member.results()]
     await exchange.send_json({**head, "choices": choices, "usage": service.count_usage(streams.members)})
 
@@ -223,7 +225,7 @@ def format_outputs(stream: ClientStream, with_scores: bool) -> list[dict[str, An
         {
             "text": text,
             **({"score": finite_or_none(hypothesis.score)} if with_scores else {}),
-            "finish_reason": stream.finish_reason(row),
+            "finish_reason": stream.output.finish_reasons[row],
         }
         for row, (text, hypothesis) in enumerate(zip(stream.output.collect_texts(), hypotheses, strict=False))
     ]

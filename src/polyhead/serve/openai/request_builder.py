@@ -79,8 +79,8 @@ def build_requests(
     requests = []
     for text in texts:
         ids = engine.encode_prompt(text, parse_special) if isinstance(text, str) else text
-        prefix_ids = engine.tokenizer.prefix_ids
-        ids = ids if max_prompt_tokens is None else keep_last(ids, max_prompt_tokens, prefix_ids)
+        if max_prompt_tokens is not None:
+            ids = keep_last(ids, max_prompt_tokens, engine.tokenizer.prefix_ids)
         seed = body.seed if body.seed >= 0 else 0 if service.deterministic else secrets.randbelow(2**31)
         try:
             ids, length_options = (_fit_prompt if engine.prompt_template else _fit_source)(
