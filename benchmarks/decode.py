@@ -365,6 +365,7 @@ class Nothing:
     """A decoder that reads nothing, and whose logits were made before; it never ends a text."""
 
     training = False
+    encode = decode_greedy = None
 
     def __init__(self, vocab_size: int, n_layers: int, most: int) -> None:
         self.vocab_size = vocab_size

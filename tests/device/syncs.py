@@ -15,7 +15,7 @@ import polyhead as ph
 from polyhead.cache.factory import make_cache
 from polyhead.core.choice import Choice
 from polyhead.core.registry import TASK
-from polyhead.generation.engine.request import move_inputs, pad_next_inputs
+from polyhead.generation.engine.request import start_step
 from polyhead.models import build
 from polyhead.nn import block_mask, stack
 from polyhead.nn.block_mask import make_block_masks
@@ -167,7 +167,6 @@ def test_decoding_step_has_no_sync(position):
         cache = make_cache(Choice("static", preallocate=True), model.cache_shape, 3, 20)
         with record_syncs() as syncs:
             for t in range(3):
-                tokens, pos = pad_next_inputs([[7 + t], [8], [9]], [t, t, t])
-                cache.prepare_step(range(3), pos)
-                model.decode(*move_inputs(tokens, pos, device), cache)
+                inputs = start_step(cache, range(3), [[7 + t], [8], [9]], [t, t, t], device)
+                model.decode(*inputs, cache)
     assert not syncs

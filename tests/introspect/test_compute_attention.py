@@ -130,7 +130,7 @@ def assert_steps_close(maps, expected, steps):
 
 
 def test_beam_search_records_maps_of_each_hypothesis(model, source, monkeypatch):
-    prefixes, decode, select, selections = [], model.decode, StaticCache.select, []
+    prefixes, decode, select, selections = [], model.decode_features, StaticCache.select, []
 
     def decode_recording(tokens, pos, cache, memory):
         rows = selections.pop() if selections else range(len(tokens))
@@ -142,7 +142,7 @@ def test_beam_search_records_maps_of_each_hypothesis(model, source, monkeypatch)
         selections.append([int(row) for row in rows])
         select(cache, rows)
 
-    monkeypatch.setattr(model, "decode", decode_recording)
+    monkeypatch.setattr(model, "decode_features", decode_recording)
     monkeypatch.setattr(StaticCache, "select", select_recording)
     options = {"bos_id": BOS, "eos_id": EOS, "beam_size": 3, "max_new_tokens": [6], "min_new_tokens": 5}
     with record_attention(model) as maps:

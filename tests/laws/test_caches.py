@@ -124,7 +124,7 @@ class CachedModel:
         inputs, pos = pad_rows(tokens, [self.rows[i].length for i in indices])
         self.cache.prepare_step(indices, pos)
         memory = None
-        if hasattr(self.model, "encode"):
+        if self.model.encode:
             sources = [self.rows[i].source for i in indices]
             memory = self.model.encode(*pad_rows(sources, [0] * len(indices)))
         logits = self.model.decode(inputs, pos, self.cache, memory)
@@ -159,7 +159,7 @@ class CachedModel:
 
 def run_uncached(model, row, source):
     tokens = torch.tensor([row])
-    output = model(torch.tensor([source]), tokens) if hasattr(model, "encode") else model(tokens)
+    output = model(torch.tensor([source]), tokens) if model.encode else model(tokens)
     return output[0]
 
 
@@ -170,7 +170,7 @@ def draw_rows(*lengths, seed):
 
 def decode(model, decoder, cache):
     source, pos = pad_rows(PROMPTS, [0] * 3)
-    bos, prefix = (3, [[4, 5], [], [6]]) if hasattr(model, "encode") else (None, [[], [7, 8], [9]])
+    bos, prefix = (3, [[4, 5], [], [6]]) if model.encode else (None, [[], [7, 8], [9]])
     options = {"bos_id": bos, "eos_id": 0, "max_new_tokens": [9, 12, 10], "cache": cache}
     if decoder == "sampling":
         options = {"eos_id": 0, "max_new_tokens": 9, "n": 2, "cache": cache}
@@ -252,7 +252,7 @@ def test_rows_are_independent_of_other_rows(cache, design, tmp_path):
     if cache == "low_rank":
         options["projection"] = str(tmp_path / "bases.safetensors")
         text = torch.randint(3, VOCAB, (4, 20), generator=torch.Generator().manual_seed(1))
-        source = (text[:, :5], None) if hasattr(model, "encode") else None
+        source = (text[:, :5], None) if model.encode else None
         fit_low_rank(model, text, 3, options["projection"], source=source)
 
     def check_single(row, logits):

@@ -55,11 +55,11 @@ def first_layer_name(name):
 
 
 def forward(model):
-    return model(SOURCE, TOKENS) if hasattr(model, "encode") else model(TOKENS)
+    return model(SOURCE, TOKENS) if getattr(model, "encode", None) else model(TOKENS)
 
 
 def decode(model, choice=None):
-    memory = model.encode(SOURCE) if hasattr(model, "encode") else None
+    memory = model.encode(SOURCE) if getattr(model, "encode", None) else None
     cache, steps = make_cache(choice, model.cache_shape, 2, 8), []
     for t in range(8):
         pos = torch.full((2, 1), t)

@@ -17,7 +17,7 @@ def test_updates_are_merged_while_the_loop_is_busy(monkeypatch):
         wait_until(lambda: stream.output and stream.output.request.finish_status)
         loop.wait_for_thread()
         assert len(loop.callbacks) == 2  # the start, and the first step
-        assert len(stream.output.tokens[0]) == 1 and len(stream.output.request.events) == 11
+        assert len(stream.output.tokens[0]) == 1 and len(stream.output.request.state.new_tokens) == 11
         loop.run_once()
         loop.run_once()
         loop.wait_for_thread()

@@ -44,7 +44,7 @@ def test_disconnect_frees_the_request_within_a_step(runs, phase, stream, data):
         elif phase == "prefill":
             steps.allow()
             wait_until(lambda: steps.num_steps == thread.num_running == 1)
-            assert engine.running_members[0].num_pending, "three tokens a step"
+            assert any(engine.running_members[0].pending), "three tokens a step"
         else:
             steps.allow(8)
             wait_until(lambda: steps.num_steps == 8)

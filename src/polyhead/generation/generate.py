@@ -68,8 +68,8 @@ def generate(
     while live:
         engine.step()
         for _, request in live:
-            while request.events:
-                for number in (yield request.events.popleft()) or ():
+            while request.state.new_tokens:
+                for number in (yield request.state.new_tokens.popleft()) or ():
                     requests[(number - row_offset) // n].stop(number)
         for i, request in live:
             if request.finish_status is not None and request.finish_status.error is not None:

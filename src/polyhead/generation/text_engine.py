@@ -70,11 +70,7 @@ class EndTokens(NamedTuple):
     """The tokens that end an output."""
 
     eos_ids: tuple[int, ...]  # those of the model, which a grammar allows only at its end
-    stop_token_ids: tuple[int, ...]  # those of the request, which may come anywhere
-
-    @property
-    def all_ids(self) -> tuple[int, ...]:
-        return tuple(dict.fromkeys(self.eos_ids + self.stop_token_ids))
+    all_ids: tuple[int, ...]  # also those of the request, which may come anywhere
 
 
 class TextEngine:
@@ -208,11 +204,13 @@ class TextEngine:
             source_text = text if isinstance(text, str) else self.tokenizer.decode([ids])[0]
             (terms,) = terminology_for([source_text], terminology, self.tokenizer.target_tokenizer) or [[]]
             template = with_languages(self.tokenizer, source_lang, target_lang)
-            end_ids = eos_ids_for(config, self.tokenizer.target_tokenizer, template.eos_id)
-            ends = EndTokens(() if ignore_eos else end_ids, tuple(stop_token_ids))
+            eos_ids = eos_ids_for(config, self.tokenizer.target_tokenizer, template.eos_id)
+            eos_ids = () if ignore_eos else eos_ids
+            ends = EndTokens(eos_ids, tuple(dict.fromkeys([*eos_ids, *stop_token_ids])))
             return self._prepare_translation(ids, config, n, seed, stops, is_sampled, template, terms, ends)
-        end_ids, drafter = eos_ids_for(config, self.tokenizer, *turn_ends), None
-        ends = EndTokens(() if ignore_eos else end_ids, tuple(stop_token_ids))
+        eos_ids, drafter = eos_ids_for(config, self.tokenizer, *turn_ends), None
+        eos_ids = () if ignore_eos else eos_ids
+        ends = EndTokens(eos_ids, tuple(dict.fromkeys([*eos_ids, *stop_token_ids])))
         if is_sampled:
             strategy = self._sampling_strategy(config, ends, output_tokenizer)
             state: DecodingState = SampledSequences(

@@ -75,8 +75,9 @@ class TextOutput:
 
     def drain_deltas(self) -> Iterator[TextDelta]:
         """Yield the deltas that are available, without running the engine."""
-        while self.request.events:
-            token = self.request.events.popleft()
+        new_tokens = self.request.state.new_tokens
+        while new_tokens:
+            token = new_tokens.popleft()
             if self._reasons[token.row] is not None:
                 continue  # tokens after a stop string
             detokenizer, is_end = self.detokenizers[token.row], token.id in self.eos_ids

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -20,6 +21,9 @@ class CausalLM(nn.Module):
     A row may hold several documents in sequence: a position of 0 starts a new document, which does not attend
     to earlier ones.
     """
+
+    encode: None = None  # it reads no source
+    decode_greedy: Any = None  # set by kernels.pack_model
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()

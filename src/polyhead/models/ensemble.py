@@ -23,6 +23,8 @@ class Ensemble(nn.Module):
     applies to all.
     """
 
+    decode_greedy: Any = None
+
     def __init__(self, members: Sequence[Any]) -> None:
         super().__init__()
         self.members: Any = nn.ModuleList(members)
@@ -62,9 +64,11 @@ class Ensemble(nn.Module):
         return zip(self.members, x.split(widths, -1), strict=True)
 
     @property
-    def encode(self) -> Callable[..., list[EncoderMemory]]:
-        """The source memory of all members' decoder layers; only for encoder-decoders."""
+    def encode(self) -> Callable[..., list[EncoderMemory]] | None:
+        """The source memory of all members' decoder layers; None if they read no source."""
         readers: list[Any] = [member.encode for member in self.members]
+        if None in readers:
+            return None
         return lambda source, pos=None: [memory for encode in readers for memory in encode(source, pos)]
 
     def decode(

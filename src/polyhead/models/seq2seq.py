@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -16,6 +17,8 @@ from polyhead.nn.stack import Stack, build_common_position, build_stack
 
 class Seq2Seq(nn.Module):
     """Encoder, decoder with cross-attention, and LM head (Vaswani et al., 2017, figure 1)."""
+
+    decode_greedy: Any = None  # set by kernels.pack_model
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()

@@ -79,6 +79,7 @@ class SilentModel:
     """A model without weights, for tests of which requests run, and when."""
 
     training, vocab_size = False, 10**6
+    encode = decode_greedy = None
     cache_shape = CacheShape(1, 1, 1, 1, torch.float32, torch.device("cpu"))
 
     def decode_features(self, tokens, pos, cache, memory):

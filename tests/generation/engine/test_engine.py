@@ -224,8 +224,8 @@ def test_deterministic_engine_is_bitwise_reproducible(kind, design, cache):
             if rng.random() < 0.5:
                 noise.cancel()
         for request, new in zip(requests, events, strict=True):
-            new += request.events
-            request.events.clear()
+            new += request.state.new_tokens
+            request.state.new_tokens.clear()
         if len(engine.running_members) > 100:
             break
     for request, new, (expected_events, result) in zip(requests, events, expected, strict=True):
@@ -252,7 +252,7 @@ def test_nan_fails_one_request_a_model_all_running(monkeypatch):
     expected, request = outputs(sample(engine, [4, 5], 5)), sample(engine, [4, 5], 5)
     engine.step()
     with monkeypatch.context() as patch:
-        patch.setattr(model, "decode", lambda *_: 1 / 0)
+        patch.setattr(model, "decode_features", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             request.result()
     assert request.finish_status.reason == "error" and engine.idle
@@ -268,7 +268,7 @@ def test_stored_error_holds_no_cache(monkeypatch, gc_disabled, place):
     engine.step()
     layers = weakref.WeakSet(engine.batches[0].cache.layers)
     if place == "model":
-        monkeypatch.setattr(model, "decode", lambda tokens, pos, cache, memory: cache / 0)
+        monkeypatch.setattr(model, "decode_features", lambda tokens, pos, cache, memory: cache / 0)
         engine.step()
     else:
         monkeypatch.setattr(engine, "_step_batch", lambda batch: batch.cache / 0)

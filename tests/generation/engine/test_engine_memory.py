@@ -132,7 +132,7 @@ def phases(engine, request):
         if member is None:
             yield "waiting" if not request.state.rows[0] else "preempted"
         else:
-            phase = "decoding" if member.decoding else "forked" if member.forked else "prefill"
+            phase = "prefill" if not member.forked else "forked" if any(member.pending) else "decoding"
             yield phase + " again" * bool(request.window_start)
         engine.step()
 
@@ -157,13 +157,13 @@ def test_cancellation_in_every_phase(kind, options):
         engine = Engine(model, max_len=12, prefill_chunk=2, max_num_seqs=5, **options)
         other, request = submit_other(engine), sample(engine, prompt, 14, WARM, n=2, source=source)
         seen_phases.add([*itertools.islice(phases(engine, request), n_steps + 1)][-1])
-        status, n_events = request.finish_status, len(request.events)
+        status, n_events = request.finish_status, len(request.state.new_tokens)
         request.cancel()
         assert all(member.request is not request for member in engine.running_members)
         assert request not in engine.waiting_requests
         new_status = request.finish_status
         assert new_status.reason == "cancelled" if status is None else new_status is status
-        assert outputs(other) == expected and len(request.events) == n_events
+        assert outputs(other) == expected and len(request.state.new_tokens) == n_events
         assert engine.idle
         for batch in engine.batches:
             assert batch.memory is None and batch.members == []
@@ -228,7 +228,7 @@ def test_other_threads_drive_and_cancel(monkeypatch):
 
     engine = Engine(make(), max_len=MAX_LEN)
     request = sample(engine, [4, 5], 7)
-    request.events = DrivingDeque()
+    request.state.new_tokens = DrivingDeque()
     assert len(list(request)) == 7
     model, prompt = make(), [4, 5, 6]
     engine = Engine(model, max_len=MAX_LEN, cache=PAGED_CACHE)

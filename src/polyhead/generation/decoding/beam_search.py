@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 from itertools import accumulate
@@ -30,7 +31,6 @@ from polyhead.generation.engine.request import (
     GreedyPlan,
     Hypothesis,
     TokenOutput,
-    encode_of,
     normalize_score,
 )
 from polyhead.generation.engine.workers import Workers, count_workers
@@ -253,7 +253,7 @@ class BeamState:
         self.log_probs = [0.0]  # of the rows
         self.parent_rows = [0]
         self.finished_hypotheses: list[Hypothesis] = []  # best first
-        self.new_tokens: list[TokenOutput] = []
+        self.new_tokens = deque[TokenOutput]()
         self.error = ""
 
     @property
@@ -375,7 +375,7 @@ def beam_search(
         return []
     is_token = torch.ones_like(source, dtype=torch.bool) if source_pos is None else source_pos >= 0
     rows = [row[mask].tolist() for row, mask in zip(source, is_token, strict=True)]
-    has_encoder = encode_of(model) is not None
+    has_encoder = model.encode is not None
     longest = max(
         (1 if has_encoder else len(row)) + spec.max_new_tokens for row, spec in zip(rows, specs, strict=True)
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from typing import cast
 
@@ -32,7 +33,7 @@ class SamplingStrategy:
         sequences, sampling = cast("Sequence[SampledSequences]", states), self.sampling
         histories = (
             [[*state.prompt, *row] for state in sequences for row in state.rows]
-            if sampling.needs_history
+            if sampling.repetition_penalty != 1 or sampling.no_repeat_ngram_size
             else []
         )
         is_greedy = sampling.temperature == 0
@@ -111,7 +112,7 @@ class SampledSequences:
         self.rows: list[list[int]] = [[] for _ in range(n)]
         self.parent_rows = self.row_numbers
         self.outputs: list[tuple[list[int], float]] = [([], 0.0) for _ in range(n)]
-        self.new_tokens: list[TokenOutput] = []
+        self.new_tokens = deque[TokenOutput]()
         self.error = ""
 
     @property

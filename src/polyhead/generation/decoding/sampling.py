@@ -156,11 +156,6 @@ class Sampling:
         return [row[i] for row, i in zip(ids.tolist(), sample_inverse_cdf(candidates, uniforms), strict=True)]
 
     @property
-    def needs_history(self) -> bool:
-        """Whether the previous tokens have an effect."""
-        return self.repetition_penalty != 1 or self.no_repeat_ngram_size > 0
-
-    @property
     def _needs_truncation(self) -> bool:
         """Whether top_k, top_p or min_p excludes tokens."""
         return self.top_k > 0 or self.top_p < 1 or self.min_p > 0

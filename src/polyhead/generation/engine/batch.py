@@ -15,11 +15,8 @@ from polyhead.core.array_types import Ints
 from polyhead.generation.engine.request import (
     Decoder,
     Request,
-    decode_greedy_of,
-    encode_of,
-    move_inputs,
-    pad_next_inputs,
     pad_rows,
+    start_step,
 )
 from polyhead.generation.shortlist.shortlist import Shortlist, ShortlistHead
 from polyhead.nn.cache import Cache, PrefixCache
@@ -41,32 +38,17 @@ class SequenceGroup:
         self.cached_lens = [0]  # cached tokens of each row, which is the position of the next token
         # tokens of each row that are read in chunks
         self.pending = [request.visible_tokens(0)[: request.common_prefix_len]]
-        # features of the last token of each row that was read in chunks
+        # features of the last token of each row that was read in chunks: the next needs no decoding step
         self.last_features: list[Tensor | None] = [None]
         self.forked = False  # whether all rows exist
         self.shortlist_ids: Ints = np.empty(
             0, np.int64
         )  # output tokens allowed by its source, with a shortlist
 
-    @property
-    def num_pending(self) -> int:
-        """Number of tokens still to be read."""
-        return sum(map(len, self.pending))
-
-    @property
-    def decoding(self) -> bool:
-        """Whether every row has cached all of its tokens, the last one only if it was read in a chunk."""
-        return self.forked and not any(self.pending)
-
-    @property
-    def has_features(self) -> bool:
-        """Whether the last tokens were read in chunks, so that the next ones need no decoding step."""
-        return self.last_features[0] is not None
-
     def skip_cached_prefix(self, cached_len: int) -> None:
         """Start after a cached prefix; the last token is read with the rest if all rows have the same."""
         self.cached_lens, self.pending = [cached_len], [self.pending[0][cached_len:]]
-        if self.request.has_equal_rows and (self.num_pending or len(self.request.state.rows) > 1):
+        if self.request.has_equal_rows and (self.pending[0] or len(self.request.state.rows) > 1):
             self.pending[0].append(self.last_token(0))
 
     def split_pending(self) -> None:
@@ -109,8 +91,7 @@ class DecodingBatch:
         self.max_len = max_len
         self.shortlist = shortlist  # output tokens by source; None allows all
         self.shortlist_head: ShortlistHead | None = None  # for the current members
-        self.encode: Any = encode_of(model)
-        self.decode_greedy: Any = decode_greedy_of(model)
+        self.encode: Any = model.encode
         self.prefix_cache = (
             cache if share_prefixes and self.encode is None and isinstance(cache, PrefixCache) else None
         )
@@ -139,7 +120,7 @@ class DecodingBatch:
         self.cache.append_rows(len(new_members))
         for row, member in enumerate(new_members, first_row):
             cached_len = 0
-            if self.prefix_cache is not None and member.num_pending:
+            if self.prefix_cache is not None and member.pending[0]:
                 cached_len = self.prefix_cache.match_prefix(row, member.pending[0])
                 if member.request.num_cached_tokens is None:
                     member.request.num_cached_tokens = cached_len
@@ -183,10 +164,10 @@ class DecodingBatch:
             member.pending[i][:chunk_len]
             for (_, member, i), chunk_len in zip(pending_rows, chunk_lens, strict=True)
         ]
-        tokens, pos = pad_next_inputs(chunks, [member.cached_lens[i] for _, member, i in pending_rows])
-        self.cache.prepare_step([row for row, _, _ in pending_rows], pos)
+        cached_lens = [member.cached_lens[i] for _, member, i in pending_rows]
+        inputs = start_step(self.cache, [row for row, _, _ in pending_rows], chunks, cached_lens, self.device)
         memory = self._memory_of([member for _, member, _ in pending_rows])
-        features = self.model.decode_features(*move_inputs(tokens, pos, self.device), self.cache, memory)
+        features = self.model.decode_features(*inputs, self.cache, memory)
         ends = torch.tensor([len(chunk) - 1 for chunk in chunks], device=self.device)
         last_features = features[torch.arange(len(chunks), device=self.device), ends]
         for (_, member, i), chunk, last in zip(pending_rows, chunks, last_features, strict=True):
@@ -214,8 +195,9 @@ class DecodingBatch:
         """Members that are decoding, in groups that step together; with an encoder, of equal width."""
         groups: dict[tuple[bool, int], list[SequenceGroup]] = {}
         for member in self.members:
-            if member.decoding:
-                kind = member.has_features, 0 if self.encode is None else len(member.cached_lens)
+            if member.forked and not any(member.pending):
+                has_features = member.last_features[0] is not None
+                kind = has_features, 0 if self.encode is None else len(member.cached_lens)
                 groups.setdefault(kind, []).append(member)
         return list(groups.values())
 
@@ -226,41 +208,31 @@ class DecodingBatch:
         """
         selected = set(group)
         group = [member for member in self.members if member in selected]
-        if group[0].has_features:
-            self._sample(group, self._logits_after_prefill(group))
+        if group[0].last_features[0] is not None:  # the last tokens were read in chunks
+            features = torch.stack([x for member in group for x in member.last_features if x is not None])
+            for member in group:
+                member.last_features = [None] * len(member.cached_lens)
         elif drafts := self._draft_tokens(group):
             return self._step_with_drafts(group, drafts)
-        elif self.decode_greedy is None or not self._decode_greedy(group):
-            self._sample(group, self._decode(group))
+        elif self.model.decode_greedy is not None and self._decode_greedy(group):
+            return self._remove_ended(group)
+        else:
+            features = self._read_last_tokens(group)
+        if self.shortlist_head is None:
+            self._sample(group, self.model.head(features))
+        else:
+            self._sample(group, self.shortlist_head.compute_logits(features, group))
         return self._remove_ended(group)
 
-    def _logits_after_prefill(self, group: Sequence[SequenceGroup]) -> Tensor:
-        """The logits (N, V) after the last tokens of a group, which were read in chunks."""
-        features = torch.stack([x for member in group for x in member.last_features if x is not None])
-        for member in group:
-            member.last_features = [None] * len(member.cached_lens)
-        return (
-            self.model.head(features)
-            if self.shortlist_head is None
-            else self.shortlist_head.compute_logits(features, group)
-        )
-
-    def _decode(self, group: Sequence[SequenceGroup]) -> Tensor:
-        """Read the last token of each row of a group; the logits (N, V) after it."""
+    def _read_last_tokens(self, group: Sequence[SequenceGroup]) -> Tensor:
+        """Read the last token of each row of a group; the features (N, E) after it."""
         rows = self._rows_of(group)
-        last_tokens, cached_lens = zip(
-            *((member.last_token(i), member.cached_lens[i]) for _, member, i in rows), strict=True
-        )
-        inputs_np = np.array([last_tokens, cached_lens])[:, :, None]
-        tokens, pos = torch.from_numpy(inputs_np).unbind()
-        self.cache.prepare_step([row for row, _, _ in rows], pos)
-        inputs = *move_inputs(tokens, pos, self.device), self.cache, self._memory_of(group)
-        if self.shortlist_head is None:
-            logits = self.model.decode(*inputs)[:, -1]
-        else:
-            logits = self.shortlist_head.compute_logits(self.model.decode_features(*inputs)[:, -1], group)
+        texts = [[member.last_token(i)] for _, member, i in rows]
+        cached_lens = [member.cached_lens[i] for _, member, i in rows]
+        inputs = start_step(self.cache, [row for row, _, _ in rows], texts, cached_lens, self.device)
+        features = self.model.decode_features(*inputs, self.cache, self._memory_of(group))[:, -1]
         self._add_cached_tokens(rows)
-        return logits
+        return features
 
     def _add_cached_tokens(self, rows: Sequence[BatchRow]) -> None:
         """Count one more token in each row, and insert full blocks into the prefix cache."""
@@ -292,7 +264,7 @@ class DecodingBatch:
         pos = torch.tensor(cached_lens)[:, None] + torch.arange(n_steps)
         rows = [row for row, _, _ in self._rows_of(group)]
         self.cache.prepare_step(rows, pos)
-        result = self.decode_greedy(
+        result = self.model.decode_greedy(
             tokens, pos, self.cache, self._memory_of(group), plan.banned_ids, plan.eos_ids
         )
         if result is None:
@@ -334,9 +306,9 @@ class DecodingBatch:
         """As ``step``; a member continues in the same step as long as its new token is the drafted one."""
         rows = self._rows_of(group)
         texts = [[member.last_token(i), *drafts.get(member, ())] for _, member, i in rows]
-        tokens, pos = pad_next_inputs(texts, [member.cached_lens[i] for _, member, i in rows])
-        self.cache.prepare_step([row for row, _, _ in rows], pos)
-        logits = self.model.decode(*move_inputs(tokens, pos, self.device), self.cache, None)
+        cached_lens = [member.cached_lens[i] for _, member, i in rows]
+        inputs = start_step(self.cache, [row for row, _, _ in rows], texts, cached_lens, self.device)
+        logits = self.model.decode(*inputs, self.cache, None)
         matching, num_accepted = list(group), 0
         while matching:
             indices = [k for k, (_, member, _) in enumerate(rows) if member in matching]
@@ -345,7 +317,8 @@ class DecodingBatch:
             matching = [
                 member
                 for member in matching
-                if not self._has_ended(member)
+                if not member.request.state.error
+                and member.request.state.rows
                 and num_accepted < len(drafts.get(member, ()))
                 and member.last_token(0) == drafts[member][num_accepted]
             ]
@@ -354,15 +327,12 @@ class DecodingBatch:
 
     def _remove_ended(self, group: Sequence[SequenceGroup]) -> list[SequenceGroup]:
         """Select the rows with which the members continue; remove and return those that have ended."""
-        ended_members = [member for member in group if self._has_ended(member)]
+        states = {member: member.request.state for member in group}
+        ended_members = [member for member, state in states.items() if state.error or not state.rows]
         self._reorder_rows(
-            {member: [] if member in ended_members else member.request.state.parent_rows for member in group}
+            {member: [] if member in ended_members else state.parent_rows for member, state in states.items()}
         )
         return ended_members
-
-    @staticmethod
-    def _has_ended(member: SequenceGroup) -> bool:
-        return bool(member.request.state.error or not member.request.state.rows)
 
     def _sample(self, group: Sequence[SequenceGroup], logits: Tensor) -> None:
         """Pass the logits to the strategies of the requests, once per strategy."""
@@ -385,7 +355,7 @@ class DecodingBatch:
         """Fork the row that has read the common prefix into all rows of its request."""
         parent_rows: dict[SequenceGroup, list[int]] = {}
         for row, member, _ in self._rows_of(self.members):
-            if not member.forked and not member.num_pending:
+            if not member.forked and not member.pending[0]:
                 if self.prefix_cache is not None and member.cached_lens[0]:
                     self.prefix_cache.insert_prefix(
                         row, member.request.visible_tokens(0)[: member.cached_lens[0]]

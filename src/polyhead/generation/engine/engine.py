@@ -241,7 +241,8 @@ class Engine:
             cache, num_new_rows = self.batches[0].cache if self.batches else self._empty_batch.cache, 0
             # each row may need one more block in the next step
             used_tokens = sum(
-                member.num_pending + cache.block_size * len(member.cached_lens) for member in running
+                sum(map(len, member.pending)) + cache.block_size * len(member.cached_lens)
+                for member in running
             )
         while self.waiting_requests:
             request = self.waiting_requests[0]
@@ -290,12 +291,10 @@ class Engine:
 
     def _tokens_before_first_output(self, request: Request) -> int:
         """Cache tokens of a request before its first new token."""
-        block_size, rows = self._empty_batch.cache.block_size, len(request.state.rows)
-        rest_len = max(len(request.visible_tokens(row)) for row in range(rows)) - request.common_prefix_len
-        return (
-            -(-request.common_prefix_len // block_size) * block_size
-            + rows * -(-rest_len // block_size) * block_size
-        )
+        block_size, prefix_len = self._empty_batch.cache.block_size, request.common_prefix_len
+        rest_len = len(request.visible_tokens(0)) - prefix_len
+        num_blocks = -(-prefix_len // block_size) + len(request.state.rows) * -(-rest_len // block_size)
+        return num_blocks * block_size
 
     def _step_batch(self, batch: DecodingBatch) -> None:
         """One step of the requests that are decoded together."""
@@ -313,8 +312,6 @@ class Engine:
                     member.request, FinishStatus("error", error) if message else FinishStatus("done")
                 )
             for member in group:
-                if member.request.finish_status is None:
-                    self._flush_events(member.request)
                 # before another group can preempt it
                 if member.cached_lens and member.cached_lens[0] >= self.max_len:
                     # longer than the model: continue from the last half of the text
@@ -352,11 +349,6 @@ class Engine:
         for batch in self.batches:
             batch.remove([member for member in batch.members if member.request is request])
 
-    def _flush_events(self, request: Request) -> None:
-        request.events.extend(request.state.new_tokens)
-        request.state.new_tokens.clear()
-
     def _finish(self, request: Request, status: FinishStatus) -> None:
         assert request.finish_status is None, "a request finishes only once"
-        self._flush_events(request)
         request.finish_status = status

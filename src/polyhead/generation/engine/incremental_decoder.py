@@ -10,7 +10,7 @@ from polyhead.cache.factory import make_cache
 from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError
 from polyhead.core.registry import CACHE
-from polyhead.generation.engine.request import Decoder, move_inputs, pad_next_inputs
+from polyhead.generation.engine.request import Decoder, start_step
 from polyhead.generation.prompt_template import keep_last
 from polyhead.nn.cache import Cache
 from polyhead.nn.positions import AnyPositions
@@ -116,8 +116,8 @@ class IncrementalDecoder:
             keep_last(text, len(text) - self.window_starts[row], self.prefix_ids)[self.cached_lens[row] :]
             for row, text in zip(rows, texts, strict=True)
         ]
-        tokens, pos = pad_next_inputs(new, [self.cached_lens[row] for row in rows])
-        self.cache.prepare_step(rows, pos)
+        cached_lens = [self.cached_lens[row] for row in rows]
+        inputs = start_step(self.cache, rows, new, cached_lens, self.model.cache_shape.device)
         for row, part in zip(rows, new, strict=True):
             self.cached_lens[row] += len(part)
-        return move_inputs(tokens, pos, self.model.cache_shape.device)
+        return inputs

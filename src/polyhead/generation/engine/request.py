@@ -25,7 +25,7 @@ class DecodingState(Protocol):
 
     rows: list[list[int]]
     parent_rows: list[int]  # the row before the last step that each row extends
-    new_tokens: list[TokenOutput]  # tokens that were not fetched yet
+    new_tokens: deque[TokenOutput]  # tokens that were not fetched yet
     error: str  # why the request failed, else ""
 
     @property
@@ -131,18 +131,17 @@ class Request:
         self.prefix_ids: Sequence[int] = ()
         self.max_kv_tokens = 0  # maximum cache tokens
         self.num_cached_tokens: int | None = None  # tokens found in the prefix cache, once it has started
-        self.events: deque[TokenOutput] = deque()
         self.finish_status: FinishStatus | None = None
 
     def visible_tokens(self, row: int) -> list[int]:
         """All visible tokens of a row, the last one included."""
-        tokens = [*self.prompt, *self.state.rows[row]]
-        return keep_last(tokens, len(tokens) - self.window_start, self.prefix_ids)
+        tokens, start = [*self.prompt, *self.state.rows[row]], self.window_start
+        return keep_last(tokens, len(tokens) - start, self.prefix_ids) if start else tokens
 
     @property
     def common_prefix_len(self) -> int:
         """Length of the common prefix of all rows, without their last tokens."""
-        longest = len(self.visible_tokens(0)) - 1
+        longest = len(self.prompt) + len(self.state.rows[0]) - self.window_start - 1
         if self.has_equal_rows:
             return longest
         columns = zip(*(self.state.rows), strict=True)
@@ -173,10 +172,10 @@ class Request:
     def __iter__(self) -> Iterator[TokenOutput]:
         """Yield every token as soon as it is final; none with beam search, where that is at the end."""
         while True:
-            # read before the events, so that they include the last tokens
+            # read before the tokens, so that they include the last ones
             end = self.finish_status
-            while self.events:
-                yield self.events.popleft()
+            while self.state.new_tokens:
+                yield self.state.new_tokens.popleft()
             if end is not None:
                 break
             self.engine.step()
@@ -192,19 +191,20 @@ def check_request(model: Decoder, max_len: int, prompt: Sequence[int], source: S
         raise UserError(
             f"the prompt has {len(prompt)} tokens; the model's maximum is {max_len}: pass only its end"
         )
-    if (source is None) == (encode_of(model) is not None):
+    if (source is None) == (model.encode is not None):
         why = "got none" if source is None else "this model has no encoder"
         raise UserError(f"an encoder-decoder requires a source, {why}")
     if source is not None and not source:
         raise UserError("a source has no tokens")
+    vocab_size = model.vocab_size
     for token in (*prompt, *(source or ())):
-        if not 0 <= token < model.vocab_size:
-            raise UserError(f"no token {token}; the vocabulary has 0 to {model.vocab_size - 1}")
+        if not 0 <= token < vocab_size:
+            raise UserError(f"no token {token}; the vocabulary has 0 to {vocab_size - 1}")
 
 
 # The interface of a decoder, its padded inputs, and the outputs of decoding.
 class Decoder(Protocol):
-    """A model that predicts next tokens. One with ``encode`` also reads a source, others only a prompt."""
+    """A model that predicts next tokens."""
 
     training: bool
 
@@ -217,6 +217,16 @@ class Decoder(Protocol):
     @property
     def head(self) -> Callable[[Tensor], Tensor]: ...
 
+    @property
+    def encode(self) -> Callable[..., list[EncoderMemory]] | None:
+        """The encoder; None if it reads no source."""
+        ...
+
+    @property
+    def decode_greedy(self) -> Any:
+        """Several greedy steps in one call; None if the kernels do not have them for this model."""
+        ...
+
     def decode(
         self, tokens: Tensor, pos: AnyPositions, cache: Cache | None, memory: list[EncoderMemory] | None
     ) -> Tensor: ...
@@ -224,16 +234,6 @@ class Decoder(Protocol):
     def decode_features(
         self, tokens: Tensor, pos: AnyPositions, cache: Cache | None, memory: list[EncoderMemory] | None
     ) -> Tensor: ...
-
-
-def encode_of(model: Decoder) -> Callable[..., list[EncoderMemory]] | None:
-    """The encoder of a model; None if it reads no source."""
-    return getattr(model, "encode", None)
-
-
-def decode_greedy_of(model: Decoder) -> Any:
-    """Several greedy steps in one call, if the kernels have set it on the model; else None."""
-    return getattr(model, "decode_greedy", None)
 
 
 class GreedyPlan(NamedTuple):
@@ -286,19 +286,26 @@ def require_finite(x: Tensor) -> Tensor:
     return x
 
 
-def pad_next_inputs(rows: Sequence[Sequence[int]], cached_lens: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Token ids and positions (B, S) of the next tokens of rows with so many cached tokens; -1 at padding."""
-    width = max(map(len, rows))
-    tokens = [[*row, *[0] * (width - len(row))] for row in rows]
-    pos = [
-        [*range(n, n + len(row)), *[-1] * (width - len(row))]
-        for n, row in zip(cached_lens, rows, strict=True)
-    ]
-    return torch.tensor(tokens), torch.tensor(pos)
+def start_step(
+    cache: Cache,
+    rows: Sequence[int],
+    texts: Sequence[Sequence[int]],
+    cached_lens: Sequence[int],
+    device: torch.device,
+) -> tuple[Tensor, AnyPositions]:
+    """Prepare a cache for the next tokens of some rows, which have so many cached tokens.
 
-
-def move_inputs(tokens: Tensor, pos: Tensor, device: torch.device) -> tuple[Tensor, AnyPositions]:
-    """Token ids and positions of the CPU on the device of a model, which then also has the originals."""
+    Returns the tokens and their positions (B, S) on the device of the model, with -1 at padding.
+    """
+    # with arrays: padded lists take twenty times as long
+    lengths = np.array([len(text) for text in texts])[:, None]
+    offsets = np.arange(lengths.max())
+    is_token = offsets < lengths
+    ids = np.zeros(is_token.shape, np.int64)
+    ids[is_token] = [token for text in texts for token in text]
+    host_pos = np.where(is_token, np.array(cached_lens)[:, None] + offsets, -1)
+    tokens, pos = torch.from_numpy(ids), torch.from_numpy(host_pos)
+    cache.prepare_step(rows, pos)
     if device.type == "cpu":
         return tokens, pos
     return move_tensor(tokens, device), Positions(move_tensor(pos, device), pos)

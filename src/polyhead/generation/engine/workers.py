@@ -13,7 +13,7 @@ from threading import Event, Thread
 import torch
 
 from polyhead.generation.engine.engine import Engine
-from polyhead.generation.engine.request import Decoder, Request, decode_greedy_of
+from polyhead.generation.engine.request import Decoder, Request
 from polyhead.kernels.build_extension import load_kernels
 
 MAX_WORKERS, MIN_WORKER_ROWS = 4, 16  # rows of a worker, below which sharing the weights is faster
@@ -21,7 +21,7 @@ MAX_WORKERS, MIN_WORKER_ROWS = 4, 16  # rows of a worker, below which sharing th
 
 def count_workers(model: Decoder, rows: int) -> int:
     """Number of engines for so many rows: 1 unless all of a step runs in our kernels."""
-    if decode_greedy_of(model) is None:
+    if model.decode_greedy is None:
         return 1
     return max(1, min(torch.get_num_threads(), rows // MIN_WORKER_ROWS, MAX_WORKERS))
 
