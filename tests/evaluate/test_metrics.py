@@ -1,5 +1,7 @@
 import json
+from collections import Counter
 from functools import partial
+from itertools import combinations, pairwise
 from pathlib import Path
 
 import pytest
@@ -50,6 +52,56 @@ def test_chrf_is_that_of_sacrebleu(texts):
     score, metric = chrf(*texts), CHRF()
     assert score.value == metric.corpus_score(texts[0], [texts[1]]).score
     assert score.signature == str(metric.get_signature())
+
+
+def f1_of_words(output, reference, overlap):
+    """F1 of the words of two texts, whose common part is counted by ``overlap``."""
+    common = overlap(output, reference)
+    return 2 * common / (len(output) + len(reference))
+
+
+def count_common(output, reference):
+    return sum((Counter(output) & Counter(reference)).values())
+
+
+def longest_common(output, reference):
+    """Length of the longest common subsequence, by trying all subsequences of the output."""
+    subsequences = (words for n in range(len(output) + 1) for words in combinations(output, n))
+    return max(len(words) for words in subsequences if is_subsequence(words, reference))
+
+
+def is_subsequence(words, sequence):
+    rest = iter(sequence)
+    return all(word in rest for word in words)
+
+
+@pytest.mark.parametrize(
+    ("lang", "output", "references"),
+    [
+        ("en", "the cat sat on a red mat", ["a cat sat on the mat", "the red cat"]),
+        ("de", "Der Hund läuft über die Straße", ["der Hund läuft die Straße hinüber"]),
+        ("ru", "кот сидит на окне", ["на окне сидит кот"]),
+        ("zh", "一只狗在草地上", ["草地上有一只狗"]),
+    ],
+)
+def test_rouge_counts_words_and_longest_subsequence(lang, output, references):
+    split = list if lang == "zh" else str.split
+    words, others = split(output.lower()), [split(text.lower()) for text in references]
+    pairs = [list(pairwise(text)) for text in (words, *others)]
+    expected = [
+        max(f1_of_words(words, other, count_common) for other in others),
+        max(f1_of_words(pairs[0], other, count_common) for other in pairs[1:]),
+        max(f1_of_words(words, other, longest_common) for other in others),
+    ]
+    names = ["rouge-1", "rouge-2", "rouge-l"]
+    scores = evaluate_translations([output, ""], [references, ["x"]], lang, names).scores
+    assert [score.name for score in scores] == names
+    assert [score.value for score in scores] == pytest.approx([50 * value for value in expected])
+
+
+def test_rouge_of_english_stems_words():
+    (score,) = evaluate_translations(["Dogs, barking!"], ["the dog barks"], metrics=["rouge-1"]).scores
+    assert score.value == pytest.approx(80) and "tok:porter" in score.signature
 
 
 def test_language_is_guessed_or_warned_of():

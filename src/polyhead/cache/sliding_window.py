@@ -29,9 +29,10 @@ class WindowCache(RowCache):
 
     The first ``sink + window`` tokens of a row are those of the full cache. Beyond them a query attends to
     these tokens only, however the tokens are split into steps, those of a prompt too, so the model runs as if
-    its attention had this window and sink; for a model that has them the cache is lossless. Positions keep
-    counting. The model's own window must not be larger: a step of many tokens would attend to more than many
-    steps.
+    its attention had this window and sink; for a model that has them the cache is lossless. Of the caches
+    that forget tokens it is the one after which the first new token can differ from the full cache's:
+    StreamingLLM reads the whole prompt, then evicts. Positions keep counting. The model's own window must not
+    be larger: a step of many tokens would attend to more than many steps.
 
     Equation: slot(p) = p for p < sink, else sink + (p - sink) mod window
     Paper: Xiao et al., 2023, sec. 3.2

@@ -81,12 +81,21 @@ def run(
             show_default=FROM_RUN,
         ),
     ] = None,
+    metric: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="translation models: bleu, bleu-lc, chrf, or for summaries rouge-1, rouge-2, rouge-l; "
+            "repeated for several",
+            show_default="bleu, bleu-lc, chrf",
+        ),
+    ] = None,
     others: EnsembleOption = None,
     dtype: Dtype = "fp32",
     device: Device = "auto",
     **settings: Any,
 ) -> None:
-    """Evaluate a trained model: BLEU, chrF, perplexity, accuracy.
+    """Evaluate a trained model: BLEU, chrF, ROUGE, perplexity, accuracy.
 
     Translation models: BLEU and chrF of sacreBLEU, on the whole corpus of detokenised translations, with
     their signatures, and perplexity per reference token, end of sentence included. Language models:
@@ -122,5 +131,6 @@ def run(
         "label": label,
         "source": source,
         "target": target,
+        "metric": metric or None,
     }
     evaluator.evaluate(loaded, files or [], split or "test", **filter_options(evaluator, options))

@@ -16,6 +16,7 @@ EXTRAS = {
     "board": ("tensorboard",),
     "hf": ("transformers",),
     "parquet": ("pyarrow",),
+    "rouge": ("rouge-score",),
     "grammar": ("llguidance",),
     "serve": ("uvicorn", "starlette", "prometheus-client"),
     "export": ("onnx", "onnxscript", "onnxruntime", "ctranslate2", "gguf"),

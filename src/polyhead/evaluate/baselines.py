@@ -131,7 +131,11 @@ def class_baselines(counts: Mapping[str, int], targets: ArrayLike, labels: Seque
 
 
 def translation_baselines(
-    sources: Sequence[str], references: References, lang: str = "", frequent_target: str | None = None
+    sources: Sequence[str],
+    references: References,
+    lang: str = "",
+    frequent_target: str | None = None,
+    metrics: Sequence[str] = (),
 ) -> Baselines:
     """Scores of the better of two predictions: the source, or the most frequent target for each line.
 
@@ -145,7 +149,7 @@ def translation_baselines(
         guesses.append(("most frequent target", frequent_target, [frequent_target] * len(references)))
     baselines: dict[str, Baseline] = {}
     for guess, detail, outputs in guesses:
-        for score in evaluate_translations(outputs, references, lang).scores:
+        for score in evaluate_translations(outputs, references, lang, metrics).scores:
             known, metric = baselines.get(score.name), KNOWN_METRICS[score.name]
             if known is None or metric.is_better(score.value, known.value):
                 baselines[score.name] = Baseline(score.value, guess, detail)

@@ -1,14 +1,16 @@
-"""The metrics of all tasks, each registered by its row here, and the scores of translations by sacreBLEU."""
+"""The metrics of all tasks, each registered by its row here, and the scores of translations and summaries."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib.metadata import version
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
-from polyhead.core.errors import UserError, format_value
+from polyhead.core.errors import UserError, format_value, unknown_name_error
 from polyhead.core.i18n import tr
 from polyhead.tokenizers.input_validation import validate_list
 from polyhead.tokenizers.languages import script_of_language
@@ -39,6 +41,7 @@ class Metric:
     interval_digits: int = 3  # decimal places of intervals and spreads
     is_judged: bool = True  # compared with its baseline
     make_scorer: ScorerFactory | None = None  # of translations
+    is_default: bool = True  # computed where no metrics are named
 
     def is_better(self, value: float, other: float) -> bool:
         """Whether a value is better than another one."""
@@ -63,8 +66,43 @@ def make_chrf(lang: str = "", references: Sequence[str] = ()) -> Any:
     return CHRF()
 
 
+class Rouge:
+    """ROUGE (Lin, 2004) by rouge-score, as a metric of sacreBLEU: the mean F1 of the texts in percent.
+
+    Of several references the one with the highest F1 counts. English has the words of published numbers, a-z
+    and 0-9 after the Porter stemmer; other text has its words as they are, or its characters in a script
+    without spaces. ``kind`` is rouge1, rouge2 or rougeL.
+    """
+
+    def __init__(self, lang: str, references: Sequence[str], kind: str) -> None:
+        from rouge_score.rouge_scorer import RougeScorer
+
+        is_english = lang[:2] == "en" or (not lang and all(map(str.isascii, references)))
+        splits_at_spaces = bleu_tokenizer(lang, references) == "13a"
+        self.kind = kind
+        self.words = "porter" if is_english else "words" if splits_at_spaces else "characters"
+        self.scorer = RougeScorer([kind], use_stemmer=True, tokenizer=None if is_english else self)
+
+    def tokenize(self, text: str) -> list[str]:
+        """The words or characters of a text that is not English."""
+        return re.findall(r"\w+" if self.words == "words" else r"\w", text.lower())
+
+    def corpus_score(self, outputs: Sequence[str], streams: Sequence[Sequence[str | None]]) -> Any:
+        """Score of the outputs; each stream has a reference of every output, or None where it has no more."""
+        from sacrebleu.metrics.base import Score
+
+        rows = [[text for text in row if text is not None] for row in zip(*streams, strict=True)]
+        pairs = zip(rows, outputs, strict=True)
+        f1 = [self.scorer.score_multi(row, output)[self.kind].fmeasure for row, output in pairs]
+        return Score(self.kind, 100 * sum(f1) / len(f1))
+
+    def get_signature(self) -> str:
+        return f"f1:mean|tok:{self.words}|rouge-score:{version('rouge-score')}"
+
+
 _PERCENT: Any = {"is_percent": True, "digits": 2, "interval_digits": 1}
 _LOWER: Any = {"lower_is_better": True, "digits": 3}
+_ROUGE: Any = {"is_percent": True, "digits": 2, "interval_digits": 1, "is_judged": False, "is_default": False}
 _LC_BLEU: Any = {"is_judged": False, "make_scorer": partial(make_bleu, lowercase=True)}
 # judged in this order: the main metric of a task comes before its others
 _TABLE = (
@@ -72,6 +110,9 @@ _TABLE = (
     Metric("bleu", "BLEU", "BLEU", "BLEU", **_PERCENT, make_scorer=make_bleu),
     Metric("bleu-lc", "BLEU-lc", "bleu-lc", "BLEU-lc", **_PERCENT, **_LC_BLEU),
     Metric("chrf", "chrF", "chrF", "chrF", **_PERCENT, make_scorer=make_chrf),
+    Metric("rouge-1", "ROUGE-1", "ROUGE-1", "ROUGE-1", **_ROUGE, make_scorer=partial(Rouge, kind="rouge1")),
+    Metric("rouge-2", "ROUGE-2", "ROUGE-2", "ROUGE-2", **_ROUGE, make_scorer=partial(Rouge, kind="rouge2")),
+    Metric("rouge-l", "ROUGE-L", "ROUGE-L", "ROUGE-L", **_ROUGE, make_scorer=partial(Rouge, kind="rougeL")),
     Metric("accuracy", "accuracy", "accuracy", "accuracy"),
     Metric("f1", "F1", "macro F1", "macro F1"),
     Metric("mcc", "MCC", "MCC", "Matthews correlation", digits=3),
@@ -80,13 +121,13 @@ _TABLE = (
     Metric("bits_per_char", "bits per character", "bits/char", "bits per character", **_LOWER),
 )
 KNOWN_METRICS = {metric.name: metric for metric in _TABLE}
-TRANSLATION_METRICS = tuple(metric for metric in _TABLE if metric.make_scorer)
-MAIN_TRANSLATION_METRICS = tuple(metric for metric in TRANSLATION_METRICS if metric.is_judged)
+TRANSLATION_METRICS = {metric.name: metric for metric in _TABLE if metric.make_scorer}
+MAIN_TRANSLATION_METRICS = tuple(metric for metric in TRANSLATION_METRICS.values() if metric.is_judged)
 SHORT_TEXT_METRIC = KNOWN_METRICS["chrf"]  # of a few sentences, in which BLEU may find no four equal words
 
 
 class MetricScore(NamedTuple):
-    """A corpus score with the sacreBLEU signature of how it was computed."""
+    """A corpus score with the signature of how it was computed."""
 
     name: str
     value: float
@@ -96,18 +137,34 @@ class MetricScore(NamedTuple):
 class Evaluation(NamedTuple):
     """Scores of translations, and the translations."""
 
-    scores: list[MetricScore]  # of ``TRANSLATION_METRICS``
+    scores: list[MetricScore]
     outputs: list[str]
     warning: str = ""  # BLEU does not suit the script of the references
 
 
-def evaluate_translations(outputs: list[str], references: References, lang: str = "") -> Evaluation:
-    """All metrics of one translation per source, with one or several references."""
+def evaluate_translations(
+    outputs: list[str], references: References, lang: str = "", metrics: Sequence[str] = ()
+) -> Evaluation:
+    """The metrics of one translation per source, with one or several references; by default BLEU and chrF."""
     if not all(isinstance(output, str) for output in outputs):
         raise UserError("evaluate measures the best translation of each source: remove n_best")
-    scores = [score_translations(metric, outputs, references, lang) for metric in TRANSLATION_METRICS]
+    chosen = [
+        metric
+        for metric in TRANSLATION_METRICS.values()
+        if (metric.name in metrics if metrics else metric.is_default)
+    ]
+    scores = [score_translations(metric, outputs, references, lang) for metric in chosen]
     first = [text if isinstance(text, str) else text[0] for text in references]
     return Evaluation(scores, outputs, describe_tokenizer_mismatch(lang, first))
+
+
+def check_metrics(names: Sequence[str]) -> None:
+    """Raise UserError unless names are a list of names of ``TRANSLATION_METRICS``."""
+    if isinstance(names, str):
+        raise UserError(f"metrics expects a list of names, got one name; write metrics=[{names!r}]")
+    for name in names:
+        if name not in TRANSLATION_METRICS:
+            raise unknown_name_error("metric", name, TRANSLATION_METRICS)
 
 
 def make_scorer(metric: Metric, lang: str = "", references: Sequence[str] = ()) -> Any:

@@ -32,6 +32,7 @@ from polyhead.evaluate.fill_mask import MaskPrediction, fill_mask, find_unfillab
 from polyhead.evaluate.metrics import (
     Evaluation,
     References,
+    check_metrics,
     check_same_length,
     evaluate_translations,
 )
@@ -417,14 +418,23 @@ class Run:
         return visible_token(self.tokenizer, token)
 
     def evaluate(
-        self, sources: Sequence[str], references: References, lang: str = "", **changes: Any
+        self,
+        sources: Sequence[str],
+        references: References,
+        lang: str = "",
+        *,
+        metrics: Sequence[str] = (),
+        **changes: Any,
     ) -> Evaluation:
         """Scores of detokenised free-running output, and the outputs: the best of each source.
 
-        ``references`` has a text for each source, or a list of texts if there are several references.
+        ``references`` has a text for each source, or a list of texts if there are several references;
+        ``metrics`` are names such as ["rouge-1", "rouge-l"] (default: BLEU, lowercased BLEU and chrF).
         """
         check_same_length(sources, references)
-        return evaluate_translations(self.translate(sources, truncate=True, **changes), references, lang)
+        check_metrics(metrics)
+        outputs = self.translate(sources, truncate=True, **changes)
+        return evaluate_translations(outputs, references, lang, metrics)
 
     def save(self, directory: str | Path, facts: str = "", selection: WeightSelection | None = None) -> None:
         """Write the run as a Hugging Face style directory, with a manifest of its files.

@@ -5,6 +5,7 @@ import json
 import pyarrow
 import pytest
 from pyarrow import parquet
+from rouge_score.rouge_scorer import RougeScorer
 from sacrebleu.metrics import BLEU, CHRF
 
 from polyhead import load
@@ -110,6 +111,22 @@ def test_more_files_are_more_references(tiny, pair, tmp_path, measure, cli):
     assert "nrefs:2" in output.out and out.read_text().splitlines() == outputs[:1]
     second.write_text("one\n")
     assert "de has 2 lines and second has 1" in cli("eval", tiny, *pair, second, code=2).err
+
+
+def test_metrics_are_chosen_by_name(tiny, pair, tmp_path, measure, cli):
+    out, values = tmp_path / "out", {}
+    for line in measure(tiny, *pair, "--metric", "rouge-l", "--metric", "chrf", "--output", out):
+        values.setdefault(line.split()[0], line.split()[1])
+    assert "bleu" not in values
+    texts = out.read_text().splitlines(), pair[1].read_text().splitlines()
+    assert float(values["chrf"]) == pytest.approx(CHRF().corpus_score(texts[0], [texts[1]]).score, abs=0.01)
+    rouge = [
+        RougeScorer(["rougeL"], use_stemmer=True).score(*two)["rougeL"] for two in zip(*texts, strict=True)
+    ]
+    expected = 100 * sum(score.fmeasure for score in rouge) / len(rouge)
+    assert float(values["rouge-l"]) == pytest.approx(expected, abs=0.01)
+    message = cli.error("eval", tiny, *pair, "--metric", "rouge")
+    assert "unknown metric 'rouge'; did you mean 'rouge-" in message
 
 
 @pytest.mark.parametrize("format_", ["parallel", "tsv"])

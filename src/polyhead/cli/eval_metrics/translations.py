@@ -43,6 +43,7 @@ from polyhead.evaluate.baselines import (
     translation_baselines,
     unigram_baselines,
 )
+from polyhead.evaluate.metrics import check_metrics
 from polyhead.run.run import Run
 from polyhead.tokenizers.languages import default_languages, with_languages
 from polyhead.tokenizers.unknown_tokens import count_unknown
@@ -62,9 +63,11 @@ def evaluate_translator(
     shortlist: bool | None = None,
     source: str | None = None,
     target: str | None = None,
+    metric: Sequence[str] = (),
     **settings: Any,
 ) -> None:
     """Print the table of a translator; options and columns default to those of the run."""
+    check_metrics(metric)
     sides = {"source": source, "target": target}
     columns = {side: parse_column(name) for side, name in sides.items() if name is not None}
     entries = None if terminology is None else read_terminology(terminology)
@@ -77,14 +80,17 @@ def evaluate_translator(
     counter, start = LineCounter(), time.perf_counter()
     lang = target_lang or (run.recipe.data.target_lang if run.recipe else "")
     lang = lang or default_languages(run.tokenizer)["target"]
-    result = run.evaluate(sources, references, lang=lang, progress=counter.show_progress, **changes)
+    result = run.evaluate(
+        sources, references, lang, metrics=metric, progress=counter.show_progress, **changes
+    )
     seconds = time.perf_counter() - start
     counter.add(len(sources))
     counter.close()
     if result.warning:
         print(f"polyhead: {result.warning}", file=sys.stderr)
     counts = read_counts(run.directory)
-    baselines = dict(translation_baselines(sources, references, lang, counts.target if counts else None))
+    frequent_target = counts.target if counts else None
+    baselines = dict(translation_baselines(sources, references, lang, frequent_target, metric))
     values = {score.name: score.value for score in result.scores}
     for score in result.scores:
         print_measure(tr(score.name), score.value, score.signature, baselines.get(score.name))
