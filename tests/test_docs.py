@@ -26,6 +26,7 @@ from polyhead.config.generation_config import GenerationConfig
 from polyhead.config.recipe import Recipe
 from polyhead.core.registry import ALL_REGISTRIES
 from polyhead.run.recipe import load_recipe, validate_recipe
+from polyhead_lab.registry import EXPERIMENTS
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(
@@ -320,6 +321,23 @@ def test_page_and_facts_of_parts_are_complete():
     for kind, facts_by_part in measured.items():
         assert set(facts_by_part) <= set(kinds[kind].names())
         assert all(set(fact) == {"fact", "command"} for facts in facts_by_part.values() for fact in facts)
+
+
+def test_statements_name_parts_tests_and_experiments():
+    sections = yaml.safe_load(read("docs/statements.yaml"))
+    rows = [row for rows in sections.values() for row in rows]
+    kinds = {registry.kind: registry for registry in ALL_REGISTRIES}
+    for statement, place, evidence, verdict in rows:
+        for kind, part in re.findall(r"`(\w+): (?:\{name: )?([\w-]+)", place):
+            assert kind not in kinds or part in kinds[kind].names(), statement
+        experiments = {name.removeprefix("experiment:") for name in evidence if name.startswith("experiment:")}
+        assert experiments <= set(EXPERIMENTS.names()), statement
+        assert experiments or verdict not in ("held", "did not hold", "undecided"), statement
+        for name in evidence:
+            file, _, test = name.partition("::")
+            assert not test or f"def {test}(" in read(f"tests/{file}"), statement
+        assert evidence or verdict in ("no", "words") or "results.md" in place, statement
+    assert len(rows) == 228
 
 
 def test_commands_of_the_readme_work(runs_dir, workdir):
