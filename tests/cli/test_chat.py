@@ -56,6 +56,14 @@ def test_lines_of_a_pipe_are_messages_or_commands(runs_dir, cli):
     assert err.count("the conversation is too long: its oldest messages are dropped") >= 5
 
 
+def test_refused_line_of_pipe_is_named(runs_dir, cli):
+    answers = expected_answers(load(runs_dir / "run"), ["a dog", "ein hund"])
+    out, err = cli("chat", runs_dir / "run", stdin=f"a dog\n{'barks ' * 200}\nein hund\n")
+    assert out.splitlines() == [answers[0], "", answers[1]]
+    assert err.startswith("polyhead: line 2: the conversation has ") and err.count("\n") == 1
+    assert "top_p" in cli.error("chat", runs_dir / "run", "--top-p", 2, stdin="a dog\n")
+
+
 def test_options_change_the_answer(runs_dir, cli):
     messages = [{"role": "system", "content": "be kind"}, {"role": "user", "content": "a dog"}]
     settings = {"temperature": 0.8, "top_k": 20, "max_new_tokens": 5, "stop": ["e"]}

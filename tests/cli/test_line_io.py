@@ -112,14 +112,19 @@ def test_stdin_has_data_after_the_first_byte(content, monkeypatch):
 @pytest.mark.parametrize("bias", [99.0, -99.0])
 @pytest.mark.parametrize(
     ("kind", "command"),
-    [("decoder", "generate RUN -"), ("decoder", "generate RUN ab"), ("encoder-decoder", "translate RUN -")],
+    [
+        ("decoder", "generate RUN -"),
+        ("decoder", "generate RUN ab"),
+        ("decoder", "chat --chat plain RUN"),
+        ("encoder-decoder", "translate RUN -"),
+    ],
 )
 def test_outputs_with_unknown_tokens_are_counted(kind, command, bias, tmp_path, cli):
     generation = GenerationConfig(max_new_tokens=3, logit_bias={3: bias})  # <unk>
     run = save_run(tmp_path / "run", ["ab ba"], "char", kind=kind, generation=generation)
     assert run.tokenizer.unknown_id == 3
     words = [tmp_path / "run" if word == "RUN" else word for word in command.split()]
-    err = cli(*words, "--temperature", 1, stdin="ab\nb\n" if words[-1] == "-" else None).err
-    count = 2 if words[-1] == "-" else 1
+    err = cli(*words, "--temperature", 1, stdin=None if words[-1] == "ab" else "ab\nb\n").err
+    count = 1 if words[-1] == "ab" else 2
     message = f"polyhead: outputs with unknown tokens, for characters that the vocabulary lacks: {count}\n"
     assert err == (message if bias > 0 else "")

@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from polyhead.cli.line_io import decode_lines, escape_terminal, read_lines
+from polyhead.cli.line_io import (
+    UnansweredLines,
+    decode_lines,
+    escape_terminal,
+    read_lines,
+    report_unknown_outputs,
+)
 from polyhead.cli.options import (
     ChatTemplateOption,
     Device,
@@ -25,7 +31,8 @@ from polyhead.cli.options import (
 )
 from polyhead.config.generation_config import GenerationConfig, verb_settings
 from polyhead.core.blank_text import clear_blank
-from polyhead.core.errors import UserError, did_you_mean
+from polyhead.core.errors import NotFiniteError, UserError, did_you_mean
+from polyhead.core.i18n import translate_message
 
 if TYPE_CHECKING:
     from polyhead.chat.base import Message
@@ -52,7 +59,8 @@ def run(
     """Chat with a language model: answers are streamed, and earlier turns are part of the prompt.
 
     Ctrl-C stops an answer, /reset clears the conversation, /quit or Ctrl-D exits. From a pipe, every line is
-    one message. If a conversation exceeds the maximum length of the model, its oldest questions are dropped.
+    one message; one that is refused gets a blank line and is named on standard error. If a conversation
+    exceeds the maximum length of the model, its oldest questions are dropped.
 
     \b
     polyhead chat runs/assistant
@@ -65,18 +73,34 @@ def run(
     engine_options = {key: settings.pop(key) for key in ("cache", "speculative") if key in settings}
     session = loaded.chat_session(settings.pop("chat", None), max_num_seqs=1, **engine_options)
     conversation = TerminalChat(session, system, settings | {"stop": stop or []}, seed)
+    conversation.check_options()
+    unanswered, num_unknown = UnansweredLines(), 0
     if sys.stdin.isatty():
         commands = "; ".join(f"{command} {description}" for command, description in COMMANDS.items())
         print(f"{session.choice.name}: Ctrl-C stops an answer; {commands}", file=sys.stderr)
-    for line in read_messages():
+    for number, line in enumerate(read_messages(), 1):
         if line in COMMANDS:
             if line == "/quit":
-                return
+                break
             conversation.reset()
         elif line.startswith("/") and " " not in line and sys.stdin.isatty():
             print(f"no command {line}{did_you_mean(line, COMMANDS)}", file=sys.stderr)
         elif line:
-            conversation.send(line)
+            try:
+                num_unknown += conversation.send(line)
+            except UserError as error:
+                if sys.stdin.isatty():
+                    print(f"polyhead: {error}", file=sys.stderr)
+                elif isinstance(error, NotFiniteError):
+                    raise
+                else:
+                    print()
+                    unanswered.report({number: translate_message(str(error))})
+            if sys.stdin.isatty():
+                report_unknown_outputs(num_unknown)
+                num_unknown = 0
+    unanswered.close()
+    report_unknown_outputs(num_unknown)
 
 
 class TerminalChat:
@@ -88,29 +112,30 @@ class TerminalChat:
         self.history: list[Message] = []
         self.reset()
 
+    def check_options(self) -> None:
+        """Raise a UserError if every message would be refused: for an option or the system message."""
+        from polyhead.chat.base import Message
+
+        self.chat.prepare_request([*self.history, Message("user", "?")], **self.options)
+
     def reset(self) -> None:
         """Clear the history."""
         from polyhead.chat.base import Message
 
         self.history = [Message("system", self.system)] if self.system else []
 
-    def send(self, content: str) -> None:
+    def send(self, content: str) -> bool:
         """Send a message and print the answer as it is generated; both are stored.
 
-        A rejected message is dropped.
+        Returns whether the answer has unknown tokens. A refused message is a UserError, and is dropped.
         """
         from polyhead.chat.base import Message
 
-        try:
-            messages = [*self.history, Message("user", content)]
-            prompt = self.chat.history_within(messages, self.options)
-            answer = self.chat.answer_prompt(prompt, seed=self.seed + self.turn, **self.options)
-            text = "".join(print_answer(answer))
-        except UserError as error:
-            if not sys.stdin.isatty():
-                raise
-            print(f"polyhead: {error}", file=sys.stderr)
-            return
+        messages = [*self.history, Message("user", content)]
+        prompt = self.chat.history_within(messages, self.options)
+        answer = self.chat.start_answer(prompt, seed=self.seed + self.turn, **self.options)
+        text = "".join(print_answer(delta.text for delta in answer))
+        answer.cancel()
         if len(prompt.messages) < len(messages):
             print(
                 "polyhead: the conversation is too long: its oldest messages are dropped",
@@ -118,6 +143,7 @@ class TerminalChat:
             )
         self.history = [*prompt.messages, Message("assistant", text)]
         self.turn += 1
+        return answer.num_unknown_tokens > 0
 
 
 def read_messages() -> Iterator[str]:

@@ -171,9 +171,11 @@ class ChatSession:
         """
         return self._answer(parse_conversation(messages), build_tool_choice(tools, tool_choice), options)
 
-    def answer_prompt(self, prompt: ChatPrompt, **options: Any) -> Iterator[str]:
-        """Stream the answer to a conversation that ``history_within`` has encoded."""
-        return self._answer(prompt, ToolChoice(), options)
+    def start_answer(
+        self, messages: Sequence[Message] | ChatPrompt, tools: ToolChoice = ToolChoice(), **options: Any
+    ) -> TextOutput:
+        """Start the answer to a conversation, which ``history_within`` may have encoded."""
+        return self.engine.start_request(self.prepare_request(messages, tools, **options))
 
     def reply(
         self, messages: Iterable[Any], *, tools: Any = None, tool_choice: Any = None, **options: Any
@@ -187,14 +189,14 @@ class ChatSession:
         return Message("assistant", content, tuple(calls))
 
     def _answer(
-        self, messages: Sequence[Message] | ChatPrompt, tools: ToolChoice, options: Mapping[str, Any]
+        self, messages: Sequence[Message], tools: ToolChoice, options: Mapping[str, Any]
     ) -> Iterator[str]:
         if options.get("n", 1) != 1:
             raise UserError(
                 f"n is {format_value(options['n'])}, but a chat has one answer; repeat the request "
                 "with another seed"
             )
-        stream: TextOutput = self.engine.start_request(self.prepare_request(messages, tools, **options))
+        stream = self.start_answer(messages, tools, **options)
         try:
             for delta in stream:
                 yield delta.text

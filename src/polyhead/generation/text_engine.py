@@ -239,7 +239,8 @@ class TextEngine:
         request = self.engine.submit(
             prepared.prompt, prepared.state, source=prepared.source, drafter=prepared.drafter
         )
-        return TextOutput(request, detokenizers, prepared.eos_ids, prepared.opening_ids)
+        unknown_id = self.tokenizer.target_tokenizer.unknown_id
+        return TextOutput(request, detokenizers, prepared.eos_ids, prepared.opening_ids, unknown_id)
 
     def _prepare_translation(
         self,

@@ -34,6 +34,7 @@ class TextOutput:
         detokenizers: list[Detokenizer],
         eos_ids: Sequence[int],
         opening_ids: tuple[int, ...],
+        unknown_id: int | None,
     ) -> None:
         self.request, self.detokenizers, self.eos_ids, self.opening_ids = (
             request,
@@ -41,6 +42,7 @@ class TextOutput:
             eos_ids,
             opening_ids,
         )
+        self.unknown_id = unknown_id
         # of each sequence so far, end token included
         self.tokens: list[list[int]] = [[] for _ in detokenizers]
         # of these tokens; beam search has one score for a whole sequence
@@ -104,6 +106,11 @@ class TextOutput:
     def texts(self) -> list[str]:
         """The text of each sequence so far."""
         return ["".join(pieces) for pieces in self._texts]
+
+    @property
+    def num_unknown_tokens(self) -> int:
+        """Number of unknown tokens so far, of all sequences: their text lacks these characters."""
+        return sum(tokens.count(self.unknown_id) for tokens in self.tokens if self.unknown_id is not None)
 
     def collect_texts(self) -> list[str]:
         """Wait for the end and return one text per sequence."""

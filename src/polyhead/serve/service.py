@@ -307,6 +307,9 @@ class Service:
                 stream.output.request.num_cached_tokens or 0 for stream in streams if stream.output
             )
             usage["prompt_tokens_details"] = {"cached_tokens": num_cached}
+        if num_unknown := sum(stream.output.num_unknown_tokens for stream in streams if stream.output):
+            usage["completion_tokens_details"] = {"unknown_tokens": num_unknown}
+            log.warning("an answer has %d unknown tokens: its text lacks these characters", num_unknown)
         return usage
 
 

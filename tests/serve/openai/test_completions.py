@@ -8,8 +8,12 @@ import pytest
 import torch
 from tests.serve.conftest import TEXTS, build_run, get_error, serve_run, with_generation
 
+from polyhead import Choice
+from polyhead.config.generation_config import GenerationConfig
+from polyhead.run.run import Run
 from polyhead.run.run_ensemble import ensemble_runs
 from polyhead.serve import engine_thread
+from polyhead.tokenizers.train_tokenizer import train_tokenizer
 
 PATH, TRANSLATE = "/v1/completions", "/v1/translations"
 OPTIONS = [{"temperature": 0}, {"seed": 3}, {"n": 3, "seed": 4, "top_k": 20}, {"n": 2, "beam_size": 4}]
@@ -51,6 +55,18 @@ def test_answers_equal_the_run_and_their_streams(client, options):
     assert reasons == [choice["finish_reason"] for choice in choices] and {*reasons} <= {"stop", "length"}
     details = {"prompt_tokens_details": last["usage"]["prompt_tokens_details"]}  # with cached tokens by now
     assert last["choices"] == [] and last["usage"] == answer["usage"] | details
+
+
+@pytest.mark.parametrize("kind", ["decoder", "encoder-decoder"])
+def test_usage_counts_unknown_tokens(kind):
+    tokenizer = train_tokenizer(TEXTS, Choice("char"), 300)
+    run = Run(build_run(kind).model, tokenizer, GenerationConfig(max_new_tokens=4, max_length_ratio=1.0))
+    body = {"prompt": "dogs", "temperature": 0, "max_tokens": 4, "stream_options": {"include_usage": True}}
+    for bias, details in ((100, {"unknown_tokens": 4}), (-100, None)):
+        body["logit_bias"] = {str(tokenizer.unknown_id): bias}
+        with serve_run(run) as client:
+            usages = client.ask(PATH, body).json()["usage"], client.stream(PATH, body)[-1]["usage"]
+        assert [usage.get("completion_tokens_details") for usage in usages] == [details] * 2
 
 
 @pytest.mark.parametrize(
