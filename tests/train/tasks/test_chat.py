@@ -72,6 +72,7 @@ def test_conversations_are_memorized(trained_run, corpus_dir):
                 assert role != "assistant" or model.chat(messages(chat[:i])) == content
     (line,) = [line for line in notes.lines if line.startswith("train: chats.jsonl")]
     assert "3 of 4 conversations, 5 answers; skipped 1 broken (first: line 4)" in line
+    assert "warning: valid: 3 of 3 texts are also in the training text (first: text 1)" in notes.lines
 
 
 def sum_nll(runs) -> tuple[float, int]:

@@ -76,6 +76,8 @@ def test_one_long_text_and_several_files(corpus_dir):
     files |= {"train": ["names.txt", "more.txt"], "valid": "more.txt", "valid_fraction": 0.0}
     run_training(recipe(corpus_dir, "many", steps=2, data=files), report=notes)
     assert any(line.startswith("train: names.txt + more.txt: 2 documents") for line in notes.lines)
+    learned = "warning: valid: 1 of 1 texts are also in the training text (first: text 1)"
+    assert [line for line in notes.lines if "also in" in line] == [learned]
 
 
 @pytest.mark.parametrize(

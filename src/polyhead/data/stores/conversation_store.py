@@ -41,6 +41,10 @@ class ConversationStore(IdStore):
     def __len__(self) -> int:
         return len(self.lengths)
 
+    def hash_texts(self) -> list[int]:
+        """A hash of each conversation."""
+        return [hash(ids.tobytes()) for ids in np.split(self.ids, self.offsets[1:-1])]
+
     def collate(self, rows: IdArray, pad_id: int) -> TokenWindows:
         """Collate conversations, padded on the right; only tokens of the assistant have labels."""
         lengths = self.lengths[rows]

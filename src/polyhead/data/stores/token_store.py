@@ -45,6 +45,11 @@ class TokenStore(IdStore):
     def __len__(self) -> int:
         return len(self.ids)
 
+    def hash_texts(self, separator_id: int) -> list[int]:
+        """A hash of each document, without the token ``separator_id`` between them."""
+        documents = np.split(self.ids, self.document_starts[1:])
+        return [hash(ids[ids != separator_id].tobytes()) for ids in documents]
+
     @classmethod
     def open_or_build(
         cls,

@@ -47,19 +47,27 @@ def report_split(
 
 
 def warn_learned_texts(
-    split: str, texts: Sequence[int], lines: Sequence[int], training_texts: Sequence[int], report: Reporter
+    split: str,
+    texts: Sequence[int],
+    lines: Sequence[int] | None,
+    training_texts: Sequence[int],
+    report: Reporter,
 ) -> None:
-    """Warn of texts of a split, given by their hashes, that the training text has too."""
+    """Warn of texts of a split, given by their hashes, that the training text has too.
+
+    Without ``lines``, the first one is named by its number among the texts.
+    """
     known = set(training_texts)
-    learned = [line for text, line in zip(texts, lines, strict=True) if text in known]
+    learned = [i for i, text in enumerate(texts) if text in known]
     if learned:
         line = tr(
-            "warning: {split}: {count:,} of {total:,} texts are also in the training text (first: line "
-            "{line:,})",
+            "warning: {split}: {count:,} of {total:,} texts are also in the training text (first: {first})",
             split=tr(split),
             count=len(learned),
             total=len(texts),
-            line=learned[0],
+            first=tr("text {number:,}", number=learned[0] + 1)
+            if lines is None
+            else tr("line {number:,}", number=lines[learned[0]]),
         )
         report.info(line)
 

@@ -26,7 +26,7 @@ from polyhead.run.run import Run
 from polyhead.tokenizers.tokenizer import Tokenizer
 from polyhead.train.distributed.process_group import MapFn
 from polyhead.train.loggers import Reporter
-from polyhead.train.tasks.base import report_split, warn_if_few_used
+from polyhead.train.tasks.base import report_split, warn_if_few_used, warn_learned_texts
 from polyhead.train.tasks.common import (
     causal_lm_logits,
     causal_lm_loss,
@@ -103,6 +103,9 @@ class ChatTask:
             unknown = store.count_unknown(tokenizer)
             report_split(report, split, store.report.describe(), summary, unknown=unknown)
             warn_if_few_used(store.report, recipe, report)
+            if split != "train":
+                texts = store.hash_texts()
+                warn_learned_texts(split, texts, None, stores["train"].hash_texts(), report)
         task = cls(stores, tokenizer.pad_id, recipe.train)
         report.info(task.make_sampler(task.train).describe())
         return task

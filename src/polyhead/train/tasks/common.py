@@ -38,7 +38,7 @@ from polyhead.run.run import Run
 from polyhead.tokenizers.tokenizer import Tokenizer
 from polyhead.train.distributed.process_group import MapFn
 from polyhead.train.loggers import Reporter
-from polyhead.train.tasks.base import TaskLogits, report_split
+from polyhead.train.tasks.base import TaskLogits, report_split, warn_learned_texts
 
 EvaluateFn = Callable[[nn.Module, MapFn, str], dict[str, float]]
 """Metrics of a model on a split."""
@@ -164,6 +164,10 @@ def open_stores(recipe: Recipe, tokenizer: Tokenizer, report: Reporter) -> dict[
     for split, store in stores.items():
         summary, unknown = tr("{count:,} tokens", count=len(store)), store.count_unknown(tokenizer)
         report_split(report, split, store.report.describe(), summary, unknown=unknown)
+    training_texts = stores["train"].hash_texts(tokenizer.eos_id)
+    for split in [split for split in stores if split != "train"]:
+        texts = stores[split].hash_texts(tokenizer.eos_id)
+        warn_learned_texts(split, texts, None, training_texts, report)
     text = open_split_text(recipe, "train")
     if text.table is None and (warning := describe_mixed_languages(text.files)):
         report.info(tr("warning: {message}", message=warning))
