@@ -75,6 +75,12 @@ class EndlessLine(io.RawIOBase):
         return len(piece)
 
 
+def test_folder_has_the_lines_of_its_texts(tmp_path):
+    for name in ("b.txt", "a.txt", "c.md"):
+        (tmp_path / name).write_text(f"{name}\n")
+    assert list(read_lines(str(tmp_path))) == ["a.txt", "b.txt"]
+
+
 def test_memory_for_an_endless_line_is_bounded(monkeypatch):
     stream = io.BufferedReader(EndlessLine(), 1 << 20)
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(stream))

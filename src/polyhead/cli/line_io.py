@@ -11,14 +11,14 @@ import time
 from codecs import getincrementaldecoder
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, TypeVar, cast
 
 from polyhead.core.blank_text import is_blank
 from polyhead.core.errors import UserError, did_you_mean
 from polyhead.core.i18n import tr
-from polyhead.core.output_paths import did_you_mean_path
+from polyhead.core.output_paths import did_you_mean_path, list_folder_texts
 from polyhead.data.readers import files
 from polyhead.data.readers.detect_encoding import detect_encoding
 from polyhead.data.readers.rows import iter_chunks
@@ -37,6 +37,8 @@ NAME_SIMILARITY = 0.7  # minimum similarity of an argument and a file name for a
 def read_lines(source: str) -> Iterator[str]:
     r"""Yield the lines of a file (gzip or not), a pipe, or standard input for ``-``; only "\n" ends a line.
 
+    Of a folder, the lines of its text files.
+
     Invalid UTF-8 becomes U+FFFD and is reported, so that line n of the output stays line n of the input; a
     binary file is rejected.
     """
@@ -48,6 +50,8 @@ def read_lines(source: str) -> Iterator[str]:
         raise UserError(f"no file {source!r}{hint or did_you_mean_path(path, '*')}")
     if source == "-":
         raw: Iterable[bytes] = _iter_bounded_lines(sys.stdin.buffer)
+    elif texts := list_folder_texts(path):
+        return chain.from_iterable([read_lines(str(text)) for text in texts])
     elif path.is_dir():
         files.check_file(path)  # raises an error that describes the directory
         raise AssertionError("unreachable")

@@ -32,6 +32,7 @@ from polyhead.core.atomic_io import open_regular_file
 from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError, did_you_mean, format_value, prefix_errors
 from polyhead.core.messages import from_validation_error
+from polyhead.core.output_paths import list_folder_texts
 from polyhead.core.registry import OPTIMIZER, SCHEDULE, TASK, TOKENIZER, Registry
 
 ColumnRef = Annotated[str | int, BeforeValidator(lambda value: _check_column(value))]
@@ -134,7 +135,7 @@ class DataConfig(ConfigSection):
         Of a folder, its text files.
         """
         path = self.root / name
-        if texts := sorted(filter(Path.is_file, (*path.glob("*.txt"), *path.glob("*.txt.gz")))):
+        if texts := list_folder_texts(path):
             return texts
         if path.exists():
             return [path]

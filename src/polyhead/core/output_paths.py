@@ -14,17 +14,27 @@ from polyhead.core.errors import UserError
 def check_output_file(path: Path, option: str = "--output", inputs: Iterable[str | Path] = ()) -> Path:
     """Check that a file can be written to ``path``. Its directory need not exist yet (``ensure_parent``).
 
-    A UserError if ``path`` is a directory, is one of the ``inputs``, which would be overwritten, or cannot be
-    created.
+    A UserError if ``path`` is a directory, is one of the ``inputs`` (or of the texts of such a folder), which
+    would be overwritten, or cannot be created.
     """
     if path.is_dir():
         raise UserError(f"{option} {path} is a directory; expected a file in it".lstrip())
-    if path.exists() and any(Path(source).exists() and path.samefile(source) for source in inputs):
+    if path.exists() and any(source.exists() and path.samefile(source) for source in expand_folders(inputs)):
         raise UserError(f"{option} {path} is an input and would be overwritten; choose another file")
     _check_parent(path, option)
     if path.exists() and not os.access(path, os.W_OK):
         raise UserError(f"{option} {path} is not writable")
     return path
+
+
+def expand_folders(paths: Iterable[str | Path]) -> list[Path]:
+    """The paths, with its text files in place of a folder that has any."""
+    return [file for path in map(Path, paths) for file in list_folder_texts(path) or [path]]
+
+
+def list_folder_texts(path: Path) -> list[Path]:
+    """The text files of a folder, by name; empty for other paths."""
+    return sorted(filter(Path.is_file, (*path.glob("*.txt"), *path.glob("*.txt.gz"))))
 
 
 PATH_SIMILARITY = 0.65  # minimum similarity of the stems of a path and a suggestion

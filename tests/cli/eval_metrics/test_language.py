@@ -42,3 +42,11 @@ def test_texts_of_a_table_are_measured(table, directory, cli):
     assert "--text requires files" in cli.error("eval", directory / "run", "--text", "other")
     message = cli.error("eval", directory / "run", directory / "a.jsonl", "--text", "txt")
     assert "unknown key of a.jsonl 'txt'; did you mean 'text'?" in message
+
+
+def test_folder_is_measured_as_its_files(directory, tmp_path, cli):
+    files = [tmp_path / "a.txt", tmp_path / "b.txt"]
+    for path, text in zip(files, TEXTS, strict=False):
+        path.write_text(f"{text}\n")
+    folder, named = (cli("eval", directory / "run", *arguments).out for arguments in ([tmp_path], files))
+    assert folder.splitlines()[:4] == named.splitlines()[:4]

@@ -86,7 +86,15 @@ def test_selected_columns_of_a_table_are_measured(tiny, pair, tables, measure, c
     message = cli.error("eval", tiny, *pair, "--source", "de")
     assert "de + en are one side each, without columns or keys: remove --source and --target" in message
     message = cli.error("eval", tiny, "--target", 1)
-    assert "--source and --target require files: polyhead eval" in message
+    assert f"--source and --target require files: polyhead eval {tiny} FILE --source COLUMN" in message
+
+
+def test_folders_are_paired_by_file_name(tiny, pair, tmp_path, measure):
+    for path in pair:
+        (folder := tmp_path / f"{path.name}-folder").mkdir()
+        for number, line in enumerate(path.read_text().splitlines()):
+            (folder / f"{number}.txt").write_text(f"{line}\n")
+    assert measure(tiny, *(f"{path}-folder" for path in pair)) == measure(tiny, *pair)
 
 
 def test_more_files_are_more_references(tiny, pair, tmp_path, measure, cli):

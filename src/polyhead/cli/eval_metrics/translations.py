@@ -26,6 +26,7 @@ from polyhead.cli.options import drop_none
 from polyhead.cli.swapped_sides import SwapCheck
 from polyhead.core.errors import UserError
 from polyhead.core.i18n import tr
+from polyhead.core.output_paths import expand_folders
 from polyhead.data.readers.parallel_corpus import (
     CorpusFormat,
     CorpusReport,
@@ -197,7 +198,12 @@ def _reject_labels(run: Run, path: Path) -> None:
 
 
 def open_corpora(files: Sequence[str], format: CorpusFormat = "auto", **columns: Any) -> list[ParallelFiles]:
-    """Open a table or a source and its reference, or one corpus per reference if there are several."""
+    """Open a table or a source and its reference, or one corpus per reference if there are several.
+
+    The texts of folders are paired by name.
+    """
+    if (paths := expand_folders(files)) != [*map(Path, files)]:
+        return [open_corpus(paths, format=format, **columns)]
     is_parallel = format == "parallel" or (format == "auto" and infer_format([*map(Path, files)]) is None)
     if len(files) <= 2 or not is_parallel:
         return [open_corpus(files, format=format, **columns)]

@@ -16,6 +16,7 @@ from polyhead.chat.apply_template import check_vocabulary
 from polyhead.config.recipe import DataConfig, Recipe, TrainConfig
 from polyhead.core.errors import UserError, prefix_errors
 from polyhead.core.i18n import tr
+from polyhead.core.output_paths import expand_folders
 from polyhead.core.registry import CHAT
 from polyhead.cost.decoding import cache_shape
 from polyhead.data.batching.collate import PairBatch
@@ -63,7 +64,11 @@ def iter_training_texts(recipe: Recipe) -> Iterator[str]:
 def open_text_like(
     files: Sequence[Path], recipe: Recipe | None, columns: Sequence[ColumnKey] = ()
 ) -> TextFiles:
-    """Open other files with the settings of a recipe; of tables, ``columns`` or else the recipe's column."""
+    """Open other files with the settings of a recipe; of tables, ``columns`` or else the recipe's column.
+
+    Of a folder, its text files.
+    """
+    files = expand_folders(files)
     if recipe is None:
         return open_text(files, "file", columns=columns or DataConfig.model_fields["text"].default)
     data = recipe.data
