@@ -80,6 +80,11 @@ OPEN_TEXT = "expected a text opened by polyhead.data.readers.plain_text.open_tex
             "ph.init_recipe('LICENSE', 'README.md', output='mine.yaml')",
         ),
         (
+            lambda: ph.estimate("LICENSE"),
+            "LICENSE is not a recipe (a YAML file); to train on text, create a recipe first: "
+            "ph.init_recipe('LICENSE', output='mine.yaml')",
+        ),
+        (
             lambda: make_run("decoder").translate(["a"]),
             "this requires an encoder-decoder, but the run is a language model: use generate, "
             "measure_perplexity, score, embed or attention_maps",

@@ -6,17 +6,14 @@ Importing it does not import torch.
 from __future__ import annotations
 
 import os
-import re
-import shlex
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from polyhead.config import yaml_io
 from polyhead.config.recipe import Recipe, read_recipe_tree
 from polyhead.core.errors import UserError, format_value
-from polyhead.core.strict_kwargs import strict_kwargs
+from polyhead.core.strict_kwargs import name_arguments, strict_kwargs
 from polyhead.run.recipe import load_recipe, validate_recipe
 
 if TYPE_CHECKING:
@@ -32,7 +29,7 @@ def train(recipe: str | Path | Recipe, *changes: str, resume: bool = False, quie
     ``resume`` continues from the newest one, or starts if there is none. The run is also saved in the
     directory that the recipe names with ``out``.
     """
-    with _name_arguments():
+    with name_arguments():
         config = _read_recipe(recipe, changes, "train", resume)
         from polyhead.train.loggers import Reporters
         from polyhead.train.run_training import run_training
@@ -69,7 +66,7 @@ def compare(
         )
     from polyhead.compare.run import run_comparison
 
-    with _name_arguments():
+    with name_arguments():
         read_recipe_tree(Path(recipe), [str(change) for change in changes])  # of a text file, what to do
         return run_comparison(
             Path(recipe),
@@ -105,7 +102,7 @@ def init_recipe(*inputs: str | Path, target: str | None = None, output: str | Pa
     path = None if output is None else check_output_file(Path(output), "output", files)
     if path is not None and path.exists():
         raise UserError(f"output {path} already exists; choose another file, or remove it first")
-    with _name_arguments():
+    with name_arguments():
         draft = draft_recipe(
             files,
             [str(item) for item in inputs if str(item) not in files],
@@ -131,24 +128,6 @@ def _read_recipe(source: object, changes: Sequence[object], verb: str, from_run:
     for keys, value in yaml_io.parse_overrides(words, Recipe):
         yaml_io.assign(tree, keys, value, Recipe)
     return validate_recipe(tree, from_run=from_run)
-
-
-@contextmanager
-def _name_arguments() -> Iterator[None]:
-    """Errors that name the arguments and functions of Python, not options and verbs."""
-    try:
-        yield
-    except UserError as error:
-        text = str(error)
-        if command := re.search(r"polyhead init (.*?)( --output mine\.yaml)?$", text):
-            files = ", ".join(map(repr, shlex.split(command[1])))
-            output = ", output='mine.yaml'" if command[2] else ""
-            text = text.replace(command[0], f"ph.init_recipe({files}{output})")
-        text = text.replace("--resume", "resume=True").replace("--output", "out")
-        text = re.sub(r"--(budget|match|vary|seeds)\b", r"\1", text).replace("--design", "designs")
-        if text == str(error):
-            raise
-        raise UserError(text) from None
 
 
 def _check_changes(changes: Sequence[object], verb: str) -> list[str]:

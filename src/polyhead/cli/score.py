@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -80,7 +81,9 @@ def run(
     if is_language_model and target is not None:
         raise UserError("this run is a language model: it scores the lines of one file, without TARGET")
     if target is None:
-        inputs = zip(inputs, strict=True) if is_language_model else split_tsv_pairs(inputs, refusals)
+        inputs = (
+            zip(inputs, strict=True) if is_language_model else split_tsv_pairs(inputs, refusals, directory)
+        )
     # fails for an unsuitable model before the first line is read
     scorer.score([], None if is_language_model else [])
     swap_check, unanswered = None if is_language_model else SwapCheck(scorer), UnansweredLines()
@@ -130,10 +133,13 @@ def read_parallel_pairs(source: str, target: str) -> Iterator[tuple[str, str]]:
     return zip(sources, targets, strict=True)
 
 
-def split_tsv_pairs(lines: Iterable[str], refusals: dict[int, str]) -> Iterator[tuple[str, str]]:
+def split_tsv_pairs(
+    lines: Iterable[str], refusals: dict[int, str], directory: Path
+) -> Iterator[tuple[str, str]]:
     """Yield the two columns of each line; of one that has others, empty texts and the reason by its number.
 
-    The first line must be a pair.
+    The first line must be a pair, else the error has the command that scores two files with the run in
+    ``directory``.
     """
     for number, line in enumerate(lines, 1):
         columns = line.split("\t") if line else ["", ""]  # a blank line is a pair of empty texts
@@ -141,6 +147,7 @@ def split_tsv_pairs(lines: Iterable[str], refusals: dict[int, str]) -> Iterator[
             actual = "no tab" if len(columns) == 1 else f"{len(columns)} columns"
             reason = f"expected source, tab, translation; found {actual}"
             if number == 1:
-                raise UserError(f"line 1: {reason}; to score two files: polyhead score RUN SOURCE TARGET")
+                command = f"polyhead score {shlex.quote(str(directory))} SOURCE TARGET"
+                raise UserError(f"line 1: {reason}; to score two files: {command}")
             refusals[number], columns = reason, ["", ""]
         yield columns[0], columns[1]

@@ -56,7 +56,7 @@ def describe_unlearned(rows: ResultRows, measures: Measures) -> str:
         return ""
     return tr(
         "Not learned: {names}. Their score ({measure}) is not better than the baseline, so their "
-        "differences are not tested; train them longer (--budget).",
+        "differences are not tested; train them longer (budget).",
         names=", ".join(names),
         measure=measures[1].column,
     )

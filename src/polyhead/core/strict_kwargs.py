@@ -1,8 +1,11 @@
-"""Report wrong call arguments as a one-line UserError instead of a TypeError. No torch here."""
+"""Report wrong call arguments of the Python API as a one-line UserError. No torch here."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+import shlex
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from functools import wraps
 from inspect import Parameter, isfunction, signature
 from pathlib import Path
@@ -53,6 +56,24 @@ def strict_methods(target_class: _Class) -> _Class:
         if isfunction(function) and not name.startswith("_"):
             setattr(target_class, name, strict_kwargs(function))
     return target_class
+
+
+@contextmanager
+def name_arguments() -> Iterator[None]:
+    """Errors that name the arguments and functions of Python, not options and verbs."""
+    try:
+        yield
+    except UserError as error:
+        text = str(error)
+        if command := re.search(r"polyhead init (.*?)( --output mine\.yaml)?$", text):
+            files = ", ".join(map(repr, shlex.split(command[1])))
+            output = ", output='mine.yaml'" if command[2] else ""
+            text = text.replace(command[0], f"ph.init_recipe({files}{output})")
+        text = text.replace("--resume", "resume=True").replace("--output", "out")
+        text = re.sub(r"--(budget|match|vary|seeds)\b", r"\1", text).replace("--design", "designs")
+        if text == str(error):
+            raise
+        raise UserError(text) from None
 
 
 def _argument_error(

@@ -16,7 +16,7 @@ from polyhead.config.recipe import Recipe, read_recipe
 from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError, check_int, format_value, prefix_errors, unknown_name_error
 from polyhead.core.registry import CACHE
-from polyhead.core.strict_kwargs import strict_kwargs
+from polyhead.core.strict_kwargs import name_arguments, strict_kwargs
 from polyhead.cost import parameter_count
 from polyhead.cost.communication import RECOMPUTE, ParallelLayout, Recompute, Traffic, estimate_traffic
 from polyhead.cost.decoding import (
@@ -225,7 +225,8 @@ def _resolve_recipe(design: object) -> Recipe:
             "vocab_size=...)"
         )
     if isinstance(design, str | Path):
-        return read_recipe(design)
+        with name_arguments():
+            return read_recipe(design)
     hints = {
         Mapping: "; use ModelConfig(**mapping)",
         Run: "; pass its recipe or its config",
