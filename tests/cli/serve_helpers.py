@@ -17,7 +17,6 @@ import torch
 from tests.cli.cli_helpers import save_run
 
 from polyhead.config.generation_config import GenerationConfig
-from polyhead.run.run import Run
 from polyhead.serve.http.server import Server
 from polyhead.serve.http.sockets import get_url, listen
 from polyhead.serve.openai.routes import make_app
@@ -33,8 +32,8 @@ def endless_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = save_run(directory, ["two dogs bark .", "a dog barks ."], kind="decoder", tie_embeddings="none")
     with torch.no_grad():
         run.model.head.weight *= 0.01
-    generation = GenerationConfig(logit_bias={run.tokenizer.eos_id: -100})
-    Run(run.model, run.tokenizer, generation).save(directory)
+    run.generation = GenerationConfig(logit_bias={run.tokenizer.eos_id: -100})
+    run.save(directory)
     return directory
 
 

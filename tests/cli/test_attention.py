@@ -52,6 +52,7 @@ def save(tiny, tmp_path):
     def save_run(recipe=None, **fields):
         tokenizer = polyhead.load(tiny).tokenizer
         config = ModelConfig(vocab_size=tokenizer.vocab_size, **SIZES | fields)
+        (tmp_path / "model.safetensors").unlink(missing_ok=True)
         Run(build(config, seed=0), tokenizer, GenerationConfig(), recipe).save(tmp_path)
         return tokenizer
 

@@ -1,3 +1,4 @@
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -110,6 +111,7 @@ def make_distillation_recipe(name, teachers, *overrides):
     for directory, d_model in teachers.items():
         spec = recipe.model.model_copy(update={"d_model": d_model})
         model = build(spec.with_vocabulary(tokenizer.vocab_size, task.labels), 1)
+        shutil.rmtree(directory, ignore_errors=True)
         Run(model, tokenizer, GenerationConfig()).save(Path(directory))
         tokenizer = train_tokenizer(["abcdefghijklmnopqrstuvwxyz "], Choice("char"), 300)
     return load_recipe(f"{name}.yaml", [f"distill={{teacher: [{', '.join(teachers)}]}}", *overrides])

@@ -20,6 +20,13 @@ def test_packed_model_cannot_be_saved(run_copy, options):
     ph.load(run_copy, dtype="bf16").save(run_copy)
 
 
+def test_directory_of_another_run_is_not_overwritten(run_copy):
+    content = (run_copy / "model.safetensors").read_bytes()
+    with pytest.raises(UserError, match=r"/tiny already has a run; choose another directory$"):
+        make_run(d_ff=64).save(run_copy)
+    assert (run_copy / "model.safetensors").read_bytes() == content
+
+
 def test_saved_run_is_loaded_with_its_options(run_dir):
     run, copy = make_run(), ph.load(run_dir)
     assert (copy.config, copy.generation, copy.recipe) == (run.config, GENERATION, None)

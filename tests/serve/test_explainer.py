@@ -36,6 +36,7 @@ def test_packed_model_is_explained_as_it_was_loaded(change, tmp_path):
     expected = explain(polyhead.load(directory, device="cpu"), "a dog barks", has_lever_cases=False)
     explainer = Explainer(polyhead.load(directory, fast=True))
     if change == "retrained":
+        shutil.rmtree(directory)
         build_run("decoder", d_ff=64).save(directory)
     elif change == "removed":
         shutil.rmtree(directory)

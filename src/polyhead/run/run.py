@@ -72,6 +72,7 @@ from polyhead.models import Model
 from polyhead.models.build import check_model_kind, get_model_kind
 from polyhead.run.run_directory import (
     RECIPE_FILE,
+    has_weights,
     remove_run_manifest,
     write_config_files,
     write_run_manifest,
@@ -102,6 +103,7 @@ class Run:
         self.directory: Path | None = None  # the directory that it was loaded from
         self.saved_prompt_template: PromptTemplate | None = None  # that of its config.json
         self._cached_proposer: tuple[Choice, Proposer] | None = None
+        self._own_directories = set[Path]()  # that it was saved to
 
     def replace_model(self, model: Model) -> None:
         """Use another model of the same config."""
@@ -439,14 +441,19 @@ class Run:
     def save(self, directory: str | Path, facts: str = "", selection: WeightSelection | None = None) -> None:
         """Write the run as a Hugging Face style directory, with a manifest of its files.
 
-        ``facts`` is the content of README.md, ``selection`` the checkpoints that the weights are from.
+        ``facts`` is the content of README.md, ``selection`` the checkpoints that the weights are from. The
+        directory of another run is a UserError.
         """
         if is_packed(self.model):
             raise UserError(
                 "a run that was loaded for inference only cannot be saved; load it in fp32 or bf16 "
                 "without fast"
             )
-        self.save_config_files(directory := check_output_dir(Path(directory), "directory"))
+        directory = check_output_dir(Path(directory), "directory")
+        own_directories = self._own_directories | ({self.directory.resolve()} if self.directory else set())
+        if has_weights(directory) and directory.resolve() not in own_directories:
+            raise UserError(f"{directory} already has a run; choose another directory")
+        self.save_config_files(directory)
         if facts:
             replace_file(directory / "README.md", facts.encode())
         remove_run_manifest(directory)
@@ -467,3 +474,4 @@ class Run:
         )
         if self.recipe:
             replace_file(directory / RECIPE_FILE, self.recipe.dump_yaml().encode())
+        self._own_directories.add(directory.resolve())

@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from polyhead.chat.detect_template import build_template
+from polyhead.checkpoint import checkpoint
 from polyhead.checkpoint.manifest import (
     MANIFEST_FILE,
     MAX_MANIFEST_BYTES,
@@ -356,6 +357,11 @@ def write_run_manifest(
                 files[WEIGHTS_FILE], step, extra = old.files[WEIGHTS_FILE], old.step, old.extra
     manifest = Manifest(step=step, files=files, extra=extra)
     replace_file(directory / MANIFEST_FILE, manifest.to_bytes())
+
+
+def has_weights(directory: Path) -> bool:
+    """Whether a directory has a run with weights, finished or not."""
+    return file_exists(directory / WEIGHTS_FILE) or bool(checkpoint.list_steps(directory / "checkpoints"))
 
 
 def remove_run_manifest(directory: Path) -> None:

@@ -13,7 +13,13 @@ from polyhead.core.atomic_io import file_exists, read_regular_file
 from polyhead.core.errors import UserError
 from polyhead.core.registry import SCHEDULE
 from polyhead.run.recipe import parse_saved_recipe
-from polyhead.run.run_directory import RECIPE_FILE, hash_text_files, read_run_manifest, warn_changed_files
+from polyhead.run.run_directory import (
+    RECIPE_FILE,
+    has_weights,
+    hash_text_files,
+    read_run_manifest,
+    warn_changed_files,
+)
 
 # keys that may change on resume: they do not affect the weights of a step (steps and epochs: see check_rates)
 _CHANGEABLE_TRAIN_KEYS = (
@@ -45,11 +51,7 @@ CHANGEABLE_KEYS = {f"train.{name}" for name in _CHANGEABLE_TRAIN_KEYS}
 
 def is_started(out: Path) -> bool:
     """Whether a directory has a run, finished or not; otherwise ``--resume`` starts it."""
-    return file_exists(out / RECIPE_FILE) or _has_weights(out)
-
-
-def _has_weights(out: Path) -> bool:
-    return file_exists(out / "model.safetensors") or bool(checkpoint.list_steps(out / "checkpoints"))
+    return file_exists(out / RECIPE_FILE) or has_weights(out)
 
 
 def check_directory(recipe: Recipe, resume: bool) -> Recipe | None:
@@ -59,7 +61,7 @@ def check_directory(recipe: Recipe, resume: bool) -> Recipe | None:
     returned.
     """
     recipe_file = recipe.out / RECIPE_FILE
-    has_run = _has_weights(recipe.out)
+    has_run = has_weights(recipe.out)
     if recipe.out.exists() and not recipe.out.is_dir():
         raise UserError(f"out: {recipe.out} is a file; expected a directory")
     if not resume:
