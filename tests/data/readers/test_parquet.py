@@ -73,6 +73,18 @@ def test_damaged_or_misnamed_file_is_refused(paths, tmp_path):
         list(read_lines(str(paths[0])))
 
 
+def test_nanoseconds_in_other_columns_are_text(tmp_path):
+    times = pyarrow.array([1, 2], pyarrow.timestamp("ns"))
+    columns = {
+        "text": ["a", "b"],
+        "time": times,
+        "times": pyarrow.array([[1], [2]], pyarrow.list_(times.type)),
+    }
+    write_table(pyarrow.table(columns), tmp_path / "t.parquet")
+    rows = [json.loads(line or b"") for line in iter_lines(tmp_path / "t.parquet")]
+    assert rows[1] == {"text": "b", "time": "1970-01-01 00:00:00.000000002", "times": None}
+
+
 def test_ambiguous_column_is_refused(tmp_path):
     columns = [pyarrow.array([text]) for text in "abc"]
     write_table(pyarrow.Table.from_arrays(columns, ["text", "other", "text"]), tmp_path / "c.parquet")

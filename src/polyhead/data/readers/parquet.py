@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -50,10 +51,23 @@ def _iter_json_chunks(file: Any) -> Iterator[bytes]:
 
     try:
         for batch in file.iter_batches(batch_size=_BATCH_ROWS, columns=_text_columns(file)):
-            rows = (json.dumps(row, ensure_ascii=False, default=str) for row in batch.to_pylist())
-            yield "".join(f"{row}\n" for row in rows).encode()
+            columns = {name: _list_values(batch.column(name)) for name in batch.schema.names}
+            rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+            yield "".join(f"{json.dumps(row, ensure_ascii=False, default=str)}\n" for row in rows).encode()
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
         raise OSError(_first_line(error)) from None
+
+
+def _list_values(column: Any) -> list[Any]:
+    """The values of a column; times that Python has not, such as nanoseconds, as text, or null in lists."""
+    import pyarrow
+
+    try:
+        return list(column.to_pylist())
+    except (ValueError, OverflowError):
+        with suppress(pyarrow.ArrowException):
+            return list(column.cast("string").to_pylist())
+        return [None] * len(column)
 
 
 def _text_columns(file: Any) -> list[str]:
