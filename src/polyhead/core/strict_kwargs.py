@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from inspect import Parameter, isfunction, signature
+from numbers import Integral
 from pathlib import Path
 from types import NoneType
 from typing import Any, TypeVar, cast
@@ -21,24 +22,33 @@ _TYPES: dict[str, tuple[Any, str]] = {
     "str": (str, "a text"),
     "Path": (Path, "a path"),
     "Callable": (Callable, "a function"),
+    "int": (Integral, "an integer"),
+    "Sequence": (Collection, "a list"),
+    "dict": (dict, "a dict"),
+    "set": (set, "a set"),
     "None": (NoneType, ""),
 }
+_FILLED_TYPES = {"dict", "set"}  # of arguments that the function fills, perhaps never: checked before it runs
 
 
 def strict_kwargs(function: _Function) -> _Function:
     """Decorator that reports unknown arguments as ``top_k: unknown key; did you mean 'top'?``.
 
     A flag must be true or false: "no" would be true. An argument of another type than its annotation is
-    reported if the function fails with it.
+    reported if the function fails with it; a dict or a set that it fills, always.
     """
-    parameters = signature(function).parameters.values()
-    flags = [parameter.name for parameter in parameters if parameter.annotation in ("bool", bool)]
+    parameters = signature(function).parameters
+    flags = [name for name, parameter in parameters.items() if parameter.annotation in ("bool", bool)]
+    filled = [name for name, parameter in parameters.items() if _FILLED_TYPES & {*_list_types(parameter)}]
 
     @wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         for name in flags:
             if (value := kwargs.get(name)) not in (True, False, None):
                 raise UserError(f"{name} is {format_value(value)}; expected true or false")
+        for name in [name for name in filled if name in kwargs]:
+            if error := _type_error(parameters[name], kwargs[name]):
+                raise error
         try:
             return function(*args, **kwargs)
         except (TypeError, AttributeError):
@@ -99,11 +109,22 @@ def _argument_error(
             takes_alone = f"takes {', '.join(positional) or 'nothing'} by position"
             return UserError(f"{function.__name__} {takes_alone}, got {n_args}; pass the others by keyword")
         return UserError(f"{function.__name__}: {str(error).replace(chr(39), '')}")
-    for name, value in arguments.items():
-        kinds = [kind.partition("[")[0] for kind in str(takes.parameters[name].annotation).split(" | ")]
-        if takes.parameters[name].kind is Parameter.VAR_POSITIONAL or not _TYPES.keys() >= set(kinds):
-            continue
-        if not isinstance(value, tuple(_TYPES[kind][0] for kind in kinds)):
-            expected = " or ".join(filter(None, (_TYPES[kind][1] for kind in kinds)))
-            return UserError(f"{name} is {format_value(value)}; expected {expected}")
-    return None
+    return next(
+        filter(None, (_type_error(takes.parameters[name], value) for name, value in arguments.items())), None
+    )
+
+
+def _list_types(parameter: Parameter) -> list[str]:
+    """The types in the annotation of a parameter; empty if one of them is not in ``_TYPES``."""
+    types = [part.partition("[")[0] for part in str(parameter.annotation).split(" | ")]
+    is_checked = parameter.kind is not Parameter.VAR_POSITIONAL and _TYPES.keys() >= {*types}
+    return types if is_checked else []
+
+
+def _type_error(parameter: Parameter, value: object) -> UserError | None:
+    """The error for an argument of another type; None if its type is right, or not checked."""
+    types = _list_types(parameter)
+    if not types or isinstance(value, tuple(_TYPES[name][0] for name in types)):
+        return None
+    expected = " or ".join(dict.fromkeys(filter(None, (_TYPES[name][1] for name in types))))
+    return UserError(f"{parameter.name} is {format_value(value)}; expected {expected}")

@@ -102,10 +102,11 @@ def estimate(
             f"decode_batch is {format_value(decode_batch)}; expected a list of integers, 1 or more, "
             "e.g. [1, 32]"
         )
-    if train_tokens is not None and not (isinstance(train_tokens, int | float) and train_tokens > 0):
-        raise UserError(
-            f"train_tokens is {format_value(train_tokens)}; expected a number above 0, e.g. 300e9"
-        )
+    for name, number, example in (("train_tokens", train_tokens, "300e9"), ("seconds", seconds, "20")):
+        if number is not None and not (isinstance(number, int | float) and number > 0):
+            raise UserError(f"{name} is {format_value(number)}; expected a number above 0, e.g. {example}")
+    if layout is not None and not isinstance(layout, ParallelLayout):
+        raise UserError(f"layout is {format_value(layout)}; expected a ParallelLayout")
     if recompute is not None and recompute not in RECOMPUTE:
         raise unknown_name_error("recompute", recompute, RECOMPUTE)
     accelerator = None if hardware is None else get_hardware(hardware)

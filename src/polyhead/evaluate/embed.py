@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Literal, NamedTuple
 
 import torch
@@ -131,7 +131,7 @@ def resolve_layers(layers: Layers, n_layers: int) -> list[int]:
         if layers != "all":
             raise UserError(f"layers: {layers!r} is not 'all'; expected numbers from 0 to {n_layers}, or all")
         return list(range(n_layers + 1))
-    if isinstance(layers, int):
+    if not isinstance(layers, Collection):
         raise UserError(f"layers is {format_value(layers)}; expected a list of numbers: layers=[{layers}]")
     numbers = list(layers)
     if not numbers:

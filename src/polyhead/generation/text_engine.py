@@ -13,6 +13,7 @@ from polyhead.core.blank_text import clear_blank
 from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError, check_int, format_value, unknown_name_error
 from polyhead.core.registry import CACHE
+from polyhead.core.strict_kwargs import strict_kwargs, strict_methods
 from polyhead.generation.batch_decode import (
     SamplingRequest,
     beam_state_for,
@@ -73,6 +74,7 @@ class EndTokens(NamedTuple):
     all_ids: tuple[int, ...]  # also those of the request, which may come anywhere
 
 
+@strict_methods
 class TextEngine:
     """An engine with a tokenizer. ``submit`` texts at any time, from any thread; a waiting thread runs it.
 
@@ -169,6 +171,7 @@ class TextEngine:
             raise UserError(f"{name} is a setting of the engine, not of a request")
         check_int("n", n, 1)
         check_int("seed", seed, 0)
+        check_int("top_logprobs", top_logprobs, 0)
         stops, translates = normalize_stop_strings(stop), self.prompt_template is None
         if translates:
             is_sampled = bool(SAMPLING_KEYS & set(overrides))
@@ -198,6 +201,8 @@ class TextEngine:
             raise UserError(
                 f"min_new_tokens is {config.min_new_tokens}, more than the maximum of {config.max_new_tokens}"
             )
+        if not translates and (source_lang is not None or target_lang is not None):
+            raise UserError("source_lang and target_lang are supported only for translations")
         if terminology and (is_sampled or not translates):
             raise UserError("terminology is supported only for translations with beam search")
         if translates:
@@ -317,6 +322,7 @@ class TextEngine:
 
 
 # Decode the translations of texts as tokens: encode, check the options, search or sample.
+@strict_kwargs
 def decode_translations(
     model: Decoder,
     tokenizer: Tokenizer,
@@ -344,10 +350,11 @@ def decode_translations(
     before anything is decoded.
     """
     sampling_request = None
+    check_int("row_offset", row_offset, 0)
     if SAMPLING_KEYS & set(overrides):
         n, seed = overrides.pop("n_best", 1), overrides.pop("seed", 0)
-        for name, value, minimum in (("n_best", n, 1), ("seed", seed, 0), ("row_offset", row_offset, 0)):
-            check_int(name, value, minimum)
+        check_int("n_best", n, 1)
+        check_int("seed", seed, 0)
         config = sampling_config(generation, overrides, n, "sampled translations")
         sampling_request = SamplingRequest(
             sampling_from_config(config, tokenizer.target_tokenizer.vocab_size), n, seed, row_offset

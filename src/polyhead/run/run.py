@@ -190,7 +190,11 @@ class Run:
             return beam_search_texts(model, self.tokenizer, config, self._encode_prompts(prompts), **options)
         config = sampling_config(self.generation, changes, n, "sampled text")
         prompt_ids = self._encode_prompts(prompts)
-        options |= {"n": n, "seed": seed or 0, "proposer": self._proposer(config.speculative)}
+        options |= {
+            "n": n,
+            "seed": 0 if seed is None else seed,
+            "proposer": self._proposer(config.speculative),
+        }
         return generate_texts(model, self.tokenizer, config, prompt_ids, **options)
 
     def engine(self, **options: Any) -> TextEngine:

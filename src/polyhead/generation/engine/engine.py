@@ -14,6 +14,7 @@ from polyhead.cache.block_manager import OutOfBlocksError
 from polyhead.cache.factory import make_cache
 from polyhead.core.choice import Choice
 from polyhead.core.errors import NOT_FINITE, NotFiniteError, UserError, check_int
+from polyhead.core.strict_kwargs import strict_kwargs
 from polyhead.generation.engine.batch import DecodingBatch, EncodedSources, SequenceGroup
 from polyhead.generation.engine.incremental_decoder import check_rewinds
 from polyhead.generation.engine.request import (
@@ -52,6 +53,7 @@ class Engine:
     tokens whatever else runs; a lossless one shares the chunk evenly over all requests in prefill.
     """
 
+    @strict_kwargs
     def __init__(
         self,
         model: Decoder,
