@@ -2,7 +2,9 @@ import json
 import math
 import re
 import signal
+import sys
 import zlib
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -319,7 +321,7 @@ def test_resume_with_more_steps_unless_schedule_changes(corpus_dir):
 
 
 @pytest.mark.acceptance("A14")
-def test_resume_with_other_text_or_tokenizer_is_refused(corpus_dir):
+def test_resume_with_other_text_or_tokenizer_is_refused(corpus_dir, monkeypatch):
     recipe = small_recipe(corpus_dir, steps=2)
     run_training(recipe, report=Notes())
     (corpus_dir / "pairs.tsv").write_text("a\tb\n" * 9)
@@ -328,8 +330,13 @@ def test_resume_with_other_text_or_tokenizer_is_refused(corpus_dir):
         run_training(with_data(recipe, train=["pairs.tsv"], target=0), resume=True, report=Notes())
     text = (corpus_dir / "train.en").read_text()
     (corpus_dir / "train.en").write_text(text.replace("dog", "cow", 1))
+    with (recipe.out / "metrics.jsonl").open("a") as file:
+        file.write('{"split": "train", "step": 99}\n')
+    metrics, board = (recipe.out / "metrics.jsonl").read_text(), Mock()
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", board)
     with user_error("--resume: the train text differs from the text of the run; restore it"):
-        run_training(recipe, resume=True, report=Notes())
+        run_training(with_train(recipe, tensorboard=True), resume=True, report=Notes())
+    assert (recipe.out / "metrics.jsonl").read_text() == metrics and not board.SummaryWriter.called
     (corpus_dir / "train.en").write_text(text)
     run_training(small_recipe(corpus_dir, "other", steps=1, tokenizer={"vocab_size": 270}), report=Notes())
     (recipe.out / "tokenizer.json").write_bytes((corpus_dir / "other" / "tokenizer.json").read_bytes())

@@ -7,11 +7,12 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
+from importlib import import_module
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from polyhead.config.recipe import Recipe
+from polyhead.config.recipe import Recipe, TrainConfig
 from polyhead.core.atomic_io import replace_file
 from polyhead.core.errors import UserError
 from polyhead.core.extras import install_command
@@ -42,7 +43,7 @@ class Reporters:
     """Forwards every call to several reporters."""
 
     def __init__(self, *reporters: Reporter) -> None:
-        self.reporters = reporters
+        self.reporters = [*reporters]
 
     def log_train(self, row: MetricsRow) -> None:
         for reporter in self.reporters:
@@ -112,13 +113,7 @@ class TensorBoardLogger:
     """Logs metrics to TensorBoard (extra ``board``)."""
 
     def __init__(self, directory: Path, from_step: int = 0) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            raise UserError(
-                f"train.tensorboard needs the extra 'board': {install_command('board')}"
-            ) from None
-        self.writer = SummaryWriter(str(directory), purge_step=from_step + 1)
+        self.writer = _import_summary_writer()(str(directory), purge_step=from_step + 1)
 
     def log_train(self, row: MetricsRow) -> None:
         self._add_scalars("train", row)
@@ -136,6 +131,14 @@ class TensorBoardLogger:
         for name, value in row.items():
             if name not in ("step", "steps", "seconds"):
                 self.writer.add_scalar(f"{split}/{name}", value, int(row["step"]))
+
+
+def _import_summary_writer() -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise UserError(f"train.tensorboard needs the extra 'board': {install_command('board')}") from None
+    return SummaryWriter
 
 
 class TextLogger:
@@ -277,6 +280,24 @@ class EtaReporter:
 
 PROJECT = "polyhead"
 MOST_PARAMETERS, LONGEST_PARAMETER = 100, 500  # parameters per request, and characters of one, of MLflow
+
+
+def import_loggers(config: TrainConfig) -> None:
+    """Import the libraries of the configured loggers, so that a missing one is an error before any work."""
+    if config.tensorboard:
+        _import_summary_writer()
+    if config.log:
+        import_module(str(config.log))
+
+
+def open_loggers(recipe: Recipe, from_step: int, info: Callable[[str], None]) -> list[Reporter]:
+    """Open metrics.jsonl and, if configured, TensorBoard and an experiment tracker."""
+    loggers: list[Reporter] = [JsonlLogger(recipe.out / "metrics.jsonl", from_step)]
+    if recipe.train.tensorboard:
+        loggers.append(TensorBoardLogger(recipe.out / "tensorboard", from_step))
+    if recipe.train.log:
+        loggers.append(open_tracker(recipe, from_step > 0, info))
+    return loggers
 
 
 def open_tracker(recipe: Recipe, is_resumed: bool, info: Callable[[str], None]) -> Tracker:

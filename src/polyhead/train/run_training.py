@@ -48,12 +48,11 @@ from polyhead.train.init_from import check_parts, inherit_settings, load_init_fr
 from polyhead.train.lock import RunLock
 from polyhead.train.loggers import (
     EtaReporter,
-    JsonlLogger,
     Reporter,
     Reporters,
-    TensorBoardLogger,
+    import_loggers,
     make_terminal_reporter,
-    open_tracker,
+    open_loggers,
 )
 from polyhead.train.loop import OnEvaluation, Outcome, TrainStatus, measure_metric, total_steps, train_model
 from polyhead.train.precision import compile_model, use_tf32
@@ -133,19 +132,18 @@ class TrainingSession:
 
     @contextmanager
     def open_directory(self, terminal: Reporter | None) -> Iterator[None]:
-        """Lock the directory, read its newest checkpoint, and open its logs and its report."""
+        """Lock the directory, and read its newest checkpoint and its report."""
+        if self.is_rank0:
+            import_loggers(self.recipe.train)
         with RunLock(self.out) if self.is_rank0 else nullcontext():
             self.saved_checkpoint = _share_newest_checkpoint(self.checkpoints, self.resume, self.ranks)
-            done_steps = self.saved_checkpoint.step if self.saved_checkpoint else 0
+            self.done_steps = done_steps = self.saved_checkpoint.step if self.saved_checkpoint else 0
             self.page = RunReport(self.out, is_resumed=bool(done_steps)) if self.is_rank0 else None
-            with (
-                open_reporters(self.recipe, done_steps, terminal)
-                if self.is_rank0
-                else Reporters() as reporters,
-                self.page or nullcontext(),
-            ):
-                past_rows = read_metrics(self.out / "metrics.jsonl") if self.is_rank0 else ()
-                self.reporter = EtaReporter(reporters, past_rows, done_steps)
+            terminals = [terminal or make_terminal_reporter()] if self.is_rank0 else []
+            with Reporters(*terminals) as self.reporters, self.page or nullcontext():
+                rows = read_metrics(self.out / "metrics.jsonl") if self.is_rank0 and done_steps else ()
+                past_rows = [row for row in rows if row["step"] <= done_steps]
+                self.reporter = EtaReporter(self.reporters, past_rows, done_steps)
                 yield
 
     def open(self, tokenizer: Tokenizer | None) -> None:
@@ -199,7 +197,7 @@ class TrainingSession:
             self.reporter.info(tr("{out} has no checkpoint to resume from: starting at step 1", out=self.out))
 
     def announce(self) -> None:
-        """Check the disk, write the settings of the run, and report what is trained."""
+        """Check the disk, open the logs, write the settings of the run, and report what is trained."""
         recipe, out, ranks, report, run = self.recipe, self.out, self.ranks, self.reporter, self.run
         ranks.on_rank0(lambda: check_disk_space(out, self.training, self.config, recipe.train, self.steps))
         if recipe.train.parallel.checkpoint == "sharded":
@@ -207,6 +205,7 @@ class TrainingSession:
 
             check_shared_directory(out, ranks)
         if self.is_rank0:
+            self.reporters.reporters += open_loggers(recipe, self.done_steps, report.info)
             run.save_config_files(out)
             write_run_manifest(out)
         size = {"size": self.summary, "steps": self.steps, "out": out}
@@ -282,17 +281,6 @@ def _pretrained_info(resumed_dir: Path | None, origin: Run | None) -> tuple[int,
         config = read_run_config(resumed_dir)
         return config.model.vocab_size, config.family
     return (origin.config.vocab_size, origin.family) if origin else (0, None)
-
-
-def open_reporters(recipe: Recipe, from_step: int, terminal: Reporter | None) -> Reporters:
-    """Reporters: terminal, metrics.jsonl and, if configured, TensorBoard and an experiment tracker."""
-    terminal = terminal or make_terminal_reporter()
-    trackers: list[Reporter] = []
-    if recipe.train.tensorboard:
-        trackers.append(TensorBoardLogger(recipe.out / "tensorboard", from_step))
-    if recipe.train.log:
-        trackers.append(open_tracker(recipe, from_step > 0, terminal.info))
-    return Reporters(terminal, JsonlLogger(recipe.out / "metrics.jsonl", from_step), *trackers)
 
 
 def _load_or_train_tokenizer(
