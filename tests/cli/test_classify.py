@@ -131,8 +131,8 @@ def test_texts_and_pairs_are_not_confused(run, tmp_path, cli):
     lines = cli("classify", directory, blank).out.splitlines()
     assert [line.split("\t")[0] for line in lines] == [one.label for one in predictions]
     for value, message in (
-        (("a",), "text 1 has 1 parts, expected a pair of texts"),
-        (("a", "b", "c"), "text 1 has 3 parts, expected a pair of texts"),
+        (("a",), "text 2 has 1 parts, expected a pair of texts"),
+        (("a", "b", "c"), "text 2 has 3 parts, expected a pair of texts"),
         (None, r"text \d is \w+, expected a string or a pair of strings"),
         (("ein hund", 2), r"text \d is \w+, expected a string or a pair of strings"),
     ):

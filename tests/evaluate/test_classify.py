@@ -63,8 +63,8 @@ def test_scores_of_rankers_and_their_truncated_texts():
     [
         ([("a film", "music")], 1, "^pairs of texts; expected a text or a list of texts, as in"),
         (["a film"], 2, r'^single texts; expected a list of pairs, \["a", "b"\], as in'),
-        ([3], 0, "text 0 is int, expected a string or a pair of strings"),
-        (["a", ("a",)], 0, "text 1 has 1 parts, expected a pair of texts"),
+        ([3], 0, "text 1 is int, expected a string or a pair of strings"),
+        (["a", ("a",)], 0, "text 2 has 1 parts, expected a pair of texts"),
     ],
 )
 def test_wrong_arity_is_refused(texts, n_texts, message):

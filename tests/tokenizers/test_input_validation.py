@@ -46,7 +46,7 @@ def test_only_lists_of_texts_are_accepted(runs):
             ((text for text in TEXTS), f"expects a list of texts, got generator; {write}"),
             (set(TEXTS), f"expects a list of texts, got set; {write}"),
             (7, r"expects a list of texts, got int$"),
-            ([7] * len(TEXTS), "text 0 is int, expected a string"),
+            ([7] * len(TEXTS), "text 1 is int, expected a string"),
         ):
             with pytest.raises(UserError, match=message):
                 call(texts)
@@ -57,7 +57,7 @@ def test_only_lists_of_texts_are_accepted(runs):
     encoder = runs["encoder"]
     max_id = encoder.tokenizer.vocab_size - 1
     for ids in ([max_id + 1], [-1], [True], [0.5], ["a"], [None]):
-        message = f"text 1 has no token .*; the vocabulary has 0 to {max_id}"
+        message = f"text 2 has no token .*; the vocabulary has 0 to {max_id}"
         with pytest.raises(UserError, match=message):
             encoder.embed([TEXTS[0], ids])
     first, second = encoder.embed([encoder.tokenizer.encode(TEXTS)[0], TEXTS[0]])

@@ -46,7 +46,7 @@ def test_special_tokens_empty_lists_and_checksums(get_tokenizer):
     ids = t.encode(["Two dogs"])[0]
     assert t.decode([[t.bos_id, *ids, t.eos_id, t.pad_id, t.pad_id], []]) == ["Two dogs", ""]
     assert (t.encode([]), t.encode([""]), t.decode([])) == ([], [[]], [])
-    for texts, message in (("one text", "a list of texts"), (["a", ("b", "c")], "text 1 is tuple")):
+    for texts, message in (("one text", "a list of texts"), (["a", ("b", "c")], "text 2 is tuple")):
         with pytest.raises(UserError, match=message):
             t.encode(texts)
     checksums = {get_tokenizer(kind).sha256 for kind in KINDS} | {BPE.sha256, BYTES.sha256}

@@ -44,10 +44,10 @@ def test_unusable_corpus_is_refused(kind, get_tokenizer):
     for corpus, message in (
         ([], "no text to train"),
         (["", ""], "no text to train"),
-        (["\udfff"], "text 0 has half of a surrogate pair"),
+        (["\udfff"], "text 1 has half of a surrogate pair"),
         (read_lines(), r"^line 2 is damaged$"),
     ):
         with pytest.raises(UserError, match=message):
             train_tokenizer(corpus, Choice(kind), 400)
-    with pytest.raises(UserError, match="text 1 has half of a surrogate pair"):
+    with pytest.raises(UserError, match="text 2 has half of a surrogate pair"):
         get_tokenizer(kind).encode(["fine", "\ud800"])

@@ -97,7 +97,7 @@ def test_row_longer_than_any_batch_is_refused(task, split, tmp_path):
     texts = {name: [f"short.{suffix}"] for name in ("train", "valid", "test")} | {split: [f"long.{suffix}"]}
 
     recipe = with_data(recipe_of(tmp_path, task, "run", **options), max_len=128, **texts)
-    assert_refused(recipe, "max_tokens is 25, but row 0 alone has")
+    assert_refused(recipe, "max_tokens is 25, but row 1 alone has")
 
 
 def test_error_in_final_evaluation_loses_no_weights(corpus_dir, monkeypatch):

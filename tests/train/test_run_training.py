@@ -380,7 +380,7 @@ def test_failed_start_leaves_no_files(corpus_dir):
     assert run.tokenizer.vocab_size == 266
     for side in ("de", "en"):
         (corpus_dir / f"valid.{side}").write_text("ein hund " * 10 + "\n")
-    with user_error("max_tokens is 20, but row 0 alone has"):
+    with user_error("max_tokens is 20, but row 1 alone has"):
         run_training(small_recipe(corpus_dir, "long", max_tokens=20, model={"max_len": 256}), report=Notes())
 
 

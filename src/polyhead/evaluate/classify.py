@@ -140,7 +140,7 @@ def check_text_arity(texts: TextsOrPairs, n_texts: int) -> None:
     ``n_texts`` is 1 or 2, or 0 if it is not known.
     """
     validate_list(texts, "run.classify")
-    for number, text in enumerate(texts):
+    for number, text in enumerate(texts, 1):
         is_single = isinstance(text, str) or not isinstance(text, Iterable)
         for part in [text] if is_single else text:
             if not isinstance(part, str):

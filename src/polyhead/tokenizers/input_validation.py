@@ -19,7 +19,7 @@ def validate_texts(texts: object, verb: str, num_lists: int = 1) -> None:
     """
     validate_list(texts, verb, num_lists)
     assert isinstance(texts, Collection)
-    for number, text in enumerate(texts):
+    for number, text in enumerate(texts, 1):
         if not isinstance(text, str):
             raise UserError(f"text {number} is {type(text).__name__}, expected a string")
 
@@ -28,7 +28,7 @@ def validate_texts_or_ids(texts: object, verb: str, vocab_size: int) -> None:
     """Raise UserError unless ``texts`` is a list of strings or of lists of token ids below ``vocab_size``."""
     validate_list(texts, verb)
     assert isinstance(texts, Collection)
-    for number, text in enumerate(texts):
+    for number, text in enumerate(texts, 1):
         if isinstance(text, str):
             continue
         if not _is_list(text):

@@ -82,7 +82,7 @@ class Tokenizer:
             with wrap_library_errors("the tokenizer cannot encode the text"):
                 return encode_batch(list(texts), add_special_tokens=False)
         except (TypeError, UnicodeEncodeError):
-            number = next(i for i, text in enumerate(texts) if has_lone_surrogate(text))
+            number = next(i for i, text in enumerate(texts, 1) if has_lone_surrogate(text))
             raise UserError(
                 f"text {number} has half of a surrogate pair, which is not valid Unicode; was it cut in the "
                 "middle of a character?"

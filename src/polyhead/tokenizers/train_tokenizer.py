@@ -59,7 +59,7 @@ def train_tokenizer(texts: Iterable[str], choice: Choice, vocab_size: int, senti
         for text in texts:
             if has_lone_surrogate(text):
                 raise UserError(
-                    f"text {num_read[0]} has half of a surrogate pair, which is not valid Unicode"
+                    f"text {num_read[0] + 1} has half of a surrogate pair, which is not valid Unicode"
                 )
             num_read[0] += bool(text)
             yield text[:MAX_TRAINING_CHARACTERS]

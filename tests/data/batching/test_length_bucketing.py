@@ -113,7 +113,7 @@ def test_order_is_stable_across_versions():
 
 @pytest.mark.acceptance("A8")
 def test_pair_longer_than_the_budget_is_refused():
-    message = "max_tokens is 64, but row 1 alone has 90 tokens; set train.max_tokens to 90 or more, or "
+    message = "max_tokens is 64, but row 2 alone has 90 tokens; set train.max_tokens to 90 or more, or "
     with pytest.raises(UserError, match=message):
         plan_epoch(np.array([3, 4, 5]), np.array([3, 90, 5]), max_tokens=64, seed=1, epoch=0)
     plan = plan_epoch(np.array([3, 4]), np.array([3, 64]), max_tokens=64, seed=1, epoch=0)

@@ -53,7 +53,7 @@ def test_greedy_output_does_not_depend_on_batch():
     ]:
         sources, limits = [SOURCES[i] for i in order], [LIMITS[i] for i in order]
         assert search(model, sources, limits) == [batch[i] for i in order]
-    with pytest.raises(UserError, match="max_new_tokens of sentence 1 is 0"):
+    with pytest.raises(UserError, match="max_new_tokens of sentence 2 is 0"):
         search(Table(0), SOURCES[:2], [3, 0])
     with pytest.raises(UserError, match="output is NaN"):
         search(Table(0, eos=float("nan")), SOURCES[:2], [3, 3])

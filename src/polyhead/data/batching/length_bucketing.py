@@ -68,7 +68,7 @@ def plan_epoch(
     if len(longest) and longest.max() > max_tokens:
         row = int(longest.argmax())
         raise UserError(
-            f"max_tokens is {max_tokens}, but row {row} alone has {longest[row]} tokens; "
+            f"max_tokens is {max_tokens}, but row {row + 1} alone has {longest[row]} tokens; "
             f"set train.max_tokens to {longest[row]} or more, or data.max_len to {max_tokens} or less"
         )
     bits = _bit_generator(seed, epoch)

@@ -369,7 +369,7 @@ def beam_search(
         min_new_tokens=min_new_tokens, bad_token_ids=bad_token_ids, no_repeat_ngram_size=no_repeat_ngram_size,
     )  # fmt: skip
     specs = [BeamRequest(limit, tokens) for limit, tokens in zip(max_new_tokens, prefixes, strict=True)]
-    for i, spec in enumerate(specs):
+    for i, spec in enumerate(specs, 1):
         spec.check(i, eos_id)
     if not specs:
         return []
