@@ -136,6 +136,7 @@ PAIRS = {"train": ["pairs.tsv"], "valid": ["pairs.tsv"], "source": 1, "target": 
     [
         ({}, {"lr": 1.0, "schedule": NOAM}, ""),
         (PAIRS, {}, "train, valid: source and target are the same text"),
+        ({}, {"tokenizer": {"vocab_size": 900}}, "tokenizer: 314 tokens in "),
         ({}, {"schedule": "inverse_sqrt"}, "the warm-up (4,000 steps) is more than half of the 4 steps: "),
         ({}, {"lr": 1e-3, "schedule": NOAM}, "train.lr is 0.001, and schedule noam multiplies it by 1/√"),
     ],
@@ -144,7 +145,7 @@ def test_unsuitable_text_or_schedule_is_a_warning(data, train, warning, corpus_d
     write_pairs(corpus_dir)
     options = {"steps": 4, "schedule": {"name": "constant"}} | train
     lines = log_training(with_data(small_recipe(corpus_dir, **options), **data))
-    signs = ("same text", "warm-up", "schedule noam")
+    signs = ("same text", "warm-up", "schedule noam", "; the text has no more, though vocab_size is 900")
     warnings = [line for line in lines if any(sign in line for sign in signs)]
     assert len(warnings) == bool(warning) and all(line.startswith(warning) for line in warnings)
 
