@@ -195,7 +195,7 @@ def test_chat_template_file_formats_the_conversation(runs_dir, tmp_path, cli):
         ([], "{% for", "own.jinja: the chat template is refused: it is not valid Jinja: unexpected 'end of"),
         ([], "{{ 1 }}", "own.jinja: the chat template does not write the message of the user"),
         ([], "{{ x.__class__.__mro__ }}", "own.jinja: the chat template"),
-        ([], None, "own.jinja is missing"),
+        ([], None, "no file '"),
         (["--chat", "plain"], TEMPLATE, "--chat and --chat-template cannot be combined"),
     ],
 )

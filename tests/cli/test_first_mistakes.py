@@ -42,6 +42,67 @@ OPEN_TEXT = "expected a text opened by polyhead.data.readers.plain_text.open_tex
 @pytest.mark.parametrize(
     ("call", "message"),
     [
+        (lambda: ph.train(""), "recipe is empty; expected a path"),
+        (lambda: ph.train("task: chat\n"), "'task: chat\\n': expected the path of a recipe, not its text"),
+        (lambda: ph.train("recipes/trec.yaml", resume=1), "resume is 1; expected true or false"),
+        (
+            lambda: ph.train("recipes/trec.yaml", steps=1),
+            "steps: unknown key; known: recipe, resume, quiet; keys",
+        ),
+        (lambda: ph.train("recipe/trec.yaml"), "recipe/trec.yaml: no such file; did you mean 'recipes/trec"),
+        (
+            lambda: ph.load("recipes/trec.yaml"),
+            "recipes/trec.yaml is a recipe; expected a run directory: train it first: "
+            "ph.train('recipes/trec.yaml')",
+        ),
+        (lambda: ph.load("LICENSE"), "LICENSE is a file; expected a run directory"),
+        (lambda: ph.load("none.yaml"), "none.yaml: no such file"),
+        (
+            lambda: ph.load("tests"),
+            "tests is not a run directory: it has no config.json; runs are created by ph.t",
+        ),
+        (lambda: ph.init_recipe(["a"]), "init_recipe expects names of text files, or overrides such as"),
+        (
+            lambda: ph.estimate("bert-bse"),
+            "'bert-bse' is neither a recipe nor the name of a model; did you mean",
+        ),
+        (lambda: ph.estimate(CONFIG, layout=5), "layout is 5; expected ParallelLayout"),
+        (
+            lambda: ph.estimate(CONFIG, batch_size=10**12),
+            "batch_size x seq_len is 32,000,000,000,000; expected",
+        ),
+        (lambda: ph.estimate(CONFIG, train_tokens=True), "train_tokens is true; expected a number above 0"),
+        (
+            lambda: ph.compare("recipes/trec.yaml", seeds=10**9),
+            "seeds is 1000000000; expected an integer from",
+        ),
+        (
+            lambda: ph.compare("recipes/trec.yaml", designs={"": ["a=1"]}),
+            "designs ': a=1': expected {'name': [",
+        ),
+        (
+            lambda: load_recipe("recipes/trec.yaml", [5]),
+            "override 5: expected a text, e.g. 'model.d_model=256'",
+        ),
+        (lambda: make_run("decoder").evaluate("a", "b"), "this requires an encoder-decoder, but the run is"),
+        (lambda: make_run("decoder").generate(["a"], n=0), "n is 0; expected an integer, 1 or more"),
+        (lambda: make_run("decoder").stream(["a"], refusals=5), "refusals is 5; expected a dict"),
+        (
+            lambda: make_run("decoder").chat(["a"]),
+            "the chat format of this run is unknown or unsupported; set it with chat=: ",
+        ),
+        (
+            lambda: make_run("encoder").embed_tokens("a"),
+            "run.embed_tokens expects a list of texts, got one text",
+        ),
+        (lambda: make_run("encoder").attention_maps(["a"]), "source is ['a']; expected a text"),
+        (lambda: make_run("encoder").save(""), "directory is empty; expected a path"),
+        (lambda: make_run("encoder").save("runs/x", selection=3), "selection is 3; expected WeightSelection"),
+        (lambda: make_run("encoder").replace_model(None), "model is null; expected Model"),
+        (
+            lambda: make_run("encoder-decoder").translate(["a"], truncate="x"),
+            "truncate is 'x'; expected true",
+        ),
         (lambda: ph.build(KEYS | {"hidden_size": 4}), "hidden_size: unknown key; did you mean 'd_model'?"),
         (lambda: ph.build({"d_model": 8}), "vocab_size: missing; this key has no default"),
         (lambda: ph.build(None), f"{BUILD}, or a mapping of its keys, got NoneType"),

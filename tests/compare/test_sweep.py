@@ -2,7 +2,7 @@ import pytest
 
 from polyhead.compare import sweep
 from polyhead.compare.sweep import Budget, read_budget
-from polyhead.core.errors import UserError
+from polyhead.core.errors import UserError, command_line
 
 ROPE = "{name: rope, theta: 5}"
 AXES = [sweep.Axis("model.norm", ("layernorm", "rmsnorm")), sweep.Axis("model.position", ("none", ROPE))]
@@ -32,7 +32,7 @@ def test_read_axis(text, key, values):
         ("norm=a,,b", "a value is empty"),
         ("nrm=a", "--vary nrm: unknown key; did you mean 'norm'"),
         ("train.norm=a", "--vary train.norm: unknown key; did you mean 'model.norm'"),
-        ("qqqqqq=a", "polyhead train --keys lists all"),
+        ("qqqqqq=a", r"; dump_yaml\(\) of a Recipe lists all"),
         ("position={name: rope", "a bracket or quote is not closed"),
         ("seed=1,2", "compare sets train.seed itself; use --seeds"),
         ("steps=100,200", "use --budget"),
@@ -52,7 +52,7 @@ def test_read_design():
     changes = ("model.n_layers=1", "model.position={name: rope, theta: 5e5}", "train.lr=1e-3")
     assert sweep.read_design(text) == sweep.DesignSpec("with lstm", changes)
     for invalid in ("norm=rmsnorm", "name:", ": norm=rmsnorm", "a=b: norm=rmsnorm"):
-        with pytest.raises(UserError, match="expected 'name: key=value key=value'"):
+        with command_line(), pytest.raises(UserError, match="expected 'name: key=value key=value'"):
             sweep.read_design(invalid)
     with pytest.raises(UserError, match="--design x: 'rmsnorm' is not key=value"):
         sweep.read_design("x: norm=layernorm rmsnorm")

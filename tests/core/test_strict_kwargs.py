@@ -3,7 +3,8 @@ import torch
 from tests.run.run_helpers import make_run
 
 import polyhead as ph
-from polyhead.core.errors import UserError
+from polyhead.core.errors import UserError, command_line
+from polyhead.core.strict_kwargs import to_python_words
 
 DECODE = "decode expects a list of ids per text, got"
 IDS_TO_TOKENS = "ids_to_tokens expects the ids of one text, got"
@@ -67,3 +68,20 @@ def test_invalid_argument_is_refused_in_one_line(call, message):
     with pytest.raises(UserError) as error:
         call(make_run())
     assert str(error.value).startswith(message) and "\n" not in str(error.value)
+
+
+def test_messages_outside_of_commands_have_python_words():
+    for text, expected in (
+        ("--resume: set --api-key-file", "resume=True: set api_key_file"),
+        (
+            "first: polyhead init 'a b' c --output d.yaml",
+            "first: ph.init_recipe('a b', 'c', output='d.yaml')",
+        ),
+        ("train it: polyhead train x --resume", "train it: ph.train('x', resume=True)"),
+        ("start with polyhead train x --processes 2", "start with polyhead train x --processes 2"),
+        ("create one: polyhead shortlist x", "create one: polyhead shortlist x"),
+        ("no file '--x'", "no file '--x'"),
+    ):
+        assert to_python_words(text) == expected
+    with command_line(), pytest.raises(UserError, match=r"first: polyhead train recipes/trec\.yaml"):
+        ph.load("recipes/trec.yaml")

@@ -94,7 +94,7 @@ def test_scores_are_sums_of_log_probabilities(run_dir):
         (lambda mt, lm: mt.score(["a"], ["a", "b"]), "1 sources and 2 targets: expected equally many"),
         (lambda mt, lm: mt.score(["a"] * 2, ["a", "zz " * 40]), r"pair 2 has \d+ tokens; this model's"),
         (lambda mt, lm: mt.translate(["a"], n_best=0), "n_best: 0 is out of range"),
-        (lambda mt, lm: lm.generate(["a"], n=-1, beam_size=2), "n_best: -1 is out of range"),
+        (lambda mt, lm: lm.generate(["a"], n=-1, beam_size=2), "n is -1; expected an integer, 1 or more"),
         (lambda mt, lm: lm.generate(["a"], beam_size=2, **LENGTHS), TOO_SHORT),
         (lambda mt, lm: lm.engine().submit("a", beam_size=2, **LENGTHS), TOO_SHORT),
         (lambda mt, lm: mt.engine().submit("ein", **RATIOS), TOO_SHORT),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from polyhead.config import yaml_io
 from polyhead.config.recipe import Recipe, read_recipe_tree
 from polyhead.core.errors import UserError, format_value
-from polyhead.core.strict_kwargs import name_arguments, strict_kwargs
+from polyhead.core.strict_kwargs import strict_kwargs
 from polyhead.run.recipe import load_recipe, validate_recipe
 
 if TYPE_CHECKING:
@@ -29,12 +29,11 @@ def train(recipe: str | Path | Recipe, *changes: str, resume: bool = False, quie
     ``resume`` continues from the newest one, or starts if there is none. The run is also saved in the
     directory that the recipe names with ``out``.
     """
-    with name_arguments():
-        config = _read_recipe(recipe, changes, "train", resume)
-        from polyhead.train.loggers import Reporters
-        from polyhead.train.run_training import run_training
+    config = _read_recipe(recipe, changes, "train", resume)
+    from polyhead.train.loggers import Reporters
+    from polyhead.train.run_training import run_training
 
-        run, outcome = run_training(config, resume=resume, report=Reporters() if quiet else None)
+    run, outcome = run_training(config, resume=resume, report=Reporters() if quiet else None)
     if outcome.status == "interrupted":
         raise KeyboardInterrupt(f"training stopped at step {outcome.step}; resume=True continues from it")
     return run
@@ -66,19 +65,18 @@ def compare(
         )
     from polyhead.compare.run import run_comparison
 
-    with name_arguments():
-        read_recipe_tree(Path(recipe), [str(change) for change in changes])  # of a text file, what to do
-        return run_comparison(
-            Path(recipe),
-            _check_changes(changes, "compare"),
-            vary=vary or {},
-            designs=designs or {},
-            grid=grid,
-            budget=budget,
-            seeds=seeds,
-            match=match,
-            out=None if out is None else Path(out),
-        )
+    read_recipe_tree(Path(recipe), [str(change) for change in changes])  # of a text file, what to do
+    return run_comparison(
+        Path(recipe),
+        _check_changes(changes, "compare"),
+        vary=vary or {},
+        designs=designs or {},
+        grid=grid,
+        budget=budget,
+        seeds=seeds,
+        match=match,
+        out=None if out is None else Path(out),
+    )
 
 
 @strict_kwargs
@@ -93,7 +91,7 @@ def init_recipe(*inputs: str | Path, target: str | None = None, output: str | Pa
         if not isinstance(item, str | Path):
             raise UserError(
                 "init_recipe expects names of text files, or overrides such as 'train.steps=100', "
-                f"got {format_value(item)}"
+                f"got {format_value(item)}{'; write init_recipe(*files)' * isinstance(item, list | tuple)}"
             )
     from polyhead.autoconfig.draft_recipe import draft_recipe
     from polyhead.core.output_paths import check_output_file, write_atomic
@@ -102,13 +100,8 @@ def init_recipe(*inputs: str | Path, target: str | None = None, output: str | Pa
     path = None if output is None else check_output_file(Path(output), "output", files)
     if path is not None and path.exists():
         raise UserError(f"output {path} already exists; choose another file, or remove it first")
-    with name_arguments():
-        draft = draft_recipe(
-            files,
-            [str(item) for item in inputs if str(item) not in files],
-            target,
-            str(output or "mine.yaml"),
-        )
+    changes = [str(item) for item in inputs if str(item) not in files]
+    draft = draft_recipe(files, changes, target, str(output or "mine.yaml"))
     if path is None:
         return draft.recipe
     write_atomic(path, draft.text.encode())
@@ -123,7 +116,8 @@ def _read_recipe(source: object, changes: Sequence[object], verb: str, from_run:
     if isinstance(source, str | os.PathLike):
         return load_recipe(Path(source), words, from_run=from_run)
     if not isinstance(source, Recipe):
-        raise UserError(f"{verb} expects a Recipe or a recipe file, got {format_value(source)}")
+        hint = "; for a mapping write Recipe(**mapping)" if isinstance(source, Mapping) else ""
+        raise UserError(f"{verb} expects a Recipe or a recipe file, got {format_value(source)}{hint}")
     tree = source.model_dump(mode="json")
     for keys, value in yaml_io.parse_overrides(words, Recipe):
         yaml_io.assign(tree, keys, value, Recipe)

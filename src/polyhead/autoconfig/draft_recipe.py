@@ -123,7 +123,7 @@ def draft_recipe(
     elif export_format:
         raise UserError(
             f"components for {FORMAT_NAMES[export_format]} are chosen for a new model, and this recipe "
-            f"starts from {recipe.init_from.run}; polyhead export shows its formats"
+            f"starts from {recipe.init_from.run}: remove the format"
         )
     return RecipeDraft(recipe, render_recipe(tree, summary, name), summary.notes)
 

@@ -18,6 +18,7 @@ from polyhead.chat.sandbox.client import MAX_TEMPLATE_CHARS, TemplateError
 from polyhead.core.atomic_io import read_regular_file
 from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError
+from polyhead.core.output_paths import did_you_mean_path
 from polyhead.core.registry import CHAT
 
 _OWN_TEMPLATE = re.compile(r"\{# polyhead: (.*?) #\}")
@@ -108,6 +109,8 @@ def detect_format(template: str) -> Choice:
 
 def read_template_file(path: Path) -> Choice:
     """The chat format of a template in a file."""
+    if not path.exists():
+        raise UserError(f"no file {str(path)!r}{did_you_mean_path(path)}")
     content = read_regular_file(path, max_bytes=4 * MAX_TEMPLATE_CHARS)
     try:
         return detect_format(content.decode())

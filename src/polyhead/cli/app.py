@@ -16,7 +16,7 @@ from inspect import signature
 import polyhead
 from polyhead.cli.verbs import VERBS
 from polyhead.core import i18n, key_aliases
-from polyhead.core.errors import UserError, did_you_mean
+from polyhead.core.errors import UserError, command_line, did_you_mean
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -31,7 +31,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding="utf-8", errors="backslashreplace")
     try:
-        code = dispatch(list(sys.argv[1:] if arguments is None else arguments))
+        with command_line():
+            code = dispatch(list(sys.argv[1:] if arguments is None else arguments))
         sys.stdout.flush()
     except BrokenPipeError:
         # the reader has closed the pipe; keep Python from complaining when it closes stdout
@@ -135,6 +136,10 @@ def run_completion(option: str, arguments: list[str]) -> int:
 
 def run_verb(verb: str, arguments: list[str]) -> int:
     """Import the verb, parse its arguments, and run it with error handling."""
+    if arguments[:1] == [""]:  # a path: that of the working directory
+        message = f"the first argument is empty (polyhead {verb} --help)"
+        print(f"polyhead: {i18n.translate_message(message)}", file=sys.stderr)
+        return 2
     import typer
 
     from polyhead.cli import error_handler as usage_errors

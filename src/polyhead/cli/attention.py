@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import typer
 
 from polyhead.cli.line_io import escape_terminal, to_one_line
-from polyhead.cli.options import ShownRun, ShownTarget, ShownText, check_texts
+from polyhead.cli.options import ShownRun, ShownTarget, ShownText, check_kind, check_texts
 from polyhead.core.errors import UserError
 from polyhead.core.i18n import tr
 from polyhead.core.output_paths import check_output_file, run_artifacts
@@ -49,6 +49,7 @@ def run(
     polyhead attention runs/multi30k "A dog barks." "Ein Hund bellt." --kind encoder --layer 1 --head 2
     polyhead attention runs/shakespeare "To be, or not to be"
     """
+    check_kind(directory)
     check_texts("attention", directory, TEXT=source, TARGET=target)
     from polyhead.introspect.attention_map import attention_text, layer_numbers
     from polyhead.run.load import load

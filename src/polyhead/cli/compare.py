@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from polyhead.cli.error_handler import EXIT_FAILED, EXIT_INTERRUPTED
-from polyhead.compare.plan import make_plan
+from polyhead.compare.plan import MAX_SEEDS, make_plan
 from polyhead.compare.sweep import read_axis, read_budget, read_design
 from polyhead.core.errors import UserError
 
@@ -49,7 +49,7 @@ def run(
         ),
     ] = None,
     seeds: Annotated[
-        int, typer.Option(min=1, max=100, help="number of seeds that each design is trained with")
+        int, typer.Option(min=1, max=MAX_SEEDS, help="number of seeds that each design is trained with")
     ] = 1,
     match: Annotated[
         str | None,

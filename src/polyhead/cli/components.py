@@ -122,7 +122,7 @@ def run(
         )
         if near := did_you_mean(canonical, words):
             raise UserError(f"unknown component {name!r}{near} polyhead components lists all")
-        raise unknown_name_error("part", name, words)
+        raise unknown_name_error("component", name, words)
     print("\n\n".join(format_part(registry, part) for registry, part in matches))
 
 

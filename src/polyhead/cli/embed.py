@@ -155,6 +155,7 @@ def run(
     polyhead embed runs/wikitext sentences.txt --like "a church in the north of England" | sort -rn | head
     polyhead embed runs/e5 pages.txt --prompt passage --like "How high is it?" --like-prompt query
     """
+    check_kind(directory, *KINDS)
     if output is not None and output.suffix not in (".npy", ".jsonl"):
         raise UserError(f"--output {output}: expected a name that ends with .npy or .jsonl")
     if output is not None and like is not None:
@@ -169,7 +170,6 @@ def run(
     if tokens and "pooling" in settings:
         raise UserError("--pooling makes one vector of a text, and --tokens writes one per token: remove one")
     check_output_path(output, [source], directory)
-    check_kind(directory, *KINDS)
     lines = read_lines_or_text(source)
     from polyhead.evaluate.embed import cosine_similarity, resolve_layers
     from polyhead.tokenizers.scripts import warn_decomposed

@@ -19,6 +19,7 @@ from polyhead.core.extras import find_extra, install_command
 from polyhead.core.i18n import translate_message
 from polyhead.core.key_aliases import OPTION_ALIASES, aliased_keys, hint_text
 from polyhead.core.messages import alias_hint, from_validation_error
+from polyhead.core.output_paths import did_you_mean_path
 from polyhead.core.plugins import LOADED_PLUGINS
 
 
@@ -41,7 +42,7 @@ def _parameter_prefix(error: Any) -> str:
 
 def _describe_reason(error: Any) -> str:
     if type(error).__name__ == "NoSuchOption":
-        params = error.ctx.command.params
+        params = [param for param in error.ctx.command.params if not getattr(param, "hidden", False)]
         names = [name for param in params for name in (*param.opts, *param.secondary_opts)]
         long_options = [name for name in names if name.startswith("--")]
         takes_keys = any(param.metavar == "KEY=VALUE" for param in params)
@@ -77,7 +78,8 @@ def _option_hint(typed_option: str, known_options: list[str], takes_keys: bool) 
         option = f"--{key.rpartition('.')[2].replace('_', '-')}"
         if option in known_options:
             return hint_text({key: option})
-    similar = did_you_mean(typed_option, known_options, cutoff=0.85)
+    # compare without the dashes that all options share
+    similar = did_you_mean(name, [option.lstrip("-") for option in known_options], prefix="--")
     if takes_keys and not similar:
         from polyhead.config.recipe import Recipe
 
@@ -94,10 +96,7 @@ def _option_hint(typed_option: str, known_options: list[str], takes_keys: bool) 
         f"--{option}" for option in OPTION_ALIASES.get(name, "").split() if f"--{option}" in known_options
     ]:
         return f"; did you mean {aliases[0]!r}?"
-    # compare without the dashes that all options share
-    return similar or did_you_mean(
-        name, [option.lstrip("-") for option in known_options], cutoff=0.6, prefix="--"
-    )
+    return similar
 
 
 EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED, EXIT_PIPE_CLOSED = 0, 1, 2, 130, 141
@@ -161,7 +160,9 @@ def describe_error(error: Exception) -> tuple[str, int]:
         return f"this needs {error.name}: {install_command(extra)}", EXIT_USAGE
     if isinstance(error, OSError) and error.filename is not None:
         is_path_error = isinstance(error, _PATH_ERRORS) or error.errno == errno.ENAMETOOLONG
-        return f"{error.filename}: {error.strerror}", EXIT_USAGE if is_path_error else EXIT_FAILED
+        is_missing = isinstance(error, FileNotFoundError)
+        hint = did_you_mean_path(Path(os.fsdecode(error.filename))) if is_missing else ""
+        return f"{error.filename}: {error.strerror}{hint}", EXIT_USAGE if is_path_error else EXIT_FAILED
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"{error.strerror}", EXIT_FAILED
     summary = f"unexpected {type(error).__name__}: {error or 'no message'} ({_error_location(error)})\n"

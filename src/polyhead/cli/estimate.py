@@ -12,6 +12,7 @@ import typer
 from polyhead.config.presets import DEFAULT_VOCAB_SIZE, PRESET_INFO, PRESETS
 from polyhead.config.recipe import Recipe, read_recipe
 from polyhead.core.errors import UserError, did_you_mean
+from polyhead.core.output_paths import did_you_mean_path
 
 if TYPE_CHECKING:
     from polyhead.config.model import ModelConfig
@@ -163,13 +164,8 @@ def _is_recipe(design: str) -> bool:
             f"{design} is a run without a recipe, so the training is unknown; polyhead params "
             f"{design} counts its parameters"
         )
-    if Path(design).suffix in (".yaml", ".yml"):
-        read_recipe(Path(design))  # raises: no such file
-    candidates = [*PRESETS, *map(str, Path(design).parent.glob("*.y*ml"))]
-    raise UserError(
-        f"{design!r} is neither a recipe nor a "
-        f"preset{did_you_mean(design, candidates) or '; polyhead params lists them'}"
-    )
+    hint = did_you_mean(design, PRESETS) or did_you_mean_path(Path(design), "*.y*ml", [Path("recipes")])
+    raise UserError(f"{design!r} is neither a recipe nor a preset{hint or '; polyhead params lists them'}")
 
 
 def _load_preset(name: str, changes: list[str]) -> ModelConfig:

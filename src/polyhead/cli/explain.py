@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from polyhead.cli.options import ShownRun, ShownTarget, ShownText, check_texts
+from polyhead.cli.options import ShownRun, ShownTarget, ShownText, check_kind, check_texts
 from polyhead.core.i18n import get_language, tr
 from polyhead.core.output_paths import check_output_file, run_artifacts
 from polyhead.core.progress import make_progress
@@ -48,6 +48,7 @@ def run(
     polyhead explain runs/multi30k "A dog barks." "Ein Hund bellt." --output dog.html
     polyhead explain runs/shakespeare "To be, or not to be" --lang zh
     """
+    check_kind(directory)
     check_texts("explain", directory, TEXT=source, TARGET=target)
     from polyhead.explain.chapters import load_chapters
     from polyhead.explain.document import explain

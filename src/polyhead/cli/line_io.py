@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 MAX_NAME_LENGTH = 255  # characters of a file name
 MAX_NAMED_LINES = 5  # lines without an answer that are named
-NAME_SIMILARITY = 0.7  # minimum similarity of an argument and a file name for a hint
 
 
 def read_lines(source: str) -> Iterator[str]:
@@ -47,7 +46,7 @@ def read_lines(source: str) -> Iterator[str]:
         hint = (
             "; to pass a text use a pipe: echo TEXT | polyhead ..." if any(map(str.isspace, source)) else ""
         )
-        raise UserError(f"no file {source!r}{hint or did_you_mean_path(path, '*')}")
+        raise UserError(f"no file {source!r}{hint or did_you_mean_path(path)}")
     if source == "-":
         raw: Iterable[bytes] = _iter_bounded_lines(sys.stdin.buffer)
     elif texts := list_folder_texts(path):
@@ -96,7 +95,7 @@ def read_lines_or_text(source: str) -> Iterator[str]:
     if source == "-" or is_file(source):
         return read_lines(source)
     if len(source) <= MAX_NAME_LENGTH and not any(map(str.isspace, source)):
-        hint = did_you_mean(source, os.listdir(), NAME_SIMILARITY)
+        hint = did_you_mean(source, os.listdir())
         if hint or "/" in source:
             print(f"polyhead: {source!r} is read as text, since no such file exists{hint}", file=sys.stderr)
     return iter([source])

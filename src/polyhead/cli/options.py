@@ -191,15 +191,22 @@ def drop_none(**options: Any) -> dict[str, Any]:
 
 
 def check_kind(directory: str | Path, *kinds: str) -> None:
-    """Check the kind of a run's model before files and options are read; ``load_run`` reads other errors."""
-    from polyhead.models.build import check_model_kind
+    """Check that a run is a directory, and the kind of its model, before files and options are read.
+
+    ``load_run`` reports other errors. Without ``kinds`` any is right.
+    """
+    from polyhead.hf.hub import is_repo_id
+    from polyhead.models.build import CAPABILITIES, check_model_kind
+    from polyhead.run.load import not_a_run_message
     from polyhead.run.run_directory import read_run_config
 
+    if Path(directory).is_file() or not (Path(directory).is_dir() or is_repo_id(str(directory))):
+        raise UserError(not_a_run_message(Path(directory)))
     try:
         config = read_run_config(Path(directory)).model
     except (UserError, OSError):
         return
-    check_model_kind(config, kinds)
+    check_model_kind(config, kinds or [*CAPABILITIES])
 
 
 def load_run(

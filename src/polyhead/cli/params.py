@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from polyhead.config.presets import DEFAULT_VOCAB_SIZE, PRESET_INFO, PRESETS
+from polyhead.config.yaml_io import read_yaml
 from polyhead.core.errors import UserError, unknown_name_error
 from polyhead.core.output_paths import did_you_mean_path
 
@@ -81,10 +82,11 @@ def _load_config(name: str, vocab_size: int | None) -> ModelConfig:
     if name in PRESETS:
         return preset_config(name, vocab_size or DEFAULT_VOCAB_SIZE)
     if Path(name).suffix in (".yaml", ".yml"):
+        read_yaml(Path(name))  # an error if there is no such file
         raise UserError(
             f"{name} is a recipe, not a preset or a run; polyhead estimate {name} counts its parameters"
         )
-    if not Path(name).is_dir() and "/" not in name:
+    if not Path(name).exists() and "/" not in name:
         if run := did_you_mean_path(Path(name), "*/", [Path("runs")]):
             raise UserError(f"{name!r} is neither a preset nor a run{run}")
         raise unknown_name_error("preset", name, PRESETS)

@@ -82,7 +82,9 @@ def run(
         raise UserError("this run is a language model: it scores the lines of one file, without TARGET")
     if target is None:
         inputs = (
-            zip(inputs, strict=True) if is_language_model else split_tsv_pairs(inputs, refusals, directory)
+            zip(inputs, strict=True)
+            if is_language_model
+            else split_tsv_pairs(inputs, refusals, shlex.join(["polyhead", "score", str(directory), source]))
         )
     # fails for an unsuitable model before the first line is read
     scorer.score([], None if is_language_model else [])
@@ -134,12 +136,11 @@ def read_parallel_pairs(source: str, target: str) -> Iterator[tuple[str, str]]:
 
 
 def split_tsv_pairs(
-    lines: Iterable[str], refusals: dict[int, str], directory: Path
+    lines: Iterable[str], refusals: dict[int, str], command: str
 ) -> Iterator[tuple[str, str]]:
     """Yield the two columns of each line; of one that has others, empty texts and the reason by its number.
 
-    The first line must be a pair, else the error has the command that scores two files with the run in
-    ``directory``.
+    The first line must be a pair; otherwise the error suggests the ``command``, with a second file.
     """
     for number, line in enumerate(lines, 1):
         columns = line.split("\t") if line else ["", ""]  # a blank line is a pair of empty texts
@@ -147,7 +148,6 @@ def split_tsv_pairs(
             actual = "no tab" if len(columns) == 1 else f"{len(columns)} columns"
             reason = f"expected source, tab, translation; found {actual}"
             if number == 1:
-                command = f"polyhead score {shlex.quote(str(directory))} SOURCE TARGET"
-                raise UserError(f"line 1: {reason}; to score two files: {command}")
+                raise UserError(f"line 1: {reason}; to score two files: {command} TARGET")
             refusals[number], columns = reason, ["", ""]
         yield columns[0], columns[1]

@@ -55,7 +55,7 @@ def run(
     polyhead shortlist runs/opus-mt-en-de text.en
     polyhead translate runs/multi30k test.de --shortlist
     """
-    from polyhead.cli.options import load_run
+    from polyhead.cli.options import check_kind, load_run
     from polyhead.generation.settings import eos_ids_for
     from polyhead.generation.shortlist.shortlist import SHORTLIST_FILE, Shortlist
     from polyhead.hf.checkpoint_files import CheckpointFiles
@@ -63,6 +63,7 @@ def run(
     from polyhead.models.build import check_model_kind
     from polyhead.run.run_directory import MODEL_TYPE
 
+    check_kind(directory, "encoder-decoder")
     if read_model_type(CheckpointFiles(directory)) not in (None, MODEL_TYPE):
         raise UserError(
             f"{directory} is a published checkpoint; convert it to a run: polyhead import {directory} RUN"

@@ -51,6 +51,9 @@ def run(
     polyhead visualize runs/multi30k
     polyhead visualize runs/multi30k --tokens 1000 --perplexity 50 --output tokens.html
     """
+    from polyhead.cli.options import check_kind
+
+    check_kind(directory)
     from polyhead.run.load import load
     from polyhead.viz.embedding_page import draw_page
     from polyhead.viz.html_page import save_page

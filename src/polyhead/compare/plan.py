@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from polyhead.compare.tasks.base import ComparedTask
 
 
+MAX_SEEDS = 100
 _MAX_NAME_LEN = 80  # characters of a directory name
 _INHERITED_PARTS = {
     "decoder_block": "block",

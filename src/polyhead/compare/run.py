@@ -26,7 +26,7 @@ from polyhead.compare.io import (
     read_json_file,
     write_json_file,
 )
-from polyhead.compare.plan import ComparisonPlan, Design, make_plan, match_parameters
+from polyhead.compare.plan import MAX_SEEDS, ComparisonPlan, Design, make_plan, match_parameters
 from polyhead.compare.report.page import write_compare_page
 from polyhead.compare.report.text_table import format_table, write_csv
 from polyhead.compare.results import build_result_rows
@@ -359,7 +359,7 @@ def run_comparison(
             "vary must map keys to lists of values, e.g. {'norm': ['layernorm', 'rmsnorm']}, and designs "
             "must map names to lists of overrides"
         )
-    check_int("seeds", seeds, 1)
+    check_int("seeds", seeds, 1, MAX_SEEDS)
     if budget is not None and not isinstance(budget, str):
         raise UserError(
             f"budget is {format_value(budget)}; expected a time, steps, tokens or FLOPs in a string, such as "
@@ -372,7 +372,7 @@ def run_comparison(
             read_axis(f"{key}={','.join(_check_list(key, values, yaml_io.dump_yaml_value))}")
             for key, values in vary.items()
         ],
-        [read_design(f"{name}: {' '.join(_check_list(name, changes))}") for name, changes in designs.items()],
+        [read_design(f"{name}: {' '.join(_check_list(name, texts))}") for name, texts in designs.items()],
         full_grid=grid,
         budget=read_budget(budget),
         seeds=seeds,

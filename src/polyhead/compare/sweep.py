@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from polyhead.config import yaml_io
 from polyhead.config.recipe import Recipe
 from polyhead.core.choice import Choice
-from polyhead.core.errors import MAX_INT, UserError, did_you_mean
+from polyhead.core.errors import MAX_INT, UserError, did_you_mean, is_command_line
 from polyhead.core.i18n import tr
 from polyhead.core.messages import alias_hint
 
@@ -79,7 +79,8 @@ def read_design(text: str) -> DesignSpec:
     name = " ".join(name.split())
     changes = list(filter(None, split_outside_brackets(rest, str.isspace)))
     if not colon or not name or "=" in name or not changes:
-        raise UserError(f"--design {text!r}: expected 'name: key=value key=value'")
+        form = "'name: key=value key=value'" if is_command_line() else "{'name': ['key=value']}"
+        raise UserError(f"--design {text!r}: expected {form}")
     full_changes = []
     for change in changes:
         key, equals, value = change.partition("=")
@@ -137,7 +138,8 @@ def resolve_key(key: str, option: str) -> str:
         hint = f"; did you mean '{home}.{inner}'?" if home else ""
         hint = hint or alias_hint(inner, Recipe, sections if len(sections) == 1 else ())
         fields = [field for section in sections for field in list_section_keys(section)]
-        hint = hint or did_you_mean(inner, fields) or "; polyhead train --keys lists all"
+        every_key = "polyhead train --keys" if is_command_line() else "dump_yaml() of a Recipe"
+        hint = hint or did_you_mean(inner, fields) or f"; {every_key} lists all"
         raise UserError(f"{option} {key}: unknown key{hint}")
     if full in _RESERVED_KEYS:
         raise UserError(f"{option} {key}: compare sets {full} itself{_RESERVED_KEYS[full]}")

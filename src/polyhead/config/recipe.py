@@ -30,9 +30,9 @@ from polyhead.config.presets import PRESETS
 from polyhead.core import hub
 from polyhead.core.atomic_io import open_regular_file
 from polyhead.core.choice import Choice
-from polyhead.core.errors import UserError, did_you_mean, format_value, prefix_errors
+from polyhead.core.errors import UserError, format_value, prefix_errors
 from polyhead.core.messages import from_validation_error
-from polyhead.core.output_paths import list_folder_texts
+from polyhead.core.output_paths import did_you_mean_path, list_folder_texts
 from polyhead.core.registry import OPTIMIZER, SCHEDULE, TASK, TOKENIZER, Registry
 
 ColumnRef = Annotated[str | int, BeforeValidator(lambda value: _check_column(value))]
@@ -108,7 +108,10 @@ class DataConfig(ConfigSection):
     def split_paths(self, split: str) -> list[Path]:
         """The files of a split; a UserError for a missing one suggests the nearest existing name."""
         if not self.root.is_dir():
-            raise UserError(f"data.root: no directory {str(self.root)!r}; set it with data.root=...")
+            if self.root.exists():
+                raise UserError(f"data.root: {self.root} is a file; expected a directory")
+            hint = did_you_mean_path(self.root, "*/") or "; set it with data.root=..."
+            raise UserError(f"data.root: no directory {str(self.root)!r}{hint}")
         names: list[str] = getattr(self, split) or []
         with prefix_errors(f"data.{split}"):
             return [path for name in names for path in self.resolve_files(name)]
@@ -124,9 +127,7 @@ class DataConfig(ConfigSection):
             return hub.download_dataset_files(name)
         if files := self.find_local_files(name):
             return files
-        names = [f.name for f in (self.root / name).parent.glob("*") if f.is_file()]
-        folder, slash, last = name.rstrip("/").rpartition("/")
-        hint = did_you_mean(last, names, prefix=folder + slash) or "; set its directory with data.root=..."
+        hint = did_you_mean_path(self.root / name, root=self.root) or "; set its directory with data.root=..."
         raise UserError(f"no file {name!r} in {str(self.root)!r}{hint}")
 
     def find_local_files(self, name: str) -> list[Path]:
@@ -429,6 +430,8 @@ def read_recipe_tree(path: Path, overrides: Sequence[str]) -> yaml_io.YamlTree:
         except UserError:
             if not is_other_file or _RECIPE_KEYS.search(_read_beginning(path)):
                 raise
+    if path.suffix not in _TEXT_SUFFIXES and b"\0" in _read_beginning(path):
+        raise UserError(f"{path} is a binary file; expected a recipe (a YAML file)")
     files = [
         str(path),
         *(override for override in overrides if "=" not in override and Path(override).is_file()),

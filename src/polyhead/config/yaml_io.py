@@ -192,7 +192,11 @@ def dump_yaml_value(value: Any) -> str:
 def read_yaml(path: Path) -> YamlTree:
     """Read a YAML file whose root is a mapping."""
     if path.is_dir():
-        raise UserError(f"{path}: a directory, not a recipe{_file_hint(path / 'recipe.yaml')}")
+        recipes = [path / "recipe.yaml"] if (path / "recipe.yaml").is_file() else sorted(path.glob("*.y*ml"))
+        hint = f"; did you mean {str(recipes[0])!r}?" if len(recipes) == 1 else ""
+        raise UserError(f"{path}: a directory, not a recipe{hint}")
+    if "\n" in str(path):
+        raise UserError(f"{format_value(str(path))}: expected the path of a recipe, not its text")
     if not path.is_file():
         raise UserError(f"{path}: no such file{did_you_mean_path(path, '*.y*ml', [Path('recipes')])}")
     return decode_yaml(read_linked_file(path, 1 << 30), path)
@@ -231,6 +235,8 @@ def parse_overrides(overrides: Iterable[str], root: type[BaseModel]) -> list[tup
     parsed = []
     overrides = list(overrides)
     for index, override in enumerate(overrides):
+        if not isinstance(override, str):
+            raise UserError(f"override {format_value(override)}: expected a text, e.g. 'model.d_model=256'")
         key, equals, text = override.partition("=")
         keys = key.strip().split(".")
         if not equals or not all(keys):
@@ -276,7 +282,3 @@ def assign(tree: YamlTree, keys: list[str], value: Any, root: type[BaseModel]) -
             raise UserError(f"{'.'.join(keys)}: {'.'.join(keys[:depth])} is a value and has no keys")
         tree = inner
     tree[keys[-1]] = value
-
-
-def _file_hint(path: Path) -> str:
-    return f"; did you mean {str(path)!r}?" if path.is_file() else ""

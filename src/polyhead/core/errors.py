@@ -17,6 +17,24 @@ class UserError(ValueError):
     """A mistake that the user can correct. The command line prints only the message and exits with 2."""
 
 
+_commands: list[bool] = []  # one entry while a command line runs, in all threads
+
+
+@contextmanager
+def command_line() -> Iterator[None]:
+    """Context of a command line: errors name verbs and options; outside of it, functions and arguments."""
+    _commands.append(True)
+    try:
+        yield
+    finally:
+        _commands.pop()
+
+
+def is_command_line() -> bool:
+    """Whether a command line runs, and not a program that imports the package."""
+    return bool(_commands)
+
+
 NOT_FINITE = "the model's output is NaN or infinite: its weights are damaged or overflow in this precision"
 
 
@@ -49,33 +67,41 @@ def check_finite(value: Any) -> Any:
     return value
 
 
-def check_int(name: str, value: object, minimum: int | None = None) -> None:
-    """Raise a UserError unless ``value`` is an integer (bool is not) and at least ``minimum``."""
+def check_int(name: str, value: object, minimum: int | None = None, maximum: int | None = None) -> None:
+    """Raise a UserError unless ``value`` is an integer (bool is not) from ``minimum`` to ``maximum``."""
     if (
         isinstance(value, bool)
         or not isinstance(value, numbers.Integral)
         or (minimum is not None and int(value) < minimum)
+        or (maximum is not None and int(value) > maximum)
     ):
         bound = "" if minimum is None else f", {minimum} or more"
+        bound = bound if maximum is None else f" from {minimum} to {maximum}"
         raise UserError(f"{name} is {format_value(value)}; expected an integer{bound}")
 
 
-def did_you_mean(
-    name: object, allowed: Iterable[str], cutoff: float = 0.5, prefix: str = "", kind: str = ""
-) -> str:
-    """``; did you mean 'rope'?`` if an allowed name is close, else empty. ``prefix`` is put before the name.
+def find_similar(word: str, known: Iterable[str]) -> str | None:
+    """The known word that has 70 % of the letters of ``word`` in order, or the most; None if none is near.
 
-    A name is close if half of its letters match in order; slightly more for names of up to three letters,
-    where any word may share two. A unique name that starts with the same four or more letters also matches.
-    An alias of this ``kind`` from another toolkit comes first.
+    Of words of up to three letters 65 %: two of three.
+    """
+    matches = difflib.get_close_matches(word, list(known), n=1, cutoff=0.65 if len(word) <= 3 else 0.7)
+    return matches[0] if matches else None
+
+
+def did_you_mean(name: object, allowed: Iterable[str], prefix: str = "", kind: str = "") -> str:
+    """``; did you mean 'rope'?`` if an allowed name is similar, else empty. ``prefix`` is put before it.
+
+    A unique name that starts with the same three or more letters also matches. An alias of this ``kind`` from
+    another toolkit comes first.
     """
     word, known = str(name).lower(), {str(candidate).lower(): str(candidate) for candidate in allowed}
-    cutoff = max(cutoff, 0.55) if len(word) <= 3 else cutoff
-    matches = [ours] if (ours := aliased_name(kind, name)) in known else []
-    if not matches and len(word) > 3 and cutoff <= 0.6:
+    exact = aliased_name(kind, name), word.partition(".")[0]  # "rope.theta=5" names rope
+    matches = [match for match in exact if match in known][:1]
+    if not matches and len(word) > 2:
         matches = [candidate for candidate in known if candidate.startswith(word)]
-    matches = matches if len(matches) == 1 else difflib.get_close_matches(word, known, n=1, cutoff=cutoff)
-    return f"; did you mean {prefix + known[matches[0]]!r}?" if matches else ""
+    match = matches[0] if len(matches) == 1 else isinstance(name, str) and find_similar(word, known)
+    return f"; did you mean {prefix + known[match]!r}?" if match else ""
 
 
 def unknown_name_error(kind: str, name: object, allowed: Iterable[str]) -> UserError:

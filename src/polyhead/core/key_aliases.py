@@ -103,7 +103,7 @@ KEY_ALIASES = {
     "generation.batch_tokens": "batch_size eval_batch_size",
     "generation.cache.window": "window sliding_window",
     "generation.cache.bits": "bits cache_bits",
-    "out": "output_dir out_dir save_dir",
+    "out": "output output_dir out_dir save_dir",
 }
 # kind of part, or key whose values are names -> name -> its names in other toolkits
 NAME_ALIASES = {

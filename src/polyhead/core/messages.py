@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import types
 import typing
@@ -10,7 +9,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from polyhead.core.choice import Choice
-from polyhead.core.errors import UserError, did_you_mean, format_value
+from polyhead.core.errors import UserError, did_you_mean, find_similar, format_value
 from polyhead.core.key_aliases import aliased_keys, hint_text
 
 if TYPE_CHECKING:
@@ -48,9 +47,7 @@ def from_validation_error(
         for entry in problems
         if entry["type"] == "extra_forbidden" and not entry["loc"][1:]
     ]
-    meant = {
-        match for name in misspelt if root for match in difflib.get_close_matches(name, root.model_fields, 1)
-    }
+    meant = {find_similar(name, root.model_fields) for name in misspelt if root}
     for problem in problems:
         if problem["loc"] and problem["loc"][0] in meant:
             continue  # not missing, but misspelt

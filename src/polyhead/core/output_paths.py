@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from difflib import get_close_matches
 from pathlib import Path
 
 from polyhead.core.atomic_io import name_in_oserror, replace_file
-from polyhead.core.errors import UserError
+from polyhead.core.errors import UserError, find_similar
 
 
 def check_output_file(path: Path, option: str = "--output", inputs: Iterable[str | Path] = ()) -> Path:
@@ -37,25 +36,23 @@ def list_folder_texts(path: Path) -> list[Path]:
     return sorted(filter(Path.is_file, (*path.glob("*.txt"), *path.glob("*.txt.gz"))))
 
 
-PATH_SIMILARITY = 0.65  # minimum similarity of the stems of a path and a suggestion
-
-
-def did_you_mean_path(path: Path, pattern: str, folders: Iterable[Path] = ()) -> str:
+def did_you_mean_path(
+    path: Path, pattern: str = "*", folders: Iterable[Path] = (), root: Path | None = None
+) -> str:
     """``; did you mean 'recipes/x.yaml'?``: a name like that of a missing path, in its folder or ``folders``.
 
     A file of the same name, or the same up to its suffix, is preferred to one of a similar name; it is also
-    looked for one folder down.
+    looked for one folder down. The answer is relative to ``root``.
     """
     directories = [folder for folder in (path.parent, *folders) if folder.is_dir()]
     candidates = [candidate for folder in directories for candidate in sorted(folder.glob(pattern))]
-    close_stems = get_close_matches(
-        path.stem.lower(), [candidate.stem.lower() for candidate in candidates], n=1, cutoff=PATH_SIMILARITY
-    )
+    similar_stem = find_similar(path.stem.lower(), (candidate.stem.lower() for candidate in candidates))
     below = (candidate for folder in directories for candidate in sorted(folder.glob(f"*/{pattern}")))
     named = [c for c in (*candidates, *below) if path.name in (c.name, c.stem)]
-    matches = named or [c for c in candidates if c.stem.lower() in close_stems]
-    matches.sort(key=lambda match: match.suffix != path.suffix)
-    return f"; did you mean {str(matches[0])!r}?" if matches else ""
+    matches = named or [c for c in candidates if c.stem.lower() == similar_stem]
+    nearest = find_similar(path.name, (match.name for match in matches))
+    matches.sort(key=lambda match: (match.suffix != path.suffix, match.name != nearest))
+    return f"; did you mean {str(matches[0].relative_to(root) if root else matches[0])!r}?" if matches else ""
 
 
 _RUN_SUFFIXES = (".json", ".jsonl", ".safetensors", ".yaml", ".md", ".lock", ".model", ".spm")

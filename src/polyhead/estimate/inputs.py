@@ -15,7 +15,7 @@ from polyhead.config.model import ModelConfig
 from polyhead.config.recipe import DataConfig, Recipe, TokenizerConfig, TrainConfig
 from polyhead.core import hub
 from polyhead.core.choice import Choice
-from polyhead.core.errors import UserError
+from polyhead.core.errors import MAX_INT, UserError
 from polyhead.core.registry import TASK
 from polyhead.cost.workload import BatchShape
 from polyhead.data.readers.csv import is_csv
@@ -290,6 +290,8 @@ def model_inputs(
     batch_size, seq_len = batch_size or 1, seq_len or config.max_len
     if seq_len > config.max_len:
         raise UserError(f"seq_len is {seq_len}, more than max_len ({config.max_len}) of the model")
+    if batch_size * seq_len > MAX_INT:
+        raise UserError(f"batch_size x seq_len is {batch_size * seq_len:,}; expected at most {MAX_INT:,}")
     load = BatchShape(batch_size, seq_len, seq_len if config.kind == "encoder-decoder" else 0)
     if config.kind == "encoder":
         load = load._replace(

@@ -14,9 +14,16 @@ from polyhead.config.model import ModelConfig
 from polyhead.config.presets import PRESETS
 from polyhead.config.recipe import Recipe, read_recipe
 from polyhead.core.choice import Choice
-from polyhead.core.errors import UserError, check_int, format_value, prefix_errors, unknown_name_error
+from polyhead.core.errors import (
+    UserError,
+    check_int,
+    did_you_mean,
+    format_value,
+    prefix_errors,
+    unknown_name_error,
+)
 from polyhead.core.registry import CACHE
-from polyhead.core.strict_kwargs import name_arguments, strict_kwargs
+from polyhead.core.strict_kwargs import strict_kwargs
 from polyhead.cost import parameter_count
 from polyhead.cost.communication import RECOMPUTE, ParallelLayout, Recompute, Traffic, estimate_traffic
 from polyhead.cost.decoding import (
@@ -103,7 +110,8 @@ def estimate(
             "e.g. [1, 32]"
         )
     for name, number, example in (("train_tokens", train_tokens, "300e9"), ("seconds", seconds, "20")):
-        if number is not None and not (isinstance(number, int | float) and number > 0):
+        is_number = isinstance(number, int | float) and not isinstance(number, bool)
+        if number is not None and not (is_number and 0 < number < math.inf):
             raise UserError(f"{name} is {format_value(number)}; expected a number above 0, e.g. {example}")
     if layout is not None and not isinstance(layout, ParallelLayout):
         raise UserError(f"layout is {format_value(layout)}; expected a ParallelLayout")
@@ -226,8 +234,10 @@ def _resolve_recipe(design: object) -> Recipe:
             "vocab_size=...)"
         )
     if isinstance(design, str | Path):
-        with name_arguments():
-            return read_recipe(design)
+        hint = "" if Path(design).suffix or Path(design).exists() else did_you_mean(str(design), PRESETS)
+        if hint:
+            raise UserError(f"{str(design)!r} is neither a recipe nor the name of a model{hint}")
+        return read_recipe(design)
     hints = {
         Mapping: "; use ModelConfig(**mapping)",
         Run: "; pass its recipe or its config",

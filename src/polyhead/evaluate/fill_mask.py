@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from polyhead.core.errors import UserError, check_int
+from polyhead.core.errors import UserError, check_int, is_command_line
 from polyhead.core.i18n import tr
 from polyhead.data.batching.encoder_inputs import build_encoder_input
 from polyhead.evaluate.encode_batches import encode_in_batches
@@ -46,7 +46,8 @@ def fill_mask(
     max_k = tokenizer.vocab_size - len(special)
     check_int("top_k", top_k)
     if not 1 <= top_k <= max_k:
-        raise UserError(f"top_k is {top_k}; expected 1 to {max_k} tokens")
+        name = "--top" if is_command_line() else "top_k"
+        raise UserError(f"{name} is {top_k}; expected 1 to {max_k} tokens")
     rows = [
         build_encoder_input([ids], tokenizer, model.config.max_len) for ids in encode_masked(tokenizer, texts)
     ]

@@ -70,7 +70,7 @@ def decode_sources(
     )
     prefix = [[]] * len(lines) if prefix is None else prefix
     if len(prefix) != len(lines):
-        raise UserError(f"{len(lines)} lines, but {len(prefix)} prefixes: expected one per line")
+        raise UserError(f"there are {len(prefix)} prefixes for {len(lines)} texts; expected one for each")
     words = [None] * len(lines) if last_words is None else last_words
     for i, (row_prefix, word) in enumerate(zip(prefix, words, strict=True)):
         num_tokens = len(row_prefix) + (word.num_tokens if word else 0)
@@ -290,11 +290,9 @@ def check_sampling_request(
     max_len: int | None,
 ) -> None:
     """Raise a UserError for invalid sampling arguments; sequences are numbered from ``row_offset``."""
-    check_int("seed", seed)
-    if max_new_tokens < 1 or n < 1:
-        raise UserError(f"max_new_tokens is {max_new_tokens} and n is {n}; expected 1 or more of each")
-    if seed < 0:
-        raise UserError(f"seed is {seed}, expected 0 or more")
+    check_int("max_new_tokens", max_new_tokens, 1)
+    check_int("n", n, 1)
+    check_int("seed", seed, 0)
     check_prompts(prompts, max_len, row_offset // n + 1)
 
 

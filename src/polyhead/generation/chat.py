@@ -28,7 +28,7 @@ from polyhead.chat.base import (
 from polyhead.chat.reasoning import reasoning_syntax
 from polyhead.chat.tool_calls import ToolCallParser, get_tool_syntax
 from polyhead.core.choice import Choice
-from polyhead.core.errors import UserError, did_you_mean, format_value
+from polyhead.core.errors import UserError, did_you_mean, format_value, is_command_line
 from polyhead.core.registry import CHAT
 from polyhead.generation.text_engine import PreparedRequest, TextEngine
 from polyhead.generation.text_output import TextOutput
@@ -55,8 +55,8 @@ class ChatSession:
     def __init__(self, engine: TextEngine, choice: Choice | None) -> None:
         if choice is None:
             raise UserError(
-                "the chat format of this run is unknown or unsupported; set it with --chat or chat=: "
-                f"{', '.join(CHAT.names())}"
+                "the chat format of this run is unknown or unsupported; set it with "
+                f"{'--chat' if is_command_line() else 'chat='}: {', '.join(CHAT.names())}"
             )
         self.engine, self.choice = engine, CHAT.check(choice)
         self.format: ChatFormat = CHAT.build(self.choice)

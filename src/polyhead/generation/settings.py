@@ -85,7 +85,7 @@ def _check_number(overrides: dict[str, Any], n: int) -> None:
     """A UserError if the number of texts is given as ``n_best``, or is no integer."""
     if "n_best" in overrides:
         raise UserError("n sets the number of texts, not n_best")
-    check_int("n", n)
+    check_int("n", n, 1)
 
 
 def eos_ids_for(config: GenerationConfig, tokenizer: Tokenizer, *own_ids: int) -> tuple[int, ...]:

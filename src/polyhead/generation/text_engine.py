@@ -364,6 +364,8 @@ def decode_translations(
     else:
         config = with_overrides(generation, overrides, "translations")
     validate_texts([] if prefix is None else prefix, "prefix=")
+    if not isinstance(truncate, bool):
+        raise UserError(f"truncate is {format_value(truncate)}; expected true or false")
     template = with_languages(tokenizer, source_lang, target_lang)
     max_tokens = max_len - len(template.opening_ids)
     splits = None if prefix is None else split_prefixes(tokenizer.target_tokenizer, prefix, max_tokens)

@@ -17,6 +17,7 @@ from polyhead.core.errors import UserError
 from polyhead.core.extras import install_command
 from polyhead.core.json_io import decode_json
 from polyhead.core.option_types import check_option_file
+from polyhead.core.output_paths import did_you_mean_path
 from polyhead.core.registry import GRAMMAR
 from polyhead.grammar.number_bounds import tighten_bounds, tighten_embedded_bounds
 
@@ -40,7 +41,8 @@ def _read_schema(value: Any) -> Any:
     try:
         return decode_json(read_linked_file(Path(check_option_file(value)), _MAX_SCHEMA_BYTES), value)
     except OSError as error:
-        raise UserError(f"{value}: {error.strerror}") from None
+        hint = did_you_mean_path(Path(value)) if isinstance(error, FileNotFoundError) else ""
+        raise UserError(f"{value}: {error.strerror}{hint}") from None
 
 
 @contextmanager

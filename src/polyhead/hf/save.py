@@ -215,7 +215,7 @@ def pick_family(config: ModelConfig, family: str | None = None, origin: str | No
     if not obstacles:
         return name
     what = (
-        "this model does not belong to that family"
+        f"this model does not belong to the family {family!r}"
         if family
         else f"no published family has these components; the nearest is {name!r}"
     )

@@ -9,7 +9,7 @@ import torch
 
 from polyhead.config.model import ModelConfig, ModelSpec
 from polyhead.config.presets import PRESETS
-from polyhead.core.errors import UserError, check_int, format_value, unknown_name_error
+from polyhead.core.errors import UserError, check_int, format_value, is_command_line, unknown_name_error
 from polyhead.core.registry import INIT
 from polyhead.core.strict_kwargs import strict_kwargs
 from polyhead.models.causal_lm import CausalLM
@@ -44,14 +44,14 @@ def get_model_kind(config: ModelConfig) -> str:
     return "classifier" if config.labels else config.kind
 
 
-def check_model_kind(config: ModelConfig, kinds: Sequence[str], *, in_python: bool = False) -> None:
+def check_model_kind(config: ModelConfig, kinds: Sequence[str]) -> None:
     """Raise a UserError that names the usable verbs, or methods of a run, unless ``kinds`` has the kind."""
     kind = get_model_kind(config)
     if kind not in kinds:
         key = kind if config.lm_head or kind != "encoder" else "encoder without a head"
         name, verbs = CAPABILITIES[key]
         accepted = " or ".join(CAPABILITIES[accepted_kind][0] for accepted_kind in kinds)
-        usable = METHODS[key] if in_python else verbs
+        usable = verbs if is_command_line() else METHODS[key]
         raise UserError(f"this requires {accepted}, but the run is {name}: use {usable}")
 
 
@@ -107,7 +107,10 @@ def _to_model_config(config: object) -> ModelConfig:
                 "vocab_size=...)"
             )
         raise UserError(f"build expects a ModelConfig; {known}")
-    raise UserError(f"build expects a ModelConfig, or a mapping of its keys, got {type(config).__name__}")
+    hint = "; pass its config" if hasattr(config, "config") else ""
+    raise UserError(
+        f"build expects a ModelConfig, or a mapping of its keys, got {type(config).__name__}{hint}"
+    )
 
 
 def preset_config(name: str, vocab_size: int, **changes: Any) -> ModelConfig:

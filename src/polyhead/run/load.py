@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from polyhead.core.errors import UserError, format_value, unknown_name_error
+from polyhead.core.errors import UserError, format_value, is_command_line, unknown_name_error
 from polyhead.core.output_paths import did_you_mean_path
 from polyhead.core.strict_kwargs import strict_kwargs
 from polyhead.generation.shortlist.shortlist import Shortlist
@@ -133,11 +133,13 @@ def not_a_run_message(path: Path) -> str:
             hint = f"did you mean {str(run_path)!r}?"
         return f"{path} is a recipe; expected a run directory: {hint}"
     if path.is_file():
-        hint = ", which must come before the text files"
+        hint = ", which comes before any text files" if is_command_line() else ""
         if (path.parent / "config.json").is_file():
             hint = f"; did you mean {str(path.parent)!r}?"
         return f"{path} is a file; expected a run directory{hint}"
-    if any(map(str.isspace, str(path))):
+    if path.suffix in (".yaml", ".yml"):
+        return f"{path}: no such file{did_you_mean_path(path, '*.y*ml', [Path('recipes')])}"
+    if any(map(str.isspace, str(path))) and is_command_line():
         return f"no run directory {str(path)!r}; the run must come first, then the text"
     if owner := find_owner(path.name if path.parent == Path() else ""):
         return (

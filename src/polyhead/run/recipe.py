@@ -8,8 +8,10 @@ from typing import Any
 from polyhead.config.recipe import Recipe, parse_recipe, read_recipe, with_default_out
 from polyhead.config.yaml_io import decode_yaml
 from polyhead.core.errors import UserError, prefix_errors
+from polyhead.core.strict_kwargs import strict_kwargs
 
 
+@strict_kwargs
 def load_recipe(path: str | Path, overrides: list[str] | None = None, *, from_run: bool = False) -> Recipe:
     """Read a recipe, with overrides such as ``model.d_model=256``; every mistake is a UserError.
 

@@ -79,7 +79,12 @@ from polyhead.run.run_directory import (
     write_weights,
 )
 from polyhead.tokenizers.display import visible_token
-from polyhead.tokenizers.input_validation import normalize_stop_strings, validate_each
+from polyhead.tokenizers.input_validation import (
+    normalize_stop_strings,
+    validate_each,
+    validate_text,
+    validate_texts_or_ids,
+)
 from polyhead.tokenizers.languages import with_languages
 from polyhead.tokenizers.tokenizer import Tokenizer
 
@@ -135,7 +140,7 @@ class Run:
 
         ``texts_by_verb`` has the lists of texts of the calling verb.
         """
-        check_model_kind(self.config, kinds, in_python=True)
+        check_model_kind(self.config, kinds)
         for verb, lists in texts_by_verb.items():
             validate_each(lists, f"run.{verb}")
         return self.model
@@ -376,6 +381,7 @@ class Run:
         """
         self._require_single("embeddings are")
         model = self._require_kind("encoder" if self.kind == "encoder-decoder" else self.kind)
+        validate_texts_or_ids(texts, "run.embed_tokens", self.tokenizer.vocab_size)
         config = with_overrides(self.generation, {"normalize": False} | changes, "token embeddings")
         return embed_tokens(model, self.tokenizer, texts, config, self.embedding_template, layers=layers)
 
@@ -397,6 +403,8 @@ class Run:
         An encoder or a decoder alone has one map, "self", and no target.
         """
         self._require_single("attention is")
+        validate_text("source", source)
+        validate_text("target", "" if target is None else target)
         args = self.model, self.tokenizer, self.prompt_template, source, target
         return build_attention_maps(*args, lambda: self.hypotheses([source])[0][0].tokens)
 
@@ -409,7 +417,8 @@ class Run:
         continuation. ``changes`` are those of ``hypotheses``, such as beam_size=4 and n_best=4.
         """
         self._require_single("attention is")
-        self._require_kind("encoder-decoder", "decoder", beam_attention=([text],))
+        self._require_kind("encoder-decoder", "decoder")
+        validate_text("text", text)
         languages = {"source_lang": source_lang, "target_lang": target_lang}
         changes |= {name: language for name, language in languages.items() if language is not None}
         (hypotheses,) = self.hypotheses([text], **changes)
@@ -437,6 +446,7 @@ class Run:
         ``references`` has a text for each source, or a list of texts if there are several references;
         ``metrics`` are names such as ["rouge-1", "rouge-l"] (default: BLEU, lowercased BLEU and chrF).
         """
+        self._require_kind("encoder-decoder")
         check_same_length(sources, references)
         check_metrics(metrics)
         outputs = self.translate(sources, truncate=True, **changes)
@@ -468,7 +478,7 @@ class Run:
         """Write all files of the directory but the weights: what a checkpoint needs to be loaded."""
         self._require_single("saving is")
         write_config_files(
-            directory := Path(directory),
+            directory := check_output_dir(Path(directory), "directory"),
             self.model,
             self.tokenizer,
             self.generation,

@@ -133,7 +133,7 @@ def read_run_config(directory: Path) -> RunConfig:
 def _parse_run_config(objects: Mapping[str, dict[str, Any]], directory: Path) -> RunConfig:
     path, fields = directory / CONFIG_FILE, objects.get(CONFIG_FILE)
     if fields is None:
-        raise UserError(_missing_config_message(directory))
+        raise UserError(missing_config_message(directory))
     kind = fields.get("model_type")
     if kind != MODEL_TYPE:
         problem = "has no model_type" if kind is None else f"model_type is {kind!r}"
@@ -309,11 +309,11 @@ def write_weights(directory: Path, model: Model, tokenizer: Tokenizer) -> FileEn
     return FileEntry(size=out.size, sha256=out.sha256)
 
 
-def _missing_config_message(directory: Path) -> str:
+def missing_config_message(directory: Path) -> str:
     """Why a directory is no run, and what to give in its place."""
     inner = sorted(config.parent.name for config in directory.glob(f"*/{CONFIG_FILE}"))
     run, recipe = directory.parent.parent, directory / RECIPE_FILE
-    hint = "polyhead train creates runs"
+    hint = "runs are created by polyhead train"
     if inner:
         more = ", ..." if len(inner) > _MAX_SHOWN else ""
         hint = f"subdirectories that have one: {', '.join(inner[:_MAX_SHOWN])}{more}"

@@ -15,10 +15,12 @@ from polyhead.core.errors import UserError
 from polyhead.hf.checkpoint_files import WEIGHTS_FILE, CheckpointFiles
 from polyhead.run.load import is_published, not_a_run_message, open_run
 from polyhead.run.run_directory import (
+    CONFIG_FILE,
     TEXT_FILES,
     RunFiles,
     check_weights_file,
     hash_text_files,
+    missing_config_message,
     read_run_manifest,
 )
 
@@ -46,6 +48,8 @@ def verify_run(directory: Path) -> Iterator[VerifiedFile]:
         raise UserError(not_a_run_message(directory))
     if is_published(CheckpointFiles(directory)):
         raise UserError(f"{directory} is a published checkpoint, which has no digests; expected a run")
+    if not any((directory / name).exists() for name in (CONFIG_FILE, MANIFEST_FILE, "checkpoints")):
+        raise UserError(missing_config_message(directory))
     is_valid = True
     for file in _verify_files(directory):
         is_valid &= file.is_valid

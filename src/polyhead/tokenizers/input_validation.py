@@ -11,6 +11,12 @@ from polyhead.core.array_types import HasToList
 from polyhead.core.errors import MAX_INT, UserError, format_value
 
 
+def validate_text(name: str, text: object) -> None:
+    """Raise UserError unless an argument is a string."""
+    if not isinstance(text, str):
+        raise UserError(f"{name} is {format_value(text)}; expected a text")
+
+
 def validate_texts(texts: object, verb: str, num_lists: int = 1) -> None:
     """Raise UserError unless ``texts`` is a list of strings.
 

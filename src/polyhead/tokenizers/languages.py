@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from polyhead.core.errors import UserError, did_you_mean
+from polyhead.core.errors import UserError, did_you_mean, is_command_line
 from polyhead.tokenizers.special_tokens import DECODER_ROLES, TARGET_LANGUAGE_TOKEN, Seq2SeqTemplate
 from polyhead.tokenizers.tokenizer import Tokenizer
 
@@ -194,10 +194,15 @@ def _check_single_language(tokens: Sequence[str]) -> None:
     """Raise UserError if there are several target languages and none was chosen."""
     if len(tokens) > 1:
         names = sorted(map(_language_name, tokens))
+        options = (
+            "--target-lang of translate, target in a request to translate, or for all else --target-lang of "
+            "import"
+            if is_command_line()
+            else "target_lang"
+        )
         omitted = f" and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
         raise UserError(
-            "this model translates to several languages; set the target language (--target-lang of "
-            "translate, target in a request to translate, or for all else --target-lang of import), one of "
+            f"this model translates to several languages; set the target language ({options}), one of "
             f"{', '.join(names[:_MAX_LISTED])}{omitted}"
         )
 
@@ -216,7 +221,7 @@ def _find_language(name: str, languages: dict[int, str]) -> int:
     if len(matches) != 1:
         number = f"{len(matches)} languages of this model match it"
         problem = number if matches else "this model has no token for it"
-        raise UserError(f"language {name!r}: {problem}{did_you_mean(name, names.values(), 0.6)}")
+        raise UserError(f"language {name!r}: {problem}{did_you_mean(name, names.values())}")
     return matches[0]
 
 

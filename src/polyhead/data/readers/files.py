@@ -16,7 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from polyhead.core.errors import UserError, did_you_mean
+from polyhead.core.errors import UserError
+from polyhead.core.output_paths import did_you_mean_path
 from polyhead.data.readers import csv, parquet
 from polyhead.data.readers.detect_encoding import detect_encoding
 
@@ -87,7 +88,7 @@ def check_file(path: Path) -> Path:
     if not path.exists():
         if not path.parent.is_dir():
             raise UserError(f"no file {path}: no directory {path.parent}")
-        hint = did_you_mean(path.name, [p.name for p in path.parent.iterdir()]) or ";"
+        hint = did_you_mean_path(path, root=path.parent) or ";"
         raise UserError(f"no file {path.name!r} in {path.parent}{hint} there: {_list_folder(path.parent)}")
     if not path.is_file():
         raise UserError(

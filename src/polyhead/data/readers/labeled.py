@@ -102,7 +102,8 @@ def open_labeled(
     table_format = infer_table_format(paths, format)
     if table_format is None:
         raise UserError(
-            f"cannot detect the format of {paths[0].name}: name it .tsv, .csv or .jsonl, or set data.format"
+            f"cannot detect the format of {paths[0].name}: name it .tsv, .csv or .jsonl, or "
+            "set data.format in the recipe"
         )
     roles = [f"text[{i}]" for i in range(len(text))] if len(text) != 1 else ["text"]
     columns_by_role = dict(zip(roles, text, strict=True)) | {"label": label}

@@ -192,7 +192,7 @@ def _resolve_format(paths: Sequence[Path], format: CorpusFormat) -> Literal["par
         return "parallel"
     raise UserError(
         f"cannot detect the format of {paths[0].name}: name two parallel files, or one .tsv, .csv "
-        "or .jsonl, or set data.format"
+        "or .jsonl, or set data.format in the recipe"
     )
 
 

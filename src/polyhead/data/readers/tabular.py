@@ -53,7 +53,7 @@ def infer_format(paths: Sequence[Path]) -> TableFormat | None:
         )
         raise UserError(
             f"files read together must have one format; by their names these differ: {descriptions}; rename "
-            "them, or set data.format"
+            "them, or set data.format in the recipe"
         )
     return kinds[0]
 

@@ -7,13 +7,12 @@ installs it.
 
 from __future__ import annotations
 
-import difflib
 import unicodedata
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, NamedTuple
 
-from polyhead.core.errors import UserError
+from polyhead.core.errors import UserError, find_similar
 from polyhead.core.extras import install_command
 
 if TYPE_CHECKING:
@@ -155,8 +154,8 @@ def find_locale(name: str) -> Locale:
         codes |= {
             title.lower(): code for code, title in Locale("en").languages.items() if code.lower() in codes
         }
-        matches = difflib.get_close_matches(name.lower(), codes, n=1, cutoff=0.5)
-        hint = f"; did you mean {codes[matches[0]]!r}?" if matches else ""
+        match = find_similar(name.lower(), codes)
+        hint = f"; did you mean {codes[match]!r}?" if match else ""
         raise UserError(
             f"unknown locale {name!r}{hint or '.'} Any of the {len(locale_identifiers())} of CLDR are "
             "supported, e.g. en, zh, de, fr, ja, es, pt_BR"

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polyhead.core.errors import UserError
+from polyhead.core.errors import UserError, prefix_errors
 from polyhead.core.registry import SPECULATIVE
 from polyhead.generation.decoding.sampling import NEG_INF
 from polyhead.generation.engine.incremental_decoder import IncrementalDecoder
@@ -41,7 +41,8 @@ def load_draft_model(target: Run, *, run: str, tokens: int = 4) -> DraftModel:
         raise UserError(f"speculative 'draft': tokens is {tokens}, expected at least 1")
     weight = next(target.model.parameters())
     dtype = "bf16" if weight.dtype == torch.bfloat16 else "fp32"
-    small = load(run, dtype=dtype, device=str(target.device))
+    with prefix_errors("speculative 'draft'"):
+        small = load(run, dtype=dtype, device=str(target.device))
     if small.config.kind != "decoder" or small.config.labels:
         raise UserError(f"speculative 'draft': {run} is not a language model, so it cannot draft tokens")
     if small.tokenizer.sha256 != target.tokenizer.sha256:

@@ -25,6 +25,7 @@ from starlette.types import Receive, Scope, Send
 
 from polyhead.core.errors import UserError
 from polyhead.core.i18n import tr, translate_fact, translate_message
+from polyhead.core.output_paths import did_you_mean_path
 from polyhead.serve.auth import is_loopback, parse_host
 from polyhead.viz.html_page import PageSection, scroll_region
 from polyhead.viz.run_page import (
@@ -51,8 +52,9 @@ log = logging.getLogger("polyhead.serve")
 def check_runs(directory: Path) -> None:
     """Check that the directory can contain runs; a run itself is rejected with a hint."""
     if not directory.is_dir():
-        raise UserError(f"--runs {directory} is not a directory; expected one with runs, such as runs/")
-    if (directory / METRICS).is_file():
+        hint = did_you_mean_path(directory, "*/") or "; expected one with runs, such as runs/"
+        raise UserError(f"--runs {directory} is not a directory{hint}")
+    if (directory / METRICS).is_file() or (directory / "config.json").is_file():
         raise UserError(
             f"--runs {directory} is a run; expected the directory that contains it "
             f"({directory.resolve().parent}), or write its page: polyhead report {directory}"

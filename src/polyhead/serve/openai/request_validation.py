@@ -18,7 +18,6 @@ from polyhead.serve.limits import Limits
 from polyhead.serve.openai.schema_fields import MESSAGE_OVERHEAD, Contains, ObjectFields
 from polyhead.serve.openai.schemas import ChatBody, JsonObject, RequestBody
 
-HINT_CUTOFF = 0.7  # similarity of a name to a known one that is suggested
 SIZED_FIELDS = {
     "prompt", "input", "target", "text", "tokens", "messages", "terminology", "query", "documents",
 }  # fmt: skip
@@ -79,7 +78,7 @@ def _check_objects(objects: Sequence[InnerObject], strict: bool, warnings: list[
         ignorable = {name for name in unknown & known.client_names if strict or values[name] in ("", [], {})}
         for name in nsmallest(MAX_REPORTED_FIELDS - len(warnings), unknown - ignorable):
             has_hint = name not in known.client_names
-            hint = did_you_mean(name, known.known_names, HINT_CUTOFF) if has_hint else ""
+            hint = did_you_mean(name, known.known_names) if has_hint else ""
             if strict:
                 message = f"unknown field {format_value(name)} of {location}{hint}"
                 raise ApiError(400, "unknown_parameter", message, field)
@@ -192,7 +191,7 @@ def _check_unknown_fields(body_type: type[RequestBody], values: dict[str, Any], 
     warnings = []
     unknown = values.keys() - body_type.model_fields.keys() - NEUTRAL_VALUES.keys()
     for name in nsmallest(MAX_REPORTED_FIELDS, unknown - IGNORED_FIELDS if strict else unknown):
-        hint = "" if name in IGNORED_FIELDS else did_you_mean(name, body_type.model_fields, HINT_CUTOFF)
+        hint = "" if name in IGNORED_FIELDS else did_you_mean(name, body_type.model_fields)
         if strict:
             raise ApiError(400, "unknown_parameter", f"unknown field {format_value(name)}{hint}", name[:64])
         warnings.append(f"field {format_value(name)} is ignored{hint}")

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from polyhead.config.config_sections import ParallelConfig
-from polyhead.core.errors import UserError
+from polyhead.core.errors import UserError, is_command_line
 
 
 class MeshShape(NamedTuple):
@@ -97,6 +97,6 @@ def resolve_mesh_shape(parallel: ParallelConfig, world_size: int) -> MeshShape:
         count = f"{needed}" if parallel.replicate else f"a multiple of {needed}"
         raise UserError(
             f"train.parallel ({shape}) needs {count} processes, but the number of processes is {world_size}; "
-            f"start with --processes {needed}"
+            f"start with {'' if is_command_line() else 'polyhead train RECIPE '}--processes {needed}"
         )
     return MeshShape(**sizes)
