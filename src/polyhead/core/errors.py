@@ -80,12 +80,12 @@ def check_int(name: str, value: object, minimum: int | None = None, maximum: int
         raise UserError(f"{name} is {format_value(value)}; expected an integer{bound}")
 
 
-def find_similar(word: str, known: Iterable[str]) -> str | None:
-    """The known word that has 70 % of the letters of ``word`` in order, or the most; None if none is near.
+def find_similar(word: str, names: Iterable[str]) -> str | None:
+    """The name that has 70 % of the letters of ``word`` in order, or the most; None if none is near.
 
     Of words of up to three letters 65 %: two of three.
     """
-    matches = difflib.get_close_matches(word, list(known), n=1, cutoff=0.65 if len(word) <= 3 else 0.7)
+    matches = difflib.get_close_matches(word, list(names), n=1, cutoff=0.65 if len(word) <= 3 else 0.7)
     return matches[0] if matches else None
 
 
