@@ -130,10 +130,11 @@ def _argument_error(
         if not any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters.values()):
             for name in sorted(set(kwargs) - set(names)):
                 own = [word for key in aliased_keys(name) if (word := key.rpartition(".")[2]) in names]
-                hint = did_you_mean(own[0] if own else name, names) or f"; known: {', '.join(names)}"
+                hint = did_you_mean(own[0] if own else name, names)
+                known = f"; known: {', '.join(names)}"
                 if "changes" in parameters:  # keys of a recipe, by position
-                    hint += "; keys of the recipe are texts, such as 'train.steps=100'"
-                return UserError(f"{name}: unknown key{hint}")
+                    known += "; keys of the recipe are texts, such as 'train.steps=100'"
+                return UserError(f"{name}: unknown key{hint or known}")
         n_args = len(args) - ("self" in takes.parameters)
         if n_args > len(positional):
             takes_alone = f"takes {', '.join(positional) or 'nothing'} by position"
