@@ -1,3 +1,4 @@
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -5,6 +6,7 @@ import yaml
 
 from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError
+from polyhead.generation.constraints.lexical_constraints import LexicalConstraints
 from polyhead.generation.constraints.terminology import Terminology, terminology_for
 from polyhead.tokenizers.train_tokenizer import train_tokenizer
 
@@ -77,7 +79,7 @@ def test_phrases_match_the_tokens_of_sentences(tokenizer):
         anywhere = [p.tokens for p in term if not p.is_initial]
         if phrase == "狗":  # other tokens may contain it
             matcher = term[0].matcher
-            matches = [i for i in range(len(ids) + 1) if matcher and matcher.matches_end(ids[:i])]
+            matches = [i for i in range(len(ids) + 1) if matcher and matcher.find_rests(ids[:i])]
             assert matches == [next(i for i in range(len(ids)) if "狗" in tokenizer.decode([ids[:i]])[0])]
         else:
             assert any(ids[i : i + len(p)] == p for p in anywhere for i in range(len(ids)))
@@ -86,17 +88,24 @@ def test_phrases_match_the_tokens_of_sentences(tokenizer):
             assert text.lower() == ("ein" + phrase if phrase == "狗" else f"ein {phrase}".lower())
 
 
-def test_continuations_are_the_tokens_that_lengthen_a_word(tokenizer):
-    ((term,),) = terminology_for(["it"], {"it": "Hund"}, tokenizer) or [[]]
-    context = [*tokenizer.encode(["Ein"])[0], *term[0].tokens]
-    (start,) = tokenizer.decode([context])
-    others = [i for i in range(tokenizer.vocab_size) if i not in tokenizer.special_ids]
-    texts = tokenizer.decode([[*context, i] for i in others])
-    after = {i: text.removeprefix(start)[:1] for i, text in zip(others, texts, strict=True)}
-    clear = {i: char for i, char in after.items() if char not in ("", "\ufffd")}
-    longer = {i for i, char in clear.items() if char.isalnum() and not "一" <= char <= "龥"}
-    assert longer and longer == term[0].continuations & clear.keys()
-    assert terminology_for(["it"], {"it": "狗"}, tokenizer)[0][0][0].continuations == frozenset()
+@pytest.mark.parametrize("kind", ["bpe", "unigram", "wordpiece", "char", "byte"])
+@pytest.mark.parametrize(("phrase", "outputs", "others"), TERMS["edges of words"])
+def test_longer_words_do_not_meet_a_term(phrase, outputs, others, kind):
+    tokenizer = train_tokenizer([*TEXTS, phrase, *outputs, *others], Choice(kind), 420)
+    (terms,) = terminology_for(["it"], {"it": phrase}, tokenizer)
+    mask = tokenizer.role_ids["mask_token"]  # has no text
+
+    def is_met(text, hidden):
+        constraints, row = LexicalConstraints(terms), []
+        for token in chain.from_iterable((i, *hidden) for i in tokenizer.encode([text])[0]):
+            constraints.select_extensions([row], {(0, token): -1.0}, 1, [], False)
+            constraints.commit([(0, token)])
+            row.append(token)
+        return not constraints.states[0].unmet_terms
+
+    results = {text: is_met(text, ()) for text in (*outputs, *others)}
+    assert results == dict.fromkeys(outputs, True) | dict.fromkeys(others, False)
+    assert not any(is_met(text, [mask]) for text in others)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from polyhead.generation.constraints.terminology import Term, TermPhrase
+from polyhead.generation.constraints.terminology import Term, TermPhrase, WordEnd
 from polyhead.generation.shortlist.shortlist import ShortlistHead
 
 UNMET_TERMS_ERROR = (
@@ -21,13 +21,21 @@ Extension = tuple[int, int]
 """The row that is extended, and its next token."""
 
 
+class OpenTerm(NamedTuple):
+    """A term that a row ends with, unless the next tokens continue its last word."""
+
+    term: Term
+    word_end: WordEnd
+    rest: bytes  # the text after it
+
+
 class ConstraintState(NamedTuple):
     """The progress of a row with its terms."""
 
     unmet_terms: tuple[Term, ...]
     num_missing: int  # minimum number of tokens that are still missing
     next_tokens: tuple[int, ...]  # tokens that continue a term or begin one
-    open_terms: tuple[Term, ...] = ()  # met by the end of the row, unless the next token continues the word
+    open_terms: tuple[OpenTerm, ...] = ()
 
 
 class LexicalConstraints:
@@ -73,7 +81,8 @@ class LexicalConstraints:
             return {}
         all_log_probs = logits.float().log_softmax(-1)
         for row in ends:
-            excluded = [*self._list_continuations(self.states[row]), *banned_ids[row]]
+            unsafe = (open_term.word_end.unsafe_tokens for open_term in self.states[row].open_terms)
+            excluded = list(frozenset(banned_ids[row]).union(*unsafe))
             columns = excluded if shortlist_head is None else shortlist_head.column_ids(excluded)
             index = torch.tensor(columns, dtype=torch.int64, device=logits.device)
             best = int(all_log_probs[row].index_fill(0, index, -inf).argmax())
@@ -131,18 +140,20 @@ class LexicalConstraints:
 
     def _advance_state(self, state: ConstraintState, row: Sequence[int], token: int) -> ConstraintState:
         """The state of a row after one more token."""
-        text, unmet_terms = (*row, token), state.unmet_terms
-        if state.open_terms and token in self._list_continuations(state):
-            unmet_terms += state.open_terms
+        text, unmet_terms, still_open = (*row, token), state.unmet_terms, list[OpenTerm]()
+        for term, word_end, rest in state.open_terms:
+            rest += word_end.token_bytes[token]
+            if is_continued := word_end.is_continued(rest):
+                unmet_terms += (term,)
+            elif is_continued is None:
+                still_open.append(OpenTerm(term, word_end, rest))
         if self._has_matchers or token in self.tokens or len(text) <= self.prefix_len:
-            return _update_state(unmet_terms, text, self.prefix_len)
-        if unmet_terms not in self._unrelated_states:
-            self._unrelated_states[unmet_terms] = _update_state(unmet_terms, text, self.prefix_len)
-        return self._unrelated_states[unmet_terms]
-
-    def _list_continuations(self, state: ConstraintState) -> frozenset[int]:
-        """The tokens that continue the word at the end of a row."""
-        return frozenset[int]().union(*{phrase.continuations for term in state.open_terms for phrase in term})
+            next_state = _update_state(unmet_terms, text, self.prefix_len)
+        else:
+            if unmet_terms not in self._unrelated_states:
+                self._unrelated_states[unmet_terms] = _update_state(unmet_terms, text, self.prefix_len)
+            next_state = self._unrelated_states[unmet_terms]
+        return next_state._replace(open_terms=(*next_state.open_terms, *still_open))
 
     def commit(self, extensions: Iterable[Extension]) -> None:
         """Set the rows to the selected extensions: the row that each extends, and its new token."""
@@ -154,16 +165,14 @@ def _update_state(unmet_terms: tuple[Term, ...], row: Sequence[int], prefix_len:
     partial_matches = [
         (term, [(phrase, _matched_len(phrase, row, prefix_len)) for phrase in term]) for term in unmet_terms
     ]
-    met_terms = [
-        (term, [phrase for phrase, size in ways if _is_complete(phrase, size, row)])
-        for term, ways in partial_matches
-    ]
-    partial_matches = [
-        way for way, (_, complete) in zip(partial_matches, met_terms, strict=True) if not complete
-    ]
+    endings = [_find_endings(ways, row) for _, ways in partial_matches]
     open_terms = tuple(
-        term for term, complete in met_terms if complete and all(phrase.continuations for phrase in complete)
+        OpenTerm(term, *end)
+        for (term, _), ends in zip(partial_matches, endings, strict=True)
+        for end in ends[:1]
+        if end is not None and None not in ends
     )
+    partial_matches = [way for way, ends in zip(partial_matches, endings, strict=True) if not ends]
     reachable = [
         [(phrase, num_matched) for phrase, num_matched in ways if num_matched >= 0]
         for _, ways in partial_matches
@@ -179,11 +188,22 @@ def _update_state(unmet_terms: tuple[Term, ...], row: Sequence[int], prefix_len:
     return ConstraintState(unmet, missing, tuple(follows), open_terms)
 
 
-def _is_complete(phrase: TermPhrase, matched_len: int, row: Sequence[int]) -> bool:
-    """Whether a row, which ends with ``matched_len`` tokens of a phrase, ends with the whole phrase."""
-    return matched_len == len(phrase.tokens) or (
-        phrase.matcher is not None and phrase.matcher.matches_end(row)
-    )
+def _find_endings(
+    ways: Sequence[tuple[TermPhrase, int]], row: Sequence[int]
+) -> list[tuple[WordEnd, bytes] | None]:
+    """The ends of phrases in the last token of a row, each with the text after it; None if its word ended.
+
+    ``ways`` has the number of tokens of each phrase that the row ends with.
+    """
+    endings: list[tuple[WordEnd, bytes] | None] = []
+    for phrase, num_matched in ways:
+        for rest in phrase.find_rests(row, num_matched):
+            is_continued = phrase.word_end is not None and phrase.word_end.is_continued(rest)
+            if phrase.word_end is not None and is_continued is None:
+                endings.append((phrase.word_end, rest))
+            elif not is_continued:
+                endings.append(None)
+    return endings
 
 
 def _matched_len(phrase: TermPhrase, row: Sequence[int], prefix_len: int) -> int:
