@@ -52,6 +52,8 @@ def test_lines_of_a_pipe_are_messages_or_commands(runs_dir, cli):
     commands = "a dog\n/reset\nein hund\n/quit\na dog\n"
     for lines, answers in (("a dog\n\nein hund\n", expected), (commands, [expected[0], other])):
         assert cli("chat", runs_dir / "run", stdin=lines).out.splitlines() == answers
+    out, err = cli("chat", runs_dir / "run", stdin=f"a dog\n\n{'a dog ' * 99}\nein hund\n")
+    assert out.splitlines() == [expected[0], "", expected[1]] and "line 3: the conversation has" in err
     err = cli("chat", runs_dir / "run", stdin="a dog barks .\n" * 20).err
     assert err.count("the conversation is too long: its oldest messages are dropped") >= 5
 
