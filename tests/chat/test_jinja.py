@@ -246,6 +246,23 @@ WITHOUT_END = {
 }
 
 
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("mistral-v7", ["Aeos_tokenBeos_token", "eos_token", "Ceos_token"]),
+        ("deci", ["A", "B", "C"]),
+        ("glm4", ["\nA", "\nB<|user|>", "\nC"]),
+    ],
+)
+def test_blank_and_adjacent_answers_are_marked(name, expected):
+    format = JinjaChat(template=(LOOKALIKES | WITHOUT_END)[name])
+    messages = [
+        Message("assistant" if text in ("A", "B", "", "C") else "user", text) for text in (*"xABy", "", *"zC")
+    ]
+    runs = groupby(format.render(messages, False), lambda piece: piece.is_assistant)
+    assert ["".join(piece.text for piece in run) for is_answer, run in runs if is_answer] == expected
+
+
 @pytest.mark.parametrize("name", [*LOOKALIKES, *PUBLISHED_TEMPLATES, *WITHOUT_END])
 @pytest.mark.whole
 def test_learned_answers_end_where_generation_stops(tokenizer, name):

@@ -97,14 +97,16 @@ def encode_answers(
     answers. UserError if the format does not write a part of the conversation.
     """
     syntax = reasoning_syntax(format)
-    reasons = [i for i, message in enumerate(messages) if message.reasoning]
     pieces = render_chat(format, insert_reasoning(messages, syntax), False, tools)
     runs = [list(run) for _, run in groupby(pieces, lambda piece: piece.is_assistant)]
     answers = [run for run in runs if run[0].is_assistant]
     texts = ["".join(piece.text for piece in answer) for answer in answers]
-    last_text = "".join(texts[-1:])
-    if reasons and not (syntax and messages[-1].reasoning.strip() in last_text.partition(syntax.end)[0]):
-        raise UserError(f"message {reasons[-1]} has reasoning, which this chat format does not write")
+    for i, message in enumerate(messages):
+        written = syntax and any(message.reasoning.strip() in text.partition(syntax.end)[0] for text in texts)
+        if is_learned[i] and message.reasoning and not written:
+            is_last = syntax is None or i == len(messages) - 1
+            remedy = "" if is_last else " before a later message: set its train to false"
+            raise UserError(f"message {i} has reasoning, which this chat format does not write{remedy}")
     turns = [i for i, message in enumerate(messages) if message.role == "assistant"]
     if len(turns) != len(answers):
         if not all(is_learned[i] for i in turns):

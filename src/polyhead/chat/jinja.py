@@ -291,7 +291,8 @@ def _split_pieces(rendering: Rendering, spans: Sequence[tuple[int, int]]) -> Ite
     placeholders = rendering.placeholders
     roles = {character: role for role, character in placeholders.roles.items()}
     marks = {placeholders.answer_start: True, placeholders.answer_end: False}
-    bounds = {start: True for start, _ in spans} | {end: False for start, end in spans if end > start}
+    spans = [(start, end) for start, end in spans if end > start]  # a blank answer may have no text
+    bounds = {end: False for _, end in spans} | {start: True for start, _ in spans}
     is_assistant, run, run_is_text = False, "", False
 
     for i, character in enumerate([*rendering.text, ""]):
