@@ -57,7 +57,7 @@ def test_added_token_past_rows_is_text(gpt2, special, role):
     assert (inner.add_special_tokens if special else inner.add_tokens)([token]) == 1
     inner.save(str(gpt2 / "tokenizer.json"))
     edit_json(gpt2 / "tokenizer_config.json", **({role: "[NEW]"} if role else {}))
-    edit_json(gpt2 / "generation_config.json", eos_token_id=[2, 5000])
+    edit_json(gpt2 / "generation_config.json", eos_token_id=[2, 5000, -1, 2**40])
     run = ph.load(gpt2)
     assert run.tokenizer.vocab_size == 300
     assert run.tokenizer.role_ids == {

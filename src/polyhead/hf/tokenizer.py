@@ -63,10 +63,9 @@ def load_tokenizer(checkpoint: PublishedCheckpoint, n_rows: int) -> Tokenizer:
 
 def extra_eos(checkpoint: PublishedCheckpoint, tokenizer: Tokenizer) -> tuple[str, ...]:
     """Return the tokens that end decoding in addition to the tokenizer's own end token."""
-    extra_ids = [i for i in _eos_ids(checkpoint) if i != tokenizer.eos_id]
-    return tuple(
-        filter(None, tokenizer.target_tokenizer.ids_to_tokens(extra_ids))
-    )  # ids without a token are never generated
+    ids = range(tokenizer.target_tokenizer.max_id + 1)  # others are never generated
+    extra_ids = [i for i in _eos_ids(checkpoint) if i in ids and i != tokenizer.eos_id]
+    return tuple(filter(None, tokenizer.target_tokenizer.ids_to_tokens(extra_ids)))
 
 
 def _lacks_row(vocabulary: Tokenizer, role: str, token: str, n_rows: int) -> bool:
