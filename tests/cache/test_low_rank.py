@@ -110,6 +110,7 @@ def test_projections_of_other_layers_and_small_steps(tmp_path):
         ({"layers.1.v": (2, 4, 1)}, r"shape \(2, 4, 1\) for layers.1.v, expected \(2, 4, 2\) or more"),
         ({"layers.0.k": (1, 6, 3)}, r"has shape \(1, 6, 3\) for layers.0.k"),
         ({"layers.2.k": (2, 6, 3)}, r"belongs to another model: it also has layers\.2\.k"),
+        ({"layers.1.v": torch.full((2, 4, 3), torch.nan)}, r"layers\.1\.v has NaN or an infinite value"),
         ({"layers.1.k": None}, r"has nothing for layers\.1\.k"),
         (None, r"mine\.safetensors' cannot be read"),
     ],
@@ -119,6 +120,9 @@ def test_invalid_projections_are_refused(tmp_path, changes, message):
     shapes = {f"layers.{i}.{x}": (2, d, 3) for i in range(2) for x, d in (("k", 6), ("v", 4))}
     if changes:
         shapes |= changes
-        save_file({name: torch.randn(shape) for name, shape in shapes.items() if shape}, path)
+        tensors = {
+            name: x if torch.is_tensor(x) else torch.randn(x) for name, x in shapes.items() if x is not None
+        }
+        save_file(tensors, path)
     with pytest.raises(UserError, match=message):
         CACHE.build(Choice("low_rank", rank=2, projection=path), SHAPE, 1, 9)

@@ -21,6 +21,7 @@ from polyhead.core.option_types import OptionFile
 from polyhead.core.registry import CACHE
 from polyhead.nn.cache import CacheMemory, CacheShape
 from polyhead.nn.kv import KV, WeightsHook
+from polyhead.nn.state import check_weight
 
 _FIT_BATCH_SIZE = 8  # rows per forward pass in fit_low_rank
 
@@ -280,6 +281,7 @@ def load_projection(path: str | Path, shape: CacheShape, ranks: tuple[int, int])
                     f"expected {(shape.n_kv_heads, size, rank)} or more in the last dimension: fit it on "
                     "this model"
                 )
+            check_weight(f"layers.{i}.{name}", x, path)
             pair.append(x[..., :rank].to(shape.device, shape.dtype).contiguous())
         layers.append(ProjectionBasis(*pair))
     if tensors:

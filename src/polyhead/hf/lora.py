@@ -16,6 +16,7 @@ from polyhead.hf.checkpoint_files import INDEX_FILE, WEIGHTS_FILE, CheckpointFil
 from polyhead.hf.config_map import ConfigReader
 from polyhead.hf.family import CONCAT_TRANSPOSE, HEAD_WEIGHT, TRANSPOSE, ModelFamily
 from polyhead.hf.hub import fetch_checkpoint, is_repo_id
+from polyhead.nn.state import check_weight
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PEFT_PREFIX = "base_model.model."
@@ -72,7 +73,8 @@ class AdaptedTensor(NamedTuple):
 
     def load(self) -> Tensor:
         change = self.delta.scale * (self.delta.b.float() @ self.delta.a.float())
-        return self.entry.load().float() + (change.T if self.delta.is_transposed else change)
+        weight = self.entry.load().float() + (change.T if self.delta.is_transposed else change)
+        return check_weight(self.entry.name, weight, f"{self.entry.path} with its adapter")
 
 
 class LoraCheckpoint(NamedTuple):
