@@ -103,6 +103,7 @@ def test_absent_labels_frozen_weights_and_other_tensors():
     x, head, labels = make_case(7, 40, 3, False, None, 1.0)
     assert fuse_cross_entropy({}, x.double(), head, labels) is None
     assert fuse_cross_entropy({}, x.to("meta"), head, labels) is None
+    assert fuse_cross_entropy({}, x, head, labels.int()) is None
 
 
 @pytest.mark.parametrize("label", [9, -1, -101, 2**40])

@@ -112,6 +112,7 @@ def fuse_cross_entropy(
     """``nn.loss.cross_entropy`` by the kernel; None if these tensors or this machine have no fused form."""
     weight = head.weight
     is_plain = all(type(x) in (Tensor, nn.Parameter) and x.is_cpu for x in (features, weight, labels))
+    is_plain = is_plain and labels.dtype == torch.int64  # as the kernel reads them
     if not is_plain or head.vocabulary is not None or load_loss_kernels() is None:
         return None
     if product_dtype(features) not in DTYPE_SUFFIX or not features.dtype == weight.dtype == torch.float32:
