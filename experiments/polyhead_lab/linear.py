@@ -231,7 +231,7 @@ def describe_crossover(times: TimesByKind) -> str:
         return f"It is never faster up to {last:,.0f} tokens; {ratio_text}."
     first = times["linear"][0][0]
     where = (
-        f"already at {first:,.0f} tokens, the shortest length length"
+        f"already at {first:,.0f} tokens, the shortest length"
         if at <= first
         else f"at about {at:,.0f} tokens"
     )

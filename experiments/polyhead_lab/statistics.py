@@ -150,12 +150,12 @@ def verdict_same(a: Sequence[float], b: Sequence[float], tolerance: float) -> bo
 
 
 def verdict_all(verdicts: Iterable[bool | None]) -> bool | None:
-    """Held if all held, not held if one did not hold, else undecided."""
+    """Held if all held, not held if one did not hold, else undecided, as without any."""
     items = list(verdicts)
-    return False if False in items else None if None in items else True
+    return False if False in items else None if None in items or not items else True
 
 
 def verdict_any(verdicts: Iterable[bool | None]) -> bool | None:
-    """Held if one held, not held if all did not hold, else undecided."""
+    """Held if one held, not held if all did not hold, else undecided, as without any."""
     items = list(verdicts)
-    return True if True in items else None if None in items else False
+    return True if True in items else None if None in items or not items else False

@@ -51,6 +51,8 @@ def test_interval_and_quantiles_match_tables():
         (statistics.verdict_all, [[True, True]], True),
         (statistics.verdict_all, [[True, None]], None),
         (statistics.verdict_all, [[None, False]], False),
+        (statistics.verdict_all, [[]], None),
+        (statistics.verdict_any, [[]], None),
         (statistics.verdict_any, [[False, True]], True),
         (statistics.verdict_any, [[False, None]], None),
         (statistics.verdict_any, [[False, False]], False),
