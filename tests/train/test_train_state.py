@@ -1,4 +1,5 @@
 import math
+import re
 
 import pytest
 import torch
@@ -101,10 +102,12 @@ def test_checkpoint_of_another_model_is_refused(tmp_path):
         other.restore(checkpoint.read_checkpoint(tmp_path / "step-1"))
 
 
-@pytest.mark.parametrize("group", ["model", "ema"])
-def test_checkpoint_with_nan_is_refused(group, tmp_path):
+@pytest.mark.parametrize(
+    ("group", "name"), [("model", "0.bias"), ("ema", "0.bias"), ("optimizer_0", "state/1/exp_avg")]
+)
+def test_checkpoint_with_nan_is_refused(group, name, tmp_path):
     training, _, _ = train_toy(tmp_path, Toy(), loop_config(steps=1, ema=0.9))
     saved = checkpoint.read_checkpoint(tmp_path / "step-1")
-    saved.tensors[group]["0.bias"][0] = math.nan
-    with user_error(r"step-1 is damaged: 0\.bias has NaN or an infinite value"):
+    saved.tensors[group][name].view(-1)[0] = math.nan
+    with user_error(rf"step-1 is damaged: \S*{re.escape(name)} has NaN or an infinite value"):
         training.restore(saved)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -19,7 +19,7 @@ from polyhead.config.recipe import TrainConfig
 from polyhead.core.registry import OPTIMIZER, SCHEDULE
 from polyhead.evaluate.metrics import KNOWN_METRICS
 from polyhead.nn.stack import recompute_blocks
-from polyhead.nn.state import named_state
+from polyhead.nn.state import check_weight, named_state
 from polyhead.train.distributed.local_tensor import get_local, is_dtensor, shard_like
 from polyhead.train.distributed.process_group import SINGLE_PROCESS, ProcessGroup
 from polyhead.train.distributed.rank_sync import share_tensors
@@ -142,7 +142,10 @@ class TrainState:
         check_tensors(describe_tensors(tensors["model"]), weights, saved_checkpoint.path)
         copy_into(self.model, tensors["model"], saved_checkpoint.path)
         descriptions = saved_checkpoint.state["optimizers"]
-        states = [(tensors[f"optimizer_{i}"], description) for i, description in enumerate(descriptions)]
+        states = [
+            (CheckedTensors(tensors[f"optimizer_{i}"], f"optimizer_{i}", saved_checkpoint.path), description)
+            for i, description in enumerate(descriptions)
+        ]
         self.layout.load_optimizers(self.optimizers, states)
         if self.ema:
             check_tensors(describe_tensors(tensors["ema"]), weights, saved_checkpoint.path)
@@ -152,6 +155,25 @@ class TrainState:
             self.loss_scale.load(saved_checkpoint.state["loss_scale"])
         self.progress = Progress.from_json(saved_checkpoint.state["progress"])
         self.saved_best_step = self.progress.best_step
+
+
+class CheckedTensors(Mapping[str, Tensor]):
+    """Saved tensors, each checked when it is looked up: NaN or an infinite value is a UserError."""
+
+    def __init__(self, tensors: Mapping[str, Tensor], group: str, source: Path) -> None:
+        self.tensors, self.group, self.source = tensors, group, source
+
+    def __getitem__(self, name: str) -> Tensor:
+        return check_weight(f"{self.group}.{name}", self.tensors[name], self.source)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.tensors  # without a lookup
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.tensors)
+
+    def __len__(self) -> int:
+        return len(self.tensors)
 
 
 def shard_optimizer_tensors(optimizer: Optimizer, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
