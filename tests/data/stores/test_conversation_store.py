@@ -62,8 +62,8 @@ CALL = {"role": "assistant", "content": "I look.", "tool_calls": [NOW]}
 RESULT = {"role": "tool", "content": "noon", "tool_call_id": "call00001"}
 CALL_TEXT = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
 REASONING_TEXT = "<think>\nhm\nso\n</think>\n\n"
-UNLEARNED, LATER = {"train": False}, [NEXT_QUESTION, NEXT_ANSWER]
-REASONING_ANSWER, UNLEARNED_ANSWER = ANSWER | {"reasoning_content": "hm\nso"}, ANSWER | UNLEARNED
+SKIP_FLAG, LATER = {"train": False}, [NEXT_QUESTION, NEXT_ANSWER]
+REASONING_ANSWER, UNLEARNED_ANSWER = ANSWER | {"reasoning_content": "hm\nso"}, ANSWER | SKIP_FLAG
 
 
 NO_REASONING = "message 1 has reasoning, which this chat format does not write"
@@ -82,7 +82,7 @@ NO_TOOLS = "but this chat format does not support tools"
         ("chatml", [QUESTION, REASONING_ANSWER], None, NO_REASONING),
         ("smollm3", [QUESTION, REASONING_ANSWER], None, NO_REASONING),
         ("thinks", [QUESTION, REASONING_ANSWER, *LATER], None, f"{NO_REASONING} before a later"),
-        ("thinks", [QUESTION, REASONING_ANSWER | UNLEARNED, *LATER], None, ["Good 🐕"]),
+        ("thinks", [QUESTION, REASONING_ANSWER | SKIP_FLAG, *LATER], None, ["Good 🐕"]),
         ("plain", SHORT, TOOLS, f"tools are given (now), {NO_TOOLS}"),
         (
             "deepseek-r1",
