@@ -41,6 +41,10 @@ def test_missing_file_and_directory_in_its_place(run_copy, expected, name):
     assert statuses(run_copy) == expected | {name: "missing"}
     (run_copy / name).mkdir()
     assert statuses(run_copy) == expected | {name: "damaged"}
+    (run_copy / name).rmdir()
+    with (run_copy / name).open("wb") as file:
+        file.truncate(1 << 40)  # would take minutes to hash
+    assert statuses(run_copy) == expected | {name: "damaged"}
 
 
 def test_edited_files_and_lost_digests(run_copy, expected):

@@ -98,7 +98,10 @@ def test_only_its_process_releases_the_lock(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"pid": "x", "host": "h", "start": 1}', "null"])
+@pytest.mark.parametrize(
+    "content",
+    ["", "{", "[]", "{}", '{"pid": "x", "host": "h", "start": 1}', "null", "[" * 4000, '{"pid": 1e400}'],
+)
 def test_damaged_lock_is_stale(content, tmp_path):
     (tmp_path / "run.lock").write_text(content)
     try_lock(tmp_path)

@@ -2,6 +2,7 @@ import json
 import math
 import random
 import shutil
+import socket
 
 import pytest
 from tests.run.hostile_helpers import mutate
@@ -52,8 +53,14 @@ def test_prediction_excludes_warm_up():
 
 def damage_record(rng, directory):
     """Replace a value in a file of the record by one of another type."""
-    name = rng.choice(["metrics.jsonl", "report.json"])
+    name = rng.choice(["metrics.jsonl", "report.json", "run.lock", "README.md"])
     path = directory / name
+    if name == "README.md":
+        fact = rng.choice(["test BLEU", "valid accuracy", "valid BLEU baseline", "verdict"])
+        path.write_text(f"| {fact} | {rng.choice(['', ' ', 'nan', '{x}', '('])} |\n")
+        return
+    if name == "run.lock":
+        path.write_text(json.dumps({"pid": 1, "host": socket.gethostname(), "start": 1e400}))
     values = [json.loads(line) for line in path.read_text().splitlines()]
     path.write_text("".join(f"{json.dumps(value)}\n" for value in mutate(rng, values)))
 

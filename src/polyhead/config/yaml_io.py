@@ -21,7 +21,7 @@ from polyhead.core.json_io import MAX_NESTING, parse_int
 from polyhead.core.messages import alias_hint, section_type
 from polyhead.core.output_paths import did_you_mean_path
 
-_MAX_BYTES = 1 << 18  # of a recipe, usually a few KB; PyYAML reads about 60 KB per second
+MAX_RECIPE_BYTES = 1 << 18  # of a recipe, usually a few KB; PyYAML reads about 60 KB per second
 _MAX_NODES = 1_000_000  # more than any file without aliases has
 YamlTree = dict[str, Any]
 
@@ -204,9 +204,9 @@ def read_yaml(path: Path) -> YamlTree:
 
 def decode_yaml(raw: bytes, path: Path) -> YamlTree:
     """Parse the content of a YAML file; ``path`` names it in errors."""
-    if len(raw) > _MAX_BYTES:
+    if len(raw) > MAX_RECIPE_BYTES:
         raise UserError(
-            f"{path}: {len(raw):,} bytes are too large for a recipe; the maximum is {_MAX_BYTES:,}"
+            f"{path}: {len(raw):,} bytes are too large for a recipe; the maximum is {MAX_RECIPE_BYTES:,}"
         )
     try:
         text = raw.decode("utf-8-sig")

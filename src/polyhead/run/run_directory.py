@@ -401,7 +401,7 @@ def check_weights_file(path: Path, manifest: Manifest) -> None:
 
 def hash_text_files(directory: Path, names: Iterable[str] = TEXT_FILES) -> dict[str, FileEntry]:
     """The entries of the text files that exist; what cannot be read is a UserError."""
-    return {name: hash_file(directory / name) for name in names if file_exists(directory / name)}
+    return {name: FileEntry.of(content) for name, content in _read_files(directory, names).items()}
 
 
 def warn_changed_files(directory: Path, manifest: Manifest, files: Mapping[str, FileEntry]) -> None:

@@ -19,6 +19,7 @@ from polyhead.core.atomic_io import (
     replace_file,
 )
 from polyhead.core.errors import UserError
+from polyhead.core.json_io import decode_json
 
 LOCK_FILE = "run.lock"
 
@@ -63,12 +64,11 @@ def _refuse_if_held(path: Path) -> None:
 
     A lock whose holder has ended, or that is unreadable (truncated by a crash of the machine), is stale.
     """
+    content = read_regular_file(path, max_bytes=4096)
     try:
-        holder = json.loads(read_regular_file(path, max_bytes=4096))
+        holder = decode_json(content, path)
         pid, host, start = int(holder["pid"]), str(holder["host"]), int(holder["start"])
-    except (ValueError, KeyError, TypeError) as error:
-        if isinstance(error, UserError):
-            raise
+    except (ValueError, KeyError, TypeError, OverflowError):
         return
     if host != socket.gethostname():
         raise UserError(

@@ -9,6 +9,7 @@ from pydantic import BaseModel
 from polyhead.checkpoint import checkpoint
 from polyhead.checkpoint.manifest import MANIFEST_FILE
 from polyhead.config.recipe import Recipe, TrainConfig
+from polyhead.config.yaml_io import MAX_RECIPE_BYTES
 from polyhead.core.atomic_io import file_exists, read_regular_file
 from polyhead.core.errors import UserError
 from polyhead.core.registry import SCHEDULE
@@ -87,7 +88,7 @@ def check_directory(recipe: Recipe, resume: bool) -> Recipe | None:
         raise UserError(f"--resume: {recipe.out} has a finished model, but no checkpoint to continue from")
     if manifest := read_run_manifest(recipe.out):
         warn_changed_files(recipe.out, manifest, hash_text_files(recipe.out))
-    old_recipe = parse_saved_recipe(read_regular_file(recipe_file), recipe_file)
+    old_recipe = parse_saved_recipe(read_regular_file(recipe_file, max_bytes=MAX_RECIPE_BYTES), recipe_file)
     changed_keys = [
         key
         for section in ("tokenizer", "model", "train")

@@ -51,7 +51,7 @@ def render_html(
         f"<section>\n<h2>{escape(heading)}</h2>\n{paragraph(about)}\n{html}\n</section>"
         for heading, about, html in sections
     )
-    return f"""<!DOCTYPE html>
+    document = f"""<!DOCTYPE html>
 <html lang="{get_language()}">
 <head>
 <meta charset="utf-8">
@@ -77,6 +77,7 @@ def render_html(
 </body>
 </html>
 """
+    return document.encode(errors="replace").decode()  # paths may have bytes that are no UTF-8
 
 
 def paragraph(words: str) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import bisect
 import math
+import os
 import re
 import socket
 from collections.abc import Mapping, Sequence
@@ -80,12 +81,11 @@ def read_run(directory: str | Path) -> RunRecord:
                 f"{expected}{did_you_mean_path(directory, '*/', [Path('runs')])}",
             )
         raise UserError(f"{directory} {problem}; {expected}")
-    recipe = directory / "recipe.yaml"
     return RunRecord(
         directory,
-        directory.resolve().name,
+        display_name(directory.resolve()),
         read_metrics(directory / METRICS),
-        yaml_io.decode_yaml(read_regular_file(recipe), recipe) if file_exists(recipe) else {},
+        read_recipe_keys(directory / "recipe.yaml"),
         read_facts(directory / "README.md"),
         read_report(directory),
         is_training(directory),
@@ -115,6 +115,13 @@ def _parse_row(row: Any) -> dict[str, Any]:
     return row
 
 
+def read_recipe_keys(path: Path) -> dict[str, Any]:
+    """The keys of a run's recipe.yaml; empty if it is missing."""
+    if not file_exists(path):
+        return {}
+    return yaml_io.decode_yaml(read_regular_file(path, max_bytes=yaml_io.MAX_RECIPE_BYTES), path)
+
+
 def read_facts(path: Path) -> dict[str, str]:
     """The table of a run's README.md: measure and value."""
     if not file_exists(path):
@@ -122,7 +129,7 @@ def read_facts(path: Path) -> dict[str, str]:
     text = read_regular_file(path, max_bytes=_MAX_CARD_BYTES).decode(errors="replace")
     rows = [_ROW.fullmatch(line) for line in text.splitlines()]
     facts = dict([text.replace("\\|", "|") for text in row.groups()] for row in rows if row)
-    return {name: value for name, value in facts.items() if name not in ("measure", "---")}
+    return {name: value for name, value in facts.items() if value.strip() and name not in ("measure", "---")}
 
 
 def read_report(directory: Path) -> dict[str, Any]:
@@ -142,8 +149,13 @@ def is_training(directory: Path) -> bool:
         return bool(
             lock["host"] != socket.gethostname() or is_process_alive(int(lock["pid"]), int(lock["start"]))
         )
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return False
+
+
+def display_name(directory: Path) -> str:
+    """The name of a directory as text, also where the file system has bytes that are no UTF-8."""
+    return os.fsencode(directory.name).decode(errors="replace")
 
 
 def read_nll(row: Mapping[str, Any]) -> float | None:

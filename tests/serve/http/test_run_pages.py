@@ -53,9 +53,10 @@ def test_pages_of_runs_are_their_reports(runs_dir):
 
 
 def test_index_links_runs_with_names_escaped_once(tmp_path):
-    names = ["<script>alert(1)<", "a%41 b", "x&amp;y", "中文"]
+    names = ["<script>alert(1)<", "a%41 b", "x&amp;y", "中文", "b\udcff"]  # the last is no UTF-8
     for name in names:
         write_run(tmp_path / name, ROW)
+    names[-1] = "b\ufffd"
     index = get(tmp_path, "/")[1]
     links = [unquote(a["href"]) for a in Page(index).all("a")]
     assert sorted(links) == sorted(f"/runs/{name}" for name in names)

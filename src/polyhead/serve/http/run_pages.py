@@ -38,7 +38,7 @@ from polyhead.viz.run_page import (
     render_runs_page,
     runs_table,
 )
-from polyhead.viz.run_record import METRICS, REPORT, is_training, read_run
+from polyhead.viz.run_record import METRICS, REPORT, display_name, is_training, read_run
 
 HEADERS = {
     "cache-control": "no-store",
@@ -104,7 +104,7 @@ class RunPages:
             return PlainTextResponse(f"{error}\n", 500)
 
     def _render_page(self, path: str, query: dict[str, list[str]]) -> Response:
-        runs = {run.name: run for run in find_runs(self.directory)}
+        runs = {display_name(run): run for run in find_runs(self.directory)}
         if path == "/health/live":
             return JSONResponse({"status": "live"})
         if path == "/":
@@ -147,7 +147,8 @@ def render_index(directory: Path, runs: Sequence[Path], live_state: LiveVersion)
 
 def run_row_html(run: Path) -> str:
     """Render the row of a run in the index; a run that cannot be read shows the error."""
-    name, label = escape(run.name), escape(tr("Compare {run}", run=run.name))
+    text = display_name(run)
+    name, label = escape(text), escape(tr("Compare {run}", run=text))
     try:
         record = read_run(run)
     except UserError as error:
@@ -167,7 +168,7 @@ def run_row_html(run: Path) -> str:
     ]
     return (
         f'<tr><th scope="row"><input type="checkbox" name="run" value="{name}" aria-label="{label}">'
-        f'<a href="/runs/{quote(run.name)}">{name}</a></th>'
+        f'<a href="/runs/{quote(text)}">{name}</a></th>'
         + "".join(f"<td>{escape(cell)}</td>" for cell in cells)
         + "</tr>"
     )
