@@ -82,16 +82,19 @@ ENCODED = {
     "台灣的經濟在過去十年間發生了變化": ["big5", "gbk"],
     "東京の天気は晴れです。": ["shift_jis", "euc-jp"],
     "안녕하세요. 오늘 서울의 날씨는 맑습니다.": ["euc-kr"],
-    "Экономисты считают, что рост замедлится.": ["cp1251", "koi8-r", "cp866"],
-    "Über den Fluß fährt ein schönes Schiff.": ["latin1"],
+    "Экономисты считают, что рост замедлится. Новая.": ["cp1251", "koi8-r", "cp866", "mac-cyrillic"],
+    "МОСКВА СТОЛИЦА РОССИИ": ["cp1251", "koi8-r", "cp866"],
+    "Über den Fluß fährt ein schönes Schiff.": ["latin1", "cp850", "macintosh"],
+    "Það er gaman að lesa bækur við ána og þú veist": ["latin1"],
+    "Šiandien gražus oras, ir mes ėjome į žalią sūrų mišką": ["cp1257"],
     "It’s a “nice” day": ["cp1252"],
-    "Zażółć gęślą jaźń, proszę państwa": ["cp1250", "iso-8859-2"],
+    "Zażółć gęślą jaźń, proszę państwa": ["cp1250", "iso-8859-2", "cp852"],
     "Bugün çıkıp yürüyüş yapacağım": ["cp1254"],
     "Η οικονομία αναπτύσσεται": ["iso-8859-7"],
     "שלום עולם, מה שלומך היום": ["cp1255"],
     "السلام عليكم ورحمة الله": ["cp1256"],
     "สวัสดีครับ วันนี้อากาศดีมาก": ["cp874"],
-    "one\ntwo 二\n": ["utf-16le", "utf-16be"],
+    "one\ntwo 二\n": ["utf-16le", "utf-16be", "utf-32le"],
 }
 
 

@@ -159,6 +159,8 @@ CORPORA = {
         "a.en is subtitles.*grep"),
     "VTT": ({"a.en": "WEBVTT\n\n00:01.000 --> 00:02.000\none\n", "a.de": "1\n"}, "is subtitles"),
     "Parquet": ({"a.en": b"PAR1\x15\x04\x15\x80" * 9, "a.de": "1\n"}, "is damaged: Parquet"),
+    "UTF-32": ({"a.en": "one\ntwo\n".encode("utf-32"), "a.de": "1\n2\n"}, "is UTF-32.*iconv"),
+    "ISO-2022": ({"a.en": "東京\n都\n".encode("iso2022_jp"), "a.de": "1\n2\n"}, "is ISO-2022-JP.*iconv"),
     "UTF-16": ({"a.en": "one\ntwo\n".encode("utf-16"), "a.de": "1\n2\n"}, "is UTF-16.*iconv"),
     "UTF-16 without a mark": ({"a.en": "one\ntwo\n".encode("utf-16-le"), "a.de": "1\n2\n"},
         "iconv -f UTF-16LE"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import re
+from operator import itemgetter
 
 _HAN = (
     "的一是不了人我在有他这中大来上国个到说们为子和你地出道也时年得就那要下以生会自着去之过家学对可她里后小么心多天而能好"
@@ -11,10 +12,16 @@ _HAN = (
     "這來國個說們為時會後過學對沒還發當開經頭從動兩長樣現將與進實"
 )
 _HANGUL = "이다는에의을가고를하은도지로한사기서아나들어일리시그으라인대자정것수있해보스과만전했부게니면"
-_ROMAN = "äöüßÄÖÜéèêàâçñóôáíúãõåøæëïÉ‘’“”–¿¡"
-_CENTRAL = "ąćęłńśźżčďěňřšťůýžőűăţşáéíóúöüŚŻŁČŠŽ"
+_ROMAN_SMALL = "äöüßéèêàâîçñóôáíúãõåøæëï"
+_ROMAN = "äöüßÄÖÜéèêàâîçñóôáíúãõåøæëïÉ‘’“”–¿¡"
+_CENTRAL = "ąćęłńśźżčďěňřšťůýžőűăâîţşșțáéíóúöüŚŻŁČŠŽ"
+_GREEK = "αεηιονςστάέίόή"
+_CYRILLIC, _CYRILLIC_CAPITALS = "оеаинтсрвляі", "ОЕАИНТСРВЛЯІ"
+_HEBREW, _ARABIC = "יוהלאמתרשבנםקחדע", "الينمرتوبعدسفهكقحج"
 _IN_LATIN_WORD = "(?<=[A-Za-z])[{0}]|[{0}](?=[A-Za-z])"
 _IN_OTHER_WORD = r"(?<=[^\x00-\x7f])[{0}]|[{0}](?=[^\x00-\x7f])"
+_C1_CONTROLS = re.compile("[\x80-\x84\x86-\x9f]")
+_INVISIBLE = re.compile("[\\s\xad\u200b-\u200f\u2028-\u202e]")  # in text, though not printable
 # encodings of each script, as iconv and Python call them; its frequent characters, where they are expected;
 # and the least share of them among all that are not ASCII. Of equal shares, the first one counts
 _ENCODINGS = [
@@ -24,12 +31,17 @@ _ENCODINGS = [
         ("SHIFT_JIS CP932 EUC-JP", "\u3041-\u30fc", _IN_OTHER_WORD, 0.3),
         ("EUC-KR CP949", _HANGUL, _IN_OTHER_WORD, 0.25),
         ("LATIN1 CP1252", _ROMAN, _IN_LATIN_WORD, 0.5),
-        ("CP1250 ISO-8859-2", _CENTRAL, _IN_LATIN_WORD, 0.5),
-        ("CP1254", "ğüşıöçİŞÇ", _IN_LATIN_WORD, 0.5),
-        ("CP1251 KOI8-R KOI8-U CP866 ISO-8859-5", "оеаинтсрвлкмдпуяьі", _IN_OTHER_WORD, 0.6),
-        ("ISO-8859-7 CP1253", "αεηιονςστρκλμυπάέίόή", _IN_OTHER_WORD, 0.6),
-        ("CP1255", "יוהלאמתרשבנםקחדע", _IN_OTHER_WORD, 0.6),
-        ("CP1256", "الينمرتوبعدسفهكقحج", _IN_OTHER_WORD, 0.6),
+        ("LATIN1 CP1252", "áéíóúýþæöð", _IN_LATIN_WORD, 0.5),
+        ("MACINTOSH CP850 CP437", _ROMAN_SMALL, _IN_LATIN_WORD, 0.5),
+        ("CP1250 ISO-8859-2 ISO-8859-16 CP852", _CENTRAL, _IN_LATIN_WORD, 0.5),
+        ("CP1257", "ąčęėįšųūžāēģīķļņŠŽ", _IN_LATIN_WORD, 0.5),
+        ("CP1258", "ăâđêôơư\u0300\u0301\u0303\u0309\u0323", _IN_LATIN_WORD, 0.5),
+        ("CP1254 CP857", "ğüşıöçİŞÇ", _IN_LATIN_WORD, 0.5),
+        ("CP1251 KOI8-R KOI8-U CP866 CP1125 ISO-8859-5 MAC-CYRILLIC", _CYRILLIC, _IN_OTHER_WORD, 0.55),
+        ("CP1251 KOI8-R KOI8-U CP866 CP1125 ISO-8859-5", _CYRILLIC_CAPITALS, _IN_OTHER_WORD, 0.55),
+        ("ISO-8859-7 CP1253 CP737", _GREEK, _IN_OTHER_WORD, 0.6),
+        ("CP1255 CP862", _HEBREW, _IN_OTHER_WORD, 0.6),
+        ("CP1256 ISO-8859-6", _ARABIC, _IN_OTHER_WORD, 0.6),
         ("CP874", "านรอกเงมยลวดทสต่้ิีัะ", _IN_OTHER_WORD, 0.6),
     )
 ]
@@ -38,24 +50,27 @@ _ENCODINGS = [
 def detect_encoding(sample: bytes) -> str:
     """The encoding of a sample of text, which may be cut inside a character; "" if none is convincing."""
     if b"\x00" in sample:
-        texts = {name: _decode(sample, name) for name in ("UTF-16LE", "UTF-16BE")}
-        name = max(texts, key=lambda key: texts[key].count("\n"))
-        return name if "\n" in texts[name] and re.sub("[\t\r\n]", "", texts[name]).isprintable() else ""
-    shares = {
-        name: _share_of(_decode(sample, name), frequent) / least
+        for name in ("UTF-32LE", "UTF-32BE", "UTF-16LE", "UTF-16BE"):
+            text = _decode(sample, name)
+            if "\n" in text and _INVISIBLE.sub("", text).isprintable():
+                return name
+        return ""
+    shares = [
+        (_share_of(_decode(sample, name), frequent) / least, name)
         for names, frequent, least in _ENCODINGS
         for name in names
-    }
-    name = max(shares, key=shares.__getitem__)
-    return name if shares[name] >= 1 else ""
+    ]
+    share, name = max(shares, key=itemgetter(0))
+    return name if share >= 1 else ""
 
 
 def _decode(sample: bytes, encoding: str) -> str:
-    """The text of a sample; "" if it has bytes that the encoding does not."""
+    """The text of a sample; "" if it has bytes that the encoding does not, or those of control characters."""
     try:
-        return codecs.getincrementaldecoder(encoding)().decode(sample)
+        text = codecs.getincrementaldecoder(encoding)().decode(sample)
     except UnicodeDecodeError:
         return ""
+    return "" if _C1_CONTROLS.search(text) else text
 
 
 def _share_of(text: str, frequent: re.Pattern[str]) -> float:

@@ -46,6 +46,15 @@ OTHER_FORMATS = {
 }
 """First bytes of other formats, and how to convert them."""
 
+# byte order marks, and the escape sequences of encodings whose bytes are ASCII
+_ENCODING_MARKS = {
+    b"\xff\xfe\0\0": "UTF-32",
+    b"\0\0\xfe\xff": "UTF-32",
+    b"\xff\xfe": "UTF-16",
+    b"\xfe\xff": "UTF-16",
+    b"\x1b$B": "ISO-2022-JP",
+    b"\x1b$)C": "ISO-2022-KR",
+}
 # office workbooks and documents: the old binary formats and those in zip archives
 _OFFICE_MAGIC = re.compile(
     rb"\{\\rtf|\xd0\xcf\x11\xe0|PK\x03\x04.{26}(\[Content_Types\]|_rels/|docProps/|xl/|word/|mimetypeapplication/vnd"
@@ -289,8 +298,9 @@ def is_table(path: Path) -> bool:
 
 def reject_other_formats(name: object, header: bytes) -> None:
     """Raise a UserError with the way to plain text if ``header`` is of another known format."""
-    if header[:2] in (b"\xff\xfe", b"\xfe\xff"):
-        raise UserError(f"{name} is UTF-16, expected UTF-8; convert it: iconv -f UTF-16 -t UTF-8")
+    for mark, encoding in _ENCODING_MARKS.items():
+        if header.startswith(mark) or mark[0] == 27 and mark in header:
+            raise UserError(f"{name} is {encoding}, expected UTF-8; convert it: iconv -f {encoding} -t UTF-8")
     if _OFFICE_MAGIC.match(header):
         raise UserError(
             f"{name} is an office document, expected text: export it as CSV in UTF-8, or as plain text"
