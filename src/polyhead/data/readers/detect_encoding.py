@@ -20,7 +20,7 @@ _CYRILLIC, _CYRILLIC_CAPITALS = "оеаинтсрвляі", "ОЕАИНТСРВ�
 _HEBREW, _ARABIC = "יוהלאמתרשבנםקחדע", "الينمرتوبعدسفهكقحج"
 _IN_LATIN_WORD = "(?<=[A-Za-z])[{0}]|[{0}](?=[A-Za-z])"
 _IN_OTHER_WORD = r"(?<=[^\x00-\x7f])[{0}]|[{0}](?=[^\x00-\x7f])"
-_C1_CONTROLS = re.compile("[\x80-\x84\x86-\x9f]")
+_CONTROLS = re.compile("[\x01-\x08\x0e-\x19\x80-\x84\x86-\x9f]")
 _INVISIBLE = re.compile("[\\s\xad\u200b-\u200f\u2028-\u202e]")  # in text, though not printable
 # encodings of each script, as iconv and Python call them; its frequent characters, where they are expected;
 # and the least share of them among all that are not ASCII. Of equal shares, the first one counts
@@ -70,7 +70,7 @@ def _decode(sample: bytes, encoding: str) -> str:
         text = codecs.getincrementaldecoder(encoding)().decode(sample)
     except UnicodeDecodeError:
         return ""
-    return "" if _C1_CONTROLS.search(text) else text
+    return "" if _CONTROLS.search(text) else text
 
 
 def _share_of(text: str, frequent: re.Pattern[str]) -> float:

@@ -38,7 +38,7 @@ OTHER_FORMATS = {
     b"PK\x03\x04": "compressed with zip, expected text or gzip; decompress it: unzip",
     b"7z\xbc\xaf\x27\x1c": "compressed with 7-Zip, expected text or gzip; decompress it: 7z x",
     b"Rar!\x1a\x07": "compressed with RAR, expected text or gzip; decompress it: unrar x",
-    b"%PDF-": "a PDF, expected text; convert it: pdftotext",
+    b"\x04\x22\x4d\x18": "compressed with lz4, expected text or gzip; decompress it: unlz4",
     **dict.fromkeys(
         (b"\x89PNG", b"\xff\xd8\xff", b"GIF87a", b"GIF89a", b"II*\x00", b"MM\x00*"),
         "a picture, expected text; recognize its text: tesseract",
@@ -57,19 +57,40 @@ _ENCODING_MARKS = {
 }
 # office workbooks and documents: the old binary formats and those in zip archives
 _OFFICE_MAGIC = re.compile(
-    rb"\{\\rtf|\xd0\xcf\x11\xe0|PK\x03\x04.{26}(\[Content_Types\]|_rels/|docProps/|xl/|word/|mimetypeapplication/vnd"
+    rb"\{\\rtf|\xd0\xcf\x11\xe0|PK\x03\x04.{26}(\[Content_Types\]|_rels/|docProps/|xl/|word/|ppt/|mimetypeapplication/vnd"
     rb"\.oasis)",
     re.S,
 )
-_MARKUP = [
-    (re.compile(rb"(?i)\s*(<\?xml[^>]*>\s*)?<(!doctype html|html)\b"), "HTML", "pandoc -f html -t plain"),
+_PATTERNS = [
+    (re.compile(rb"\s*%PDF-"), "a PDF", "pdftotext"),
+    (re.compile(rb"PK\x03\x04.{26}mimetypeapplication/epub", re.S), "an e-book", "pandoc -f epub -t plain"),
+    (re.compile(rb"RIFF.{4}WEBP|BM.{4}\0{4}|.{4}ftyp(hei|mif|avif)", re.S), "a picture", "tesseract"),
     (
-        re.compile(rb"WEBVTT|\s*\d+\r?\n\d\d:\d\d:\d\d[,.]\d{3} --> "),
+        re.compile(
+            rb"RIFF.{4}(WAVE|AVI )|ID3[\2-\4]\0|fLaC\0|OggS\0|\xff[\xfb\xf3\xf1]|\x1aE\xdf\xa3|.{4}ftyp", re.S
+        ),
+        "sound or a film",
+        "whisper",
+    ),
+    (
+        re.compile(rb"(?is)\s*(<\?xml[^>]*>\s*)?(?><!--.*?-->\s*)*+<(!doctype html|html|head|body|div)\b"),
+        "HTML",
+        "pandoc -f html -t plain",
+    ),
+    (re.compile(rb"(?i)\s*<(\?xml|tmx|xliff|svg|srcset|refset|tstset)\b"), "XML", "sed 's/<[^>]*>//g'"),
+    (
+        re.compile(rb'\s*\{\s*"(cells|metadata|nbformat)".*?"cell_type"', re.S),
+        "a notebook",
+        "jq -r '.cells[].source | add'",
+    ),
+    (re.compile(rb'\s*(\[\s*\n\s*["\[{]|\{\s*\n\s*"[^"\n]*"\s*:)'), "JSON on several lines", "jq -c '.[]'"),
+    (
+        re.compile(rb"WEBVTT|\s*(\d+\r?\n)?\d+:\d\d:\d\d[,.]\d{3}( --> |,\d+:\d\d:)"),
         "subtitles",
-        "grep -vE '^[0-9[:space:]]*$|-->|^WEBVTT'",
+        "grep -vE '^[0-9:.,[:space:]]*$|-->|^WEBVTT'",
     ),
 ]
-"""First lines of formats that consist of text, their names, and the command that keeps the plain text."""
+"""First bytes of other formats that a pattern finds, their names, and the command that makes plain text."""
 
 
 class EmptyFileError(UserError):
@@ -305,14 +326,14 @@ def reject_other_formats(name: object, header: bytes) -> None:
         raise UserError(
             f"{name} is an office document, expected text: export it as CSV in UTF-8, or as plain text"
         )
+    for pattern, format, command in _PATTERNS:
+        if pattern.match(header.removeprefix(BOM)):
+            raise UserError(f"{name} is {format}, expected plain text; convert it: {command}")
     for mark, what in OTHER_FORMATS.items():
         if header.startswith(mark):
             raise UserError(f"{name} is {what}")
     if header[257:262] == b"ustar":
         raise UserError(f"{name} is a tar archive, expected text; unpack it: tar -xf")
-    for pattern, format, command in _MARKUP:
-        if pattern.match(header.removeprefix(BOM)):
-            raise UserError(f"{name} is {format}, expected plain text; convert it: {command}")
 
 
 def reject_binary(path: Path) -> None:
