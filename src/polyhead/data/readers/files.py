@@ -320,7 +320,7 @@ def is_table(path: Path) -> bool:
 def reject_other_formats(name: object, header: bytes) -> None:
     """Raise a UserError with the way to plain text if ``header`` is of another known format."""
     for mark, encoding in _ENCODING_MARKS.items():
-        if header.startswith(mark) or mark[0] == 27 and mark in header:
+        if header.startswith(mark) or (mark[0] == 27 and mark in header):
             raise UserError(f"{name} is {encoding}, expected UTF-8; convert it: iconv -f {encoding} -t UTF-8")
     if _OFFICE_MAGIC.match(header):
         raise UserError(
