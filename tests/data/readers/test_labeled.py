@@ -146,6 +146,8 @@ def test_labels_that_look_alike_are_named():
     groups += ["'very good' (6), 'very\\xa0 good' (7)"]
     assert message.endswith("are separate classes: " + "; ".join(groups))
     assert describe_similar_labels({"good": 3, "bad": 2, "0": 1}) == ""
+    for a, b in [("good", "gооd"), ("BAD", "ВΑD"), ("a-b", "a–b"), ("x", "x\u3164"), ("1", "01")]:
+        assert describe_similar_labels({a: 1, b: 2}).endswith(f"{a!r} (1), {b!r} (2)")
 
 
 @pytest.mark.parametrize(

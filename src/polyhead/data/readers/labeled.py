@@ -22,6 +22,10 @@ from polyhead.tokenizers.scripts import fold_text
 
 _NUMBER = re.compile(r"[-+]?[0-9]{0,15}\.?[0-9]{1,30}")
 _INTEGER_WITH_FRACTION = re.compile(r"-?[0-9]{1,15}\.0+")
+# Cyrillic and Greek letters and dashes, and what they look like
+_LOOKALIKES = str.maketrans(
+    "АВЕКМНОРСТУХІЈЅаеорсухіјѕԁΑΒΕΖΗΙΚΜΝΟΡΤΥΧονα–—−", "ABEKMHOPCTYXIJSaeopcyxijsdABEZHIKMNOPTYXova---"
+)
 _FEW_TEXTS = 20  # with more texts than this, at most half as many different labels are accepted
 
 
@@ -148,16 +152,17 @@ def count_labels(labeled_files: LabeledFiles) -> dict[str, int]:
 
 
 def describe_similar_labels(counts: Mapping[str, int], tr: Translate = tr) -> str:
-    """A warning if labels differ only in case, width, blanks or invisible characters; "" if none do."""
+    """A warning if labels look alike or are one number; "" if none do."""
     groups: dict[str, list[str]] = {}
     for label in counts:
-        key = "".join(fold_text(unicodedata.normalize("NFKC", label)).split())
+        key = fold_text(unicodedata.normalize("NFKC", label).translate(_LOOKALIKES))
+        key = str(float(key) + 0.0) if is_number(key) else "".join(c for c in key if not is_blank(c))
         groups.setdefault(key, []).append(f"{label!r} ({counts[label]:,})")
     similar = [", ".join(names) for names in groups.values() if len(names) > 1]
     if not similar:
         return ""
     return tr(
-        "labels that differ only in case, blanks or width are separate classes: {labels}",
+        "labels that look alike are separate classes: {labels}",
         labels="; ".join(similar[:5]),
     )
 
