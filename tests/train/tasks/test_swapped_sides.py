@@ -1,3 +1,6 @@
+import gzip
+from pathlib import Path
+
 import pytest
 from tests.cli.swapped_sides_helpers import recipe_of
 from tests.cli.swapped_sides_helpers import workdir as workdir
@@ -65,6 +68,9 @@ def test_swapped_languages_of_one_script_are_refused(train, finding, workdir):
 @pytest.mark.parametrize("data", [{"train": ["train.en", "./train.en"]}, {"valid": ["valid.zh"] * 2}])
 def test_one_file_on_both_sides_is_refused(data):
     ((split, (name, _)),) = data.items()
+    Path("copy.gz").write_bytes(gzip.compress(Path("train.en").read_bytes()))
+    with pytest.raises(UserError, match=rf"data.{split}: train.en \(the text of copy.gz\) is both source"):
+        TranslationTask.check(recipe_of(**{split: ["train.en", "copy.gz"]}))
     with pytest.raises(UserError, match=f"data.{split}: {name} is both source and target"):
         TranslationTask.check(recipe_of(**data))
 

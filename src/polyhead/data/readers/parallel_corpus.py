@@ -18,6 +18,7 @@ from polyhead.data.readers.rows import ReadReport, Rows, read_limited
 from polyhead.data.readers.tabular import ColumnKey, infer_format, is_blank_line
 
 CorpusFormat = Literal["auto", "parallel", "tsv", "jsonl"]
+_N_COMPARED_LINES, _MIN_COMPARED_LINES = 1000, 10  # a few names or numbers are the same in two languages
 PairRow = tuple[str, str] | str  # a pair, or the kind of line: "malformed", "too_long", "header", "bom"
 
 
@@ -47,11 +48,14 @@ class ParallelFiles(Rows):
     unit = "pair"
 
     @property
-    def is_copy(self) -> bool:
-        """Whether every target equals its source: one file on both sides, or one column."""
-        if self.format == "parallel":
-            return any(a.samefile(b) for a, b in zip(self.files[::2], self.files[1::2], strict=True))
-        return self.columns_by_role["source"] == self.columns_by_role["target"]
+    def copied_side(self) -> str:
+        """The file or column that is both source and target, also as a copy of itself; "" if none is."""
+        if self.format != "parallel":
+            source, target = (self.columns_by_role[role] for role in ("source", "target"))
+            return f"column {source!r}" if source == target else ""
+        pairs = zip(self.files[::2], self.files[1::2], strict=True)
+        source, target = next((pair for pair in pairs if _is_copy(*pair)), (Path(), Path()))
+        return source.name if source.name == target.name else f"{source.name} (the text of {target.name})"
 
     def iter_pairs(self, report: CorpusReport | None = None) -> Iterator[SentencePair]:
         """Yield the usable pairs; the others are counted in the report. A UserError if none is usable."""
@@ -194,6 +198,15 @@ def _resolve_format(paths: Sequence[Path], format: CorpusFormat) -> Literal["par
         f"cannot detect the format of {paths[0].name}: name two parallel files, or one .tsv, .csv "
         "or .jsonl, or set data.format in the recipe"
     )
+
+
+def _is_copy(source: Path, target: Path) -> bool:
+    """Whether the first lines of two files are the same, packed or not."""
+    if source.samefile(target):
+        return True
+    lines = zip(iter_lines(source), iter_lines(target), strict=False)
+    pairs = list(itertools.islice(lines, _N_COMPARED_LINES))
+    return len(pairs) >= _MIN_COMPARED_LINES and all(a == b for a, b in pairs)
 
 
 def _read_parallel(source: Path, target: Path) -> Iterator[tuple[int, PairRow]]:

@@ -30,10 +30,9 @@ def check_sides(data: DataConfig, corpora: Mapping[str, ParallelFiles]) -> list[
     Returns warnings of possible errors. ``corpora`` maps splits to corpora, and must have "train".
     """
     for split, corpus in corpora.items():
-        if corpus.format == "parallel" and corpus.is_copy:
+        if corpus.format == "parallel" and (name := corpus.copied_side):
             raise UserError(
-                f"data.{split}: {_side_names(corpus).source} is both source and target; expected the file of "
-                "each language"
+                f"data.{split}: {name} is both source and target; expected the file of each language"
             )
     texts = sample_pairs(corpora["train"])
     languages = describe_language(texts[0]), describe_language(texts[1])

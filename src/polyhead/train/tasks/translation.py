@@ -160,7 +160,9 @@ class TranslationTask:
             report_split(report, "test", counts.describe())
             lines = [pair.line for pair in pairs]
             warn_learned_texts("test", hash_pairs(pairs, tokenizer), lines, training_texts, report)
-        if copy_splits := [split for split in recipe.data.splits if open_split_corpus(recipe, split).is_copy]:
+        if copy_splits := [
+            split for split in recipe.data.splits if open_split_corpus(recipe, split).copied_side
+        ]:
             report.info(
                 tr(
                     "{splits}: source and target are the same text",
