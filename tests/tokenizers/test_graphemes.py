@@ -20,6 +20,8 @@ def test_words_and_graphemes_of_scripts(text):
 
 
 PAIRS = [("Käse", "KA\u0308SE"), ("が", "か\u3099"), ("co\u00adop", "coop"), ("Straße", "STRASSE")]
+PAIRS += [("don't", "don′t"), ("don't", "don´t"), ("e-mail", "e–mail"), ("e-mail", "e−mail"), ('"a"', "„a“")]
+PAIRS += [("محمد", "ﻣﺤﻤﺪ"), ("日本", "日\ufe00本\U000e0100")]
 PAIRS += [("ខ្ញុំ\u200bមាន", "ខ្ញុំ មាន"), ("\u0958", "\u0915\u093c")]
 
 

@@ -115,11 +115,15 @@ _CONTINUES_CLUSTER = regex.compile(
 _BREAK = regex.compile("\u200b+")  # zero width space: a line may break there, mostly between words
 # format characters except those inside an emoji (joiners and tags), Arabic elongation, and glyph variants
 _FORMAT = regex.compile(
-    r"(?V1)(?!\u200d\p{Extended_Pictographic})[\p{Cf}\u0640\ufe0e\ufe0f--\U000e0020-\U000e007f]"
+    r"(?V1)(?!\u200d\p{Extended_Pictographic})[\p{Cf}\u0640\ufe00-\ufe0f\U000e0100-\U000e01ef--\U000e0020-\U000e007f]"
 )
 _DOTTED_I = regex.compile("[Ii]\u0307")
-_WIDTH = regex.compile("[\uff01-\uffee]+")  # full-width and half-width forms
-_PLAIN_PUNCTUATION = str.maketrans("\u2018\u2019\u02bc\u201c\u201d\u2010\u2011", "'''\"\"--")
+_WIDTH = regex.compile("[\ufb50-\ufdff\ufe70-\ufefc\uff01-\uffee]+")  # full and half width, Arabic glyphs
+_PLAIN_PUNCTUATION = str.maketrans(
+    dict.fromkeys("\u2018\u2019\u201b\u02bc\u2032\xb4`", "'")
+    | dict.fromkeys("\u201c\u201d\u201e\u201f", '"')
+    | dict.fromkeys("\u2010\u2011\u2012\u2013\u2043\u2212\ufe63", "-")
+)
 
 
 def split_graphemes(text: str) -> list[str]:

@@ -22,9 +22,9 @@ from polyhead.tokenizers.scripts import fold_text
 
 _NUMBER = re.compile(r"[-+]?[0-9]{0,15}\.?[0-9]{1,30}")
 _INTEGER_WITH_FRACTION = re.compile(r"-?[0-9]{1,15}\.0+")
-# Cyrillic and Greek letters and dashes, and what they look like
+# Cyrillic and Greek letters and the long dash, and what they look like
 _LOOKALIKES = str.maketrans(
-    "АВЕКМНОРСТУХІЈЅаеорсухіјѕԁΑΒΕΖΗΙΚΜΝΟΡΤΥΧονα–—−", "ABEKMHOPCTYXIJSaeopcyxijsdABEZHIKMNOPTYXova---"
+    "АВЕКМНОРСТУХІЈЅаеорсухіјѕԁΑΒΕΖΗΙΚΜΝΟΡΤΥΧονα—", "ABEKMHOPCTYXIJSaeopcyxijsdABEZHIKMNOPTYXova-"
 )
 _FEW_TEXTS = 20  # with more texts than this, at most half as many different labels are accepted
 
