@@ -2,6 +2,7 @@ import pytest
 
 from polyhead import Choice, ModelConfig, build
 from polyhead.config.model import AttentionShape, ModelSpec
+from polyhead.config.recipe import TokenizerConfig
 from polyhead.nn.validate_model import check_model
 
 SMALL = {"vocab_size": 10, "d_model": 16, "n_heads": 4, "n_layers": 1, "max_len": 8}
@@ -85,4 +86,6 @@ def test_attentions_and_blocks_default_to_the_encoder(scales):
 def test_sizes_beyond_the_limits_are_refused(fields, message):
     with pytest.raises(ValueError, match=message):
         check_model(ModelConfig(**{"vocab_size": 10, **fields}))
+    with pytest.raises(ValueError, match="less than or equal to 4194304"):  # more aborted the process
+        TokenizerConfig(vocab_size=10**9)
     check_model(ModelConfig(vocab_size=10, max_len=2**31 - 1, position="sinusoidal"))  # without its table

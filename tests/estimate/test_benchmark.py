@@ -56,6 +56,9 @@ def test_random_task_has_the_shape_of_the_batch(fields):
     train = TrainConfig(steps=1, accumulate=2)
     times = benchmark.measure_update_times(config, task, train, [batch], [5.0], 0.0)
     assert times.work == [10.0] * 3
+    if fields["kind"] == "decoder":
+        train = TrainConfig(steps=1, accumulate=10**9)  # would never end
+        assert benchmark.measure_update_times(config, task, train, [batch], [5.0], 0.0).work == [320.0] * 3
 
 
 @pytest.mark.parametrize("kind", ["decoder", "encoder-decoder"])

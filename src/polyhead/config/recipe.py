@@ -149,7 +149,10 @@ class TokenizerConfig(ConfigSection):
 
     kind: Choice = Choice("bpe")
     vocab_size: int = Field(
-        8000, gt=5, description="number of tokens, including special tokens; small corpora give fewer"
+        8000,
+        gt=5,
+        le=1 << 22,  # the library reserves 70 bytes or more for each, and aborts the process where it cannot
+        description="number of tokens, including special tokens; small corpora give fewer",
     )
     sentinels: int = Field(
         0,

@@ -38,6 +38,7 @@ from polyhead.train.train_state import TrainState
 ClockFn = Callable[[], float]
 _WARMUP_UPDATES = 2  # steps that are not timed: they allocate memory and create kernels
 _MIN_UPDATES, _MAX_UPDATES = 3, 24  # minimum and maximum number of timed steps
+_MAX_BATCHES = 64  # of a timed step: with more of them, the time per batch is the same
 
 
 class UpdateTimes(NamedTuple):
@@ -141,7 +142,7 @@ def measure_update_times(
         model.train()
         items = cycle(zip(batches, work, strict=True))
         for number in count():
-            group = list(islice(items, train.accumulate))  # the batches of one step, with their work
+            group = list(islice(items, min(train.accumulate, _MAX_BATCHES)))  # of one step, with their work
             training.progress.step += 1
             start = clock()
             train_step(strategy, [batch for batch, _ in group]).read()

@@ -289,6 +289,7 @@ def nearest_arch(config: ModelConfig) -> tuple[GgufArch, ModelConfig, list[str]]
     unsupported parts.
     """
     candidates: list[tuple[GgufArch, ModelConfig, list[str]]] = []
+    reason = ""
     for family, arch in ARCHS.items():
         exported_config = _with_zero_biases(config) if arch.needs_biases else config
         try:
@@ -297,12 +298,13 @@ def nearest_arch(config: ModelConfig) -> tuple[GgufArch, ModelConfig, list[str]]
                     [*save.hf_unsupported(exported_config, family), *gguf_unsupported(exported_config, arch)]
                 )
             )
-        except UserError:  # the family has no such model
+        except UserError as error:  # the family has no such model
+            reason = str(error)
             continue
         candidates.append((arch, exported_config, obstacles))
         if not obstacles:
             break
-    return min(candidates, key=lambda candidate: len(candidate[2]))
+    return min(candidates, key=lambda candidate: len(candidate[2]), default=(arch, config, [reason]))
 
 
 def _with_zero_biases(config: ModelConfig) -> ModelConfig:
