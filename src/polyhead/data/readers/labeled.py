@@ -162,7 +162,7 @@ def describe_similar_labels(counts: Mapping[str, int], tr: Translate = tr) -> st
     if not similar:
         return ""
     return tr(
-        "labels that look alike are separate classes: {labels}",
+        "labels that look the same are separate classes: {labels}",
         labels="; ".join(similar[:5]),
     )
 

@@ -51,8 +51,8 @@ class ParallelFiles(Rows):
     def copied_side(self) -> str:
         """The file or column that is both source and target, also as a copy of itself; "" if none is."""
         if self.format != "parallel":
-            source, target = (self.columns_by_role[role] for role in ("source", "target"))
-            return f"column {source!r}" if source == target else ""
+            columns = [self.columns_by_role[role] for role in ("source", "target")]
+            return f"column {columns[0]!r}" if columns[0] == columns[1] else ""
         pairs = zip(self.files[::2], self.files[1::2], strict=True)
         source, target = next((pair for pair in pairs if _is_copy(*pair)), (Path(), Path()))
         return source.name if source.name == target.name else f"{source.name} (the text of {target.name})"
