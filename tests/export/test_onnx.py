@@ -153,7 +153,7 @@ def test_missing_package_is_named(name, tmp_path, capsys, monkeypatch):
     assert f"this needs {name}: {install_command('export')}" in capsys.readouterr().err
 
 
-ACTIVATIONS = ["relu", "relu2", "leaky_relu", "prelu", "silu", "tanh", "glu", "reglu", "geglu"]
+ACTIVATIONS = ["relu", "relu2", "leaky_relu", "prelu", "silu", "tanh", "sigmoid", "glu", "reglu", "geglu"]
 ACTIVATIONS += [{"name": "swiglu", "beta": beta} for beta in (1.702, "learned")]
 ACTIVATIONS += [{"name": "prelu", "per_channel": True}]
 COMPONENTS = [

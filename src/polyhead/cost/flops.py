@@ -358,6 +358,6 @@ _KNOWN_POSITIONS = dict.fromkeys(
     ("none", "sinusoidal", "learned", "rope", "alibi", "t5", "shaw", "disentangled")
 )
 _KNOWN_NORMS = dict.fromkeys(("layernorm", "rmsnorm", "batchnorm", "none"))
-_PLAIN_MLPS = ("relu", "relu2", "leaky_relu", "prelu", "gelu", "silu", "tanh", "conv1x1")
+_PLAIN_MLPS = ("relu", "relu2", "leaky_relu", "prelu", "gelu", "silu", "tanh", "sigmoid", "conv1x1")
 GATED_MLPS = ("glu", "reglu", "geglu", "swiglu")
 _MLP_MATRICES = dict.fromkeys(_PLAIN_MLPS, 2) | dict.fromkeys(GATED_MLPS, 3)

@@ -26,6 +26,7 @@ _ACTIVATIONS = {
     "gelu_tanh": _ACTIVATION.GELUTanh,
     "silu": _ACTIVATION.SWISH,
     "tanh": _ACTIVATION.Tanh,
+    "sigmoid": _ACTIVATION.Sigmoid,
     "glu": _ACTIVATION.Sigmoid,
     "reglu": _ACTIVATION.RELU,
     "geglu": _ACTIVATION.GELU,

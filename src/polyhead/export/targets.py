@@ -81,8 +81,8 @@ _POSITIONS = {
     "encoder": ("sinusoidal", "learned", "none", "t5", "shaw", "rope"),
     "decoder": ("sinusoidal", "learned", "none", "rope", "alibi", "shaw", "t5"),
 }
-_FEED_FORWARDS = ("relu", "gelu", "silu", "tanh", "glu", "reglu", "geglu", "swiglu", "conv1x1")
-_CONV_ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu", "tanh")  # of conv1x1
+_FEED_FORWARDS = ("relu", "gelu", "silu", "tanh", "sigmoid", "glu", "reglu", "geglu", "swiglu", "conv1x1")
+_CONV_ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu", "tanh", "sigmoid")  # of conv1x1
 _SCALINGS = ("none", "linear", "ntk")
 _NORMS = ("layernorm", "rmsnorm")
 

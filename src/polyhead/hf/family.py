@@ -298,6 +298,7 @@ HF_ACTIVATIONS = {
     "silu": Choice("silu"),
     "swish": Choice("silu"),
     "tanh": Choice("tanh"),
+    "sigmoid": Choice("sigmoid"),
 }
 HF_GATED_ACTIVATIONS = {
     "silu": Choice("swiglu"),

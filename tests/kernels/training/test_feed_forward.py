@@ -12,7 +12,7 @@ pytestmark = [needs_kernels, pytest.mark.usefixtures("form")]
 
 WIDTH, INNER = 48, 80
 LAYERS = [
-    *({"name": name} for name in ("relu", "relu2", "leaky_relu", "gelu", "silu", "tanh")),
+    *({"name": name} for name in ("relu", "relu2", "leaky_relu", "gelu", "silu", "tanh", "sigmoid")),
     {"name": "gelu", "tanh": True, "bias": False},
     *({"name": name} for name in ("glu", "reglu", "geglu", "swiglu")),
     {"name": "swiglu", "bias": True},

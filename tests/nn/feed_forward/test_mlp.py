@@ -30,6 +30,7 @@ ACTIVATIONS = {
     "gelu_tanh": lambda x: x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2,
     "silu": swish(1),
     "tanh": torch.tanh,
+    "sigmoid": lambda x: 1 / (1 + torch.exp(-x)),
     "glu": lambda x: 1 / (1 + torch.exp(-x)),
 }
 ACTIVATIONS |= {gated: ACTIVATIONS[name] for gated, name in GATED_UNITS.items()}

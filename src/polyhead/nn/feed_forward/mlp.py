@@ -175,6 +175,16 @@ def tanh_mlp(d_model: int, d_ff: int, *, bias: bool = True, dropout: float = 0.0
     return FeedForward(d_model, d_ff, torch.tanh, bias, dropout)
 
 
+@FEED_FORWARD.register("sigmoid")
+def sigmoid_mlp(d_model: int, d_ff: int, *, bias: bool = True, dropout: float = 0.0) -> FeedForward:
+    """The logistic function, which maps every number to one between 0 and 1.
+
+    Equation: g(x) = σ(x) = 1 / (1 + e^-x)
+    When: for comparison with the activation of earlier networks; its gradient is at most a quarter
+    """
+    return FeedForward(d_model, d_ff, torch.sigmoid, bias, dropout)
+
+
 @FEED_FORWARD.register("glu")
 def glu_mlp(d_model: int, d_ff: int, *, bias: GateBias = False, dropout: float = 0.0) -> GatedFeedForward:
     """A gate with the logistic function.
@@ -248,7 +258,7 @@ def swiglu_mlp(
     return GatedFeedForward(d_model, d_ff, F.silu if beta == 1 else Swish(beta), bias, dropout)
 
 
-MLPActivation = Literal["relu", "leaky_relu", "prelu", "gelu", "gelu_tanh", "silu", "tanh"]
+MLPActivation = Literal["relu", "leaky_relu", "prelu", "gelu", "gelu_tanh", "silu", "tanh", "sigmoid"]
 MLP_ACTIVATIONS: dict[MLPActivation, Callable[[], nn.Module]] = {
     "relu": nn.ReLU,
     "leaky_relu": nn.LeakyReLU,
@@ -257,6 +267,7 @@ MLP_ACTIVATIONS: dict[MLPActivation, Callable[[], nn.Module]] = {
     "gelu_tanh": lambda: nn.GELU("tanh"),
     "silu": nn.SiLU,
     "tanh": nn.Tanh,
+    "sigmoid": nn.Sigmoid,
 }
 
 
