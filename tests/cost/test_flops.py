@@ -13,7 +13,7 @@ from polyhead.models import build
 from polyhead.nn.loss import cross_entropy
 from polyhead.nn.stack import recompute_blocks
 
-BASELINES = {"gated_conv", "rnn", "lstm", "gru"}  # blocks without self-attention
+BASELINES = {"conv", "gated_conv", "rnn", "lstm", "gru"}  # blocks without self-attention
 PARTS = [
     *({"attention": name} for name in registry.ATTENTION.names()),
     *({"attention": {"name": "linear", "feature_map": name}} for name in registry.FEATURE_MAP.names()),

@@ -12,13 +12,13 @@ from polyhead.nn.loss import IGNORE_INDEX, cross_entropy
 SIZES = {"vocab_size": 50, "d_model": 16, "n_layers": 2, "n_heads": 4, "max_len": 64, "dropout": 0.0}
 KINDS = ("decoder", "encoder", "encoder-decoder")
 # lstm and gru are single operations of CUDA; rnn: torch transposes its output in place
-BLOCKS = [name for name in BLOCK.names() if name not in ("lstm", "gru", "rnn", "gated_conv")]
+BLOCKS = [name for name in BLOCK.names() if name not in ("lstm", "gru", "rnn", "conv", "gated_conv")]
 SOFTMAX = {"name": "softmax", "window": 3, "sink": 1, "qk_norm": True, "softcap": 5.0}
 REGISTRIES = (ATTENTION, POSITION, NORM, FEED_FORWARD)
 PARTS = [
     *({registry.kind: name} for registry in REGISTRIES for name in registry.names()),
     *({"block": name, "norm_first": name == "parallel", "position": "rope"} for name in BLOCKS),
-    {"block": "gated_conv", "position": "none"},
+    *({"block": name, "position": "none"} for name in ("conv", "gated_conv")),
     {"attention": SOFTMAX, "n_kv_heads": 2},
 ]
 

@@ -20,6 +20,7 @@ DESIGNS = [
     ("decoder", {"attention": "linear", "position": "none"}),
     ("decoder", {"block": "lstm", "position": "none"}),
     ("decoder", {"block": "gated_conv", "position": "none"}),
+    ("decoder", {"block": "conv", "position": "none"}),
     ("encoder", {"position": "learned"}),
 ]
 PAGE_STEPS = {"tokens", "output", "generation", "cost"}  # stations of the page that are no step of the model

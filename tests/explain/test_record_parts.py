@@ -171,11 +171,13 @@ def test_residual_adds_scaled_branches(config):
         check_values(read, step, {"out": read(step["values"]["x"]) + branch_sum})
 
 
-def test_gated_convolution():
-    part_step = RecordedStep("conv", block="gated_conv", norm_first=True)
+@pytest.mark.parametrize("name", ["conv", "gated_conv"])
+def test_convolution(name):
+    part_step = RecordedStep("conv", block=name, norm_first=True)
     x = part_step.x
     x_pad = F.pad(x, (0, 0, 2, 0))
     windows = torch.cat([x_pad[i : i + len(x)] for i in range(3)], -1)
-    value, gate = part_step.layer.conv(windows).chunk(2, -1)
-    for role, expected in {"value": value, "gate": gate, "out": value * gate.sigmoid()}.items():
-        part_step.check(role, expected)
+    value, *gates = part_step.layer.conv(windows).split(x.size(-1), -1)
+    expected = {"value": value, "out": value * gates[0].sigmoid() if gates else value.relu()}
+    for role, array in (expected | dict(zip(["gate"], gates, strict=False))).items():
+        part_step.check(role, array)

@@ -34,7 +34,7 @@ MODELS = [
 ]
 """Combined parts of models: windows, experts and statistics, layer patterns, shared layers."""
 
-STATES = {"linear", "rnn", "lstm", "gru", "gated_conv"}
+STATES = {"linear", "rnn", "lstm", "gru", "conv", "gated_conv"}
 """Parts that carry a state from token to token."""
 
 DOCUMENTS = torch.arange(11).repeat(3, 1)

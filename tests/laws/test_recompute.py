@@ -29,7 +29,7 @@ from polyhead.train.update import record_step
 KINDS = ("decoder", "encoder", "encoder-decoder")
 VOCAB, ROWS, LENGTH, SOURCE = 19, 3, 7, 5
 SIZES = {"vocab_size": VOCAB, "d_model": 16, "n_heads": 4, "n_kv_heads": 2, "n_layers": 2, "max_len": 16}
-LIGHT_BLOCKS = ("rnn", "gated_conv")
+LIGHT_BLOCKS = ("rnn", "conv", "gated_conv")
 """Blocks whose input is more than 15 % of what they save."""
 
 

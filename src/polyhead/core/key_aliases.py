@@ -109,7 +109,7 @@ KEY_ALIASES = {
 NAME_ALIASES = {
     "task": {"replaced-token-detection": "replaced-tokens rtd electra", "language-model": "lm clm causal_lm",
         "masked-lm": "mlm", "translation": "mt nmt seq2seq"},
-    "block": {"gated_conv": "conv convolution glu"},
+    "block": {"conv": "convolution cnn", "gated_conv": "glu"},
     "kind": {"decoder": "gpt decoder_only causal", "encoder": "bert encoder_only",
         "encoder-decoder": "seq2seq t5"},
     "attention": {"softmax": "mha multihead multi_head gqa mqa sdpa full self"},

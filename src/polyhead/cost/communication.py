@@ -21,7 +21,7 @@ from polyhead.cost.workload import BatchShape
 Recompute = Literal["none", "selective", "blocks"]
 RECOMPUTE: tuple[Recompute, ...] = get_args(Recompute)
 _NODE_SIZE = 8  # ranks per machine if neither the layout nor the hardware defines it
-_STATEFUL_BLOCKS = ("gated_conv", "rnn", "lstm", "gru")
+_STATEFUL_BLOCKS = ("conv", "gated_conv", "rnn", "lstm", "gru")
 
 
 class ParallelLayout(NamedTuple):

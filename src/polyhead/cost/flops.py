@@ -267,10 +267,10 @@ def _count_conv(
     cross_extent: AttentionExtent | None,
     shape: AttentionShape,
 ) -> list[OpCount]:
-    kernel = block.options["kernel"]
-    flops = 4 * kernel * self_extent.rows * self_extent.queries * config.d_model**2
+    factor = block.options["kernel"] * (4 if block.name == "gated_conv" else 2)
+    flops = factor * self_extent.rows * self_extent.queries * config.d_model**2
     return [
-        OpCount("convolution", 1, flops, f"{4 * kernel}BSH²"),
+        OpCount("convolution", 1, flops, f"{factor}BSH²"),
         *([] if cross_extent is None else _count_cross(config.layer_config(i), cross_extent)),
     ]
 
@@ -344,6 +344,7 @@ def _count_head(config: ModelConfig, batch_shape: BatchShape) -> list[OpCount]:
 _BLOCK_COUNTERS = {
     "transformer": _count_transformer,
     "parallel": _count_transformer,
+    "conv": _count_conv,
     "gated_conv": _count_conv,
     "rnn": _recurrent_counter(1),
     "lstm": _recurrent_counter(4),

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from polyhead.explain.record_attention import describe_scheme
 from polyhead.explain.trace import Arrays, Call, Facts, records, sizes
-from polyhead.nn.block.gated_conv import GatedConvBlock
+from polyhead.nn.block.convolution import ConvBlock
 from polyhead.nn.block.recurrent import GRU, LSTM, RNN, RecurrentBlock
 from polyhead.nn.embedding import Embedding, Head
 from polyhead.nn.feed_forward.mlp import MLP_ACTIVATIONS, ConvFeedForward, FeedForward, GatedFeedForward
@@ -247,12 +247,12 @@ def record_pooler(call: Call, pooler: Pooler) -> None:
 
 @records(nn.Linear, DenseMap)
 def record_projection(call: Call, projection: nn.Linear | DenseMap) -> None:
-    """A linear map; of a convolutional block its gated convolution: values, and gates before the sigmoid."""
+    """A linear map; of a convolutional block its convolution: values, and gates before the sigmoid."""
     steps, parent = call.trace.steps, call.inputs.get("parent")
-    if isinstance(parent, GatedConvBlock):
-        value, gate = call.output[0, call.window].chunk(2, -1)
-        facts = {"kernel": parent.kernel, "left": parent.left_context}
-        call.add("conv", None, None, call.store({"value": value, "gate": gate}), facts)
+    if isinstance(parent, ConvBlock):
+        maps = zip(("value", "gate"), call.output[0, call.window].split(parent.width, -1), strict=False)
+        facts = {"kernel": parent.kernel, "left": parent.left_context, "activation": _name(parent.activation)}
+        call.add("conv", None, None, call.store(dict(maps)), facts)
         return
     before = steps[-1] if steps else None
     _record_ends(call, "projection")

@@ -25,12 +25,18 @@ const OUTPUT_LINES = {
   feed_forward: ({ values, facts }) => ["y = a · W", t("sum over the {n} units", { n: formatCount(facts.units ?? shapeOf(values.act)[1]) })],
   moe: expertsLines,
   recurrent: bothDirectionsLines,
-  conv: ({ values, out }, r, c) => ["y = v · σ(g)", `${formatNumber(row(values.value, r)[c])} · σ(${formatNumber(row(values.gate, r)[c])}) = ${formatNumber(row(out, r)[c])}`],
+  conv: convolutionLines,
   projection: ({ shape, facts }) => [facts.activation ? `y = ${facts.activation}(x · W + b)` : "y = x · W (+ b)", sumOfFeatures(shape.in[shape.in.length - 1])],
   pooling: pooledLines,
   activation: (step, r, c) => [`${step.class}(${formatNumber(row(step.in, r)[c])}) = ${formatNumber(row(step.out, r)[c])}`],
 };
 
+/* An activation of the sum over the window, or a value through its gate. */
+function convolutionLines({ values, facts, out }, r, c) {
+  const { activation } = facts, shown = (name) => formatNumber(row(name, r)[c]);
+  if (values.gate) return ["y = v · σ(g)", `${shown(values.value)} · σ(${shown(values.gate)}) = ${shown(out)}`];
+  return activation === "identity" ? ["y = v"] : [`y = ${activation}(v)`, `${activation === "relu" ? "max(0, " : `${activation}(`}${shown(values.value)}) = ${shown(out)}`];
+}
 /* Terms and their sum; `scale` is that of all terms but the first. */
 function sumLines(terms, out, r, c, scale = 1) {
   const [first, ...rest] = terms.map((name) => row(name, r)[c]), by = scale === 1 ? "" : `${formatNumber(scale)} · `;

@@ -141,8 +141,8 @@ function gatesCard(step) {
 }
 
 function showConvolution(step) {
-  const { values, facts } = step, side = step.side, parts = [[t("values"), values.value], [t("gate"), values.gate]];
-  return [card("convolution", t("Convolution"), t("Each token mixes the {n} tokens of a window around it; a gate decides what passes.", { n: facts.kernel }),
+  const { values, facts } = step, side = step.side, parts = [[t("values"), values.value], [t("gate"), values.gate]].filter(([, name]) => name);
+  return [card("convolution", t("Convolution"), values.gate ? t("Each token mixes the {n} tokens of a window around it; a gate decides what passes.", { n: facts.kernel }) : t("Each token mixes the {n} tokens of a window around it.", { n: facts.kernel }),
     ...parts.map(([name, value]) => h("div", { class: "block" }, h("h4", {}, name), tokenStrips({ name, value, side, focus: `conv-${value}`, tell: plainTell(name, value, step, [t("sum over the {n} features of the {k} tokens of the window", { n: facts.kernel * page.data.run.config.d_model, k: facts.kernel })]) })))), ...outCard(step)];
 }
 const outCard = (step) => hasValue(step.out) && shapeOf(step.out).length === 2 ? [card("out", t("What this part writes"), null,
