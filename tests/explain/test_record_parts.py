@@ -1,4 +1,5 @@
 import copy
+import itertools
 
 import pytest
 import torch
@@ -157,6 +158,8 @@ def test_reverse_network_is_in_text_order(block, units):
         {"block": "parallel", "norm_first": True, "residual_scale": 0.3},
         {"block": "parallel", "norm_first": True},
         {"sandwich_norm": True, "norm_first": True},
+        {"residual": "deepnorm", "n_layers": 3},
+        {"residual": "none", "block": "parallel", "norm_first": True},
     ],
     ids=str,
 )
@@ -168,7 +171,16 @@ def test_residual_adds_scaled_branches(config):
         assert len(branches) == (2 if "block" in config else 1)
         assert outputs.issuperset(branches)
         branch_sum = sum(read(name) for name in branches) * config.get("residual_scale", 1)
-        check_values(read, step, {"out": read(step["values"]["x"]) + branch_sum})
+        skip = {"add": 1, "none": 0, "deepnorm": 6**0.25}[config.get("residual", "add")]
+        check_values(read, step, {"out": skip * read(step["values"]["x"]) + branch_sum})
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_block_without_residual_has_no_sum(norm_first):
+    document, _ = helpers.explain_config({"kind": "decoder", "residual": "none", "norm_first": norm_first})
+    assert not helpers.list_steps(document, "residual")
+    parts = [step for step in document["walk"] if step["kind"] in ("attention", "feed_forward", "norm")]
+    assert all(later["in"] == step["out"] for step, later in itertools.pairwise(parts))
 
 
 @pytest.mark.parametrize("name", ["conv", "gated_conv"])

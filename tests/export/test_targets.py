@@ -65,7 +65,7 @@ for preset_name, fields in PRESETS.items():
 ALL_CONFIGS |= VARIANTS | {
     f"{kind}, {field} {name}": fields | {field: name}
     for kind, fields in KINDS.items()
-    for field in ("block", "attention", "position", "norm", "feed_forward")
+    for field in ("block", "attention", "position", "norm", "residual", "feed_forward")
     for name in PART_REGISTRIES[field].names()
 }
 

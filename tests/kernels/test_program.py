@@ -39,6 +39,7 @@ def test_quantized_stack_in_fp32_matches_its_layers(dtype, monkeypatch):
         {"norm": "batchnorm"},
         {"block": "parallel", "norm_first": True, "norm": "none"},
         {"residual_scale": 0.5},
+        {"residual": "deepnorm", "norm_first": False},
     ],
     ids=str,
 )

@@ -12,7 +12,16 @@ from torch import Tensor
 
 from polyhead import Choice, ModelConfig
 from polyhead.core.errors import UserError
-from polyhead.core.registry import ALL_REGISTRIES, ATTENTION, BLOCK, FEED_FORWARD, INIT, NORM, POSITION
+from polyhead.core.registry import (
+    ALL_REGISTRIES,
+    ATTENTION,
+    BLOCK,
+    FEED_FORWARD,
+    INIT,
+    NORM,
+    POSITION,
+    RESIDUAL,
+)
 from polyhead.models import build
 from polyhead.nn.norm import BatchNorm
 from polyhead.nn.validate_model import check_model
@@ -58,6 +67,9 @@ def make_cases():
     turns = range(max(map(len, (core, norms, ffns))))
     cases = [core[i % len(core)] | norms[i % len(norms)] | ffns[i % len(ffns)] for i in turns]
     cases += [{"init": i, "tie_embeddings": "none"} for i in choices(INIT)]
+    residuals = itertools.product(choices(RESIDUAL), (False, True))
+    cases += [case for r, pre in residuals if is_valid(case := {"residual": r, "norm_first": pre})]
+    cases += [{"block": {"name": "parallel"}, "residual": {"name": "none"}, "norm_first": True}]
     pairs = itertools.product(choices(BLOCK), repeat=2)
     blocks = [{"block": b, "decoder_block": d} for b, d in pairs if b == d or len(b) + len(d) == 2]
     blocks = [case | required_options(case) for case in blocks]

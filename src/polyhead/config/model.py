@@ -14,7 +14,17 @@ from polyhead.core.base_settings import FrozenSettings
 from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError, check_finite
 from polyhead.core.option_types import Factor
-from polyhead.core.registry import ATTENTION, BLOCK, FEED_FORWARD, INIT, NORM, POOLING, POSITION, Registry
+from polyhead.core.registry import (
+    ATTENTION,
+    BLOCK,
+    FEED_FORWARD,
+    INIT,
+    NORM,
+    POOLING,
+    POSITION,
+    RESIDUAL,
+    Registry,
+)
 
 ModelKind = Literal["encoder-decoder", "decoder", "encoder"]
 Tying = Literal["all", "target", "inputs", "none"]
@@ -33,6 +43,7 @@ PART_REGISTRIES: dict[str, Registry[Any]] = {
     "cross_attention": ATTENTION,
     "position": POSITION,
     "norm": NORM,
+    "residual": RESIDUAL,
     "feed_forward": FEED_FORWARD,
     "init": INIT,
     "pooling": POOLING,
@@ -156,6 +167,7 @@ class ModelSpec(FrozenSettings):
         description='with norm_first: additional norm after each sub-layer, x + N\'(F(N(x))); "after": '
         "only that one, x + N'(F(x))",
     )
+    residual: Choice = Choice("add")
     feed_forward: Choice = Choice("relu")
     dropout: float = Field(
         0.1, ge=0, lt=1, description="dropout probability on embeddings and sub-layer outputs"

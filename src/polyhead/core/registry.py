@@ -151,6 +151,7 @@ FEATURE_MAP: Registry[Any] = Registry("feature_map", "polyhead.nn.feature_map", 
 SIMILARITY: Registry[Any] = Registry("similarity", "polyhead.nn.similarity", "q k")
 NORM: Registry[Any] = Registry("norm", "polyhead.nn.norm", "d_model")
 BLOCK: Registry[Any] = Registry("block", "polyhead.nn.block", "config shape position cross")
+RESIDUAL: Registry[Any] = Registry("residual", "polyhead.nn.residual", "config cross")
 FEED_FORWARD: Registry[Any] = Registry("feed_forward", "polyhead.nn.feed_forward", "d_model d_ff")
 INIT: Registry[Any] = Registry("init", "polyhead.nn.init", "model config")
 POOLING: Registry[Any] = Registry("pooling", "polyhead.nn.pooling", "config")
@@ -170,6 +171,7 @@ ALL_REGISTRIES: tuple[Registry[Any], ...] = (
     SIMILARITY,
     POSITION,
     NORM,
+    RESIDUAL,
     FEED_FORWARD,
     INIT,
     POOLING,

@@ -177,8 +177,8 @@ def describe_run(run: Run) -> Facts:
         "d_model", "d_embedding", "n_layers", "n_heads", "n_kv_heads", "head_dim", "v_head_dim", "d_ff",
         "vocab_size", "max_len", "norm_first", "sandwich_norm", "share_layers", "tie_embeddings", "causal",
     )  # fmt: skip
-    parts = ("attention", "decoder_attention", "cross_attention", "position", "norm", "feed_forward", "block",
-             "decoder_block", "pooling")  # fmt: skip
+    parts = ("attention", "decoder_attention", "cross_attention", "position", "norm", "residual",
+             "feed_forward", "block", "decoder_block", "pooling")  # fmt: skip
     values: Facts = {name: getattr(config, name) for name in names}
     values["decoder_layers"] = config.decoder_layers if config.kind == "encoder-decoder" else None
     for name in parts:

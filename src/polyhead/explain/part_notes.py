@@ -10,7 +10,7 @@ from torch import nn
 
 from polyhead.config.model import ModelConfig
 from polyhead.core.choice import Choice
-from polyhead.core.registry import ATTENTION, BLOCK, FEED_FORWARD, NORM, POOLING, POSITION, Registry
+from polyhead.core.registry import ATTENTION, BLOCK, FEED_FORWARD, NORM, POOLING, POSITION, RESIDUAL, Registry
 from polyhead.cost.flops import count_forward, count_stacks, count_token
 from polyhead.cost.workload import BatchShape, OpCount, UnknownFormulaError
 from polyhead.explain.levers.interface import compare_outputs, compute_kl, describe_output, rank_references
@@ -171,6 +171,8 @@ def find_choice(config: ModelConfig, step: Step) -> tuple[Registry[Any] | None, 
     if step.kind == "position":
         own = config.layer_override(layer).position if layer is not None else None
         return POSITION, own or config.position
+    if step.kind == "residual":
+        return RESIDUAL, config.residual
     if step.kind == "norm":
         return NORM, config.norm
     if step.kind in ("feed_forward", "moe") or step.place.role == "ffn":

@@ -52,7 +52,7 @@ class _Watch:
         self.layer_x: Tensor | None = None
         self.residual_x: list[tuple[Residual, Tensor]] = []
         self.branches: list[str] = []
-        self.branch_scale = 1.0
+        self.branch_scale = self.skip = 1.0
         self.depth = 0  # of calls inside of a part
         self.weights: Tensor | None = None
 
@@ -137,7 +137,7 @@ class _Watch:
             elif last.kind == "recurrent":  # of both directions side by side
                 last.out, last.shape_out = name, sizes(x)
         self.branches.append(name)
-        self.branch_scale = residual.scale
+        self.branch_scale, self.skip = residual.scale, residual.skip
 
     def _add_residual(self, module: nn.Module, x: Tensor, total: Tensor) -> None:
         """Write a residual sum: x and one branch, or the branches of parallel sub-layers."""
@@ -146,18 +146,26 @@ class _Watch:
         x_name = trace.name_tokens(x, f"{path}.in", place.side)
         branches, self.branches = self.branches, []
         terms, shape = branches, tuple(trace.store.shape(x_name))
+        if self.skip == 0 and self.branch_scale == 1 and len(branches) == 1:  # nothing is added
+            trace.bind(total, branches[0])
+            return
         if self.branch_scale != 1:
             terms = [
                 trace.store.derive(f"{path}.scaled{i}", shape, "scale", x=name, by=self.branch_scale)
                 for i, name in enumerate(branches)
             ]
+        first = x_name
+        if self.skip != 1:
+            first = trace.store.derive(f"{path}.skip", shape, "scale", x=x_name, by=self.skip)
         shown = total[0, trace.window(place.side)]
-        out = trace.store.derive_sum(f"{path}.out", [x_name, *terms], shown)
+        out = trace.store.derive_sum(f"{path}.out", [first, *terms], shown)
         trace.bind(total, out)
         values = {"x": x_name, "branch": branches[0]} | {
             f"branch_{i}": name for i, name in enumerate(branches[1:], 2)
         }
-        step = Step(place, "residual", module, x_name, out, values, {"scale": self.branch_scale})
+        step = Step(
+            place, "residual", module, x_name, out, values, {"scale": self.branch_scale, "skip": self.skip}
+        )
         step.shape_in = step.shape_out = sizes(total)
         trace.steps.append(step)
 

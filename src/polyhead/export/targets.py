@@ -82,7 +82,7 @@ _POSITIONS = {
     "decoder": ("sinusoidal", "learned", "none", "rope", "alibi", "shaw", "t5"),
 }
 _FEED_FORWARDS = ("relu", "gelu", "silu", "tanh", "sigmoid", "glu", "reglu", "geglu", "swiglu", "conv1x1")
-_CONV_ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu", "tanh", "sigmoid")  # of conv1x1
+_CONV_ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu", "tanh")  # of conv1x1
 _SCALINGS = ("none", "linear", "ntk")
 _NORMS = ("layernorm", "rmsnorm")
 
@@ -155,6 +155,8 @@ def _check_other(config: ModelConfig) -> Iterator[str]:
         yield "causal is true, expected false in an encoder"
     if config.n_segments and config.kind != "encoder":
         yield f"n_segments is {config.n_segments}, expected 0 in a decoder or an encoder-decoder"
+    if config.residual.name != "add":
+        yield _format_mismatch("residual", config.residual.name, ("add",))
     if config.residual_scale != 1:
         yield f"residual_scale is {config.residual_scale}, expected 1"
     if config.dense:

@@ -113,7 +113,7 @@ class ProgramBuilder:
     def add_residual(self, residual: Residual, pending: PendingLinear) -> None:
         """Add the last product of a sublayer, its sum with ``x``, and a sandwich norm or post-norm."""
         layer, h = pending
-        if residual.scale != 1:
+        if residual.scale != 1 or residual.skip != 1:
             raise UnsupportedLayerError
         if residual.sandwich_norm is None or isinstance(residual.sandwich_norm, NoNorm):
             self.add_linear(layer, self.add_rounding(layer, h), self.x, combine=ADD, operand=self.x)

@@ -15,6 +15,7 @@ from polyhead.core.strict_kwargs import strict_kwargs
 from polyhead.models.causal_lm import CausalLM
 from polyhead.models.masked_lm import Classifier, MaskedLM, NSPModel, ReplacedTokenDetector, SentenceEncoder
 from polyhead.models.seq2seq import Seq2Seq
+from polyhead.nn.init import scale_branches
 from polyhead.nn.validate_model import check_model
 
 _SEED_RANGE = -(2**63), 2**64 - 1  # accepted by torch.manual_seed
@@ -85,6 +86,7 @@ def build(config: ModelConfig | Mapping[str, Any], seed: int | None = None) -> A
         torch.manual_seed(seed)
     model = model_class(config)(config)
     INIT.get(config.init.name)(model, config, **config.init.options)
+    scale_branches(model)
     return model
 
 

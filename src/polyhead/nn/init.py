@@ -17,6 +17,7 @@ from polyhead.core.option_types import PositiveFloat
 from polyhead.core.registry import INIT
 from polyhead.nn.embedding import Head
 from polyhead.nn.position.absolute import LearnedPosition
+from polyhead.nn.residual import Residual
 from polyhead.nn.stack import Stack
 
 _INIT_FUNCTIONS = ("uniform_", "normal_", "kaiming_uniform_")
@@ -74,6 +75,23 @@ def normal_init(model: nn.Module, config: ModelConfig, *, std: PositiveFloat = 0
         for name, weight in stack.named_parameters():
             if name.endswith(("o_proj.weight", "down_proj.weight")):
                 weight.data.div_((2 * len(stack.layers)) ** 0.5)
+
+
+_VALUE_MAPS = ("v_proj", "o_proj", "up_proj", "gate_proj", "down_proj", "conv")
+
+
+def scale_branches(model: nn.Module) -> None:
+    """Multiply the weights that carry values by the factor of their residual: DeepNorm's β."""
+    gains = {
+        id(linear.weight): (linear.weight, part.init_gain)
+        for layer in model.modules()
+        for part in layer.children()
+        if isinstance(part, Residual) and part.init_gain != 1
+        for name, linear in layer.named_modules(remove_duplicate=False)
+        if name.endswith(_VALUE_MAPS) and isinstance(linear, nn.Linear | nn.Conv1d)
+    }
+    for weight, gain in gains.values():
+        weight.data.mul_(gain)
 
 
 def _init_recurrent(module: nn.RNNBase, init_matrix: Callable[[Tensor], object]) -> None:

@@ -19,7 +19,7 @@ const OUTPUT_LINES = {
   embedding: (step, r, c) => enteringLines(step, step.side, r, c),
   position: (step, r, c) => sumLines([step.in, step.values.rows], step.out, r, c),
   norm: normLines,
-  residual: ({ values, facts, out }, r, c) => sumLines([values.x, ...branchesOf(values)], out, r, c, facts.scale),
+  residual: ({ values, facts, out }, r, c) => sumLines([values.x, ...branchesOf(values)], out, r, c, facts.scale, facts.skip),
   attention: joinedLines,
   linear_attention: joinedLines,
   feed_forward: ({ values, facts }) => ["y = a · W", t("sum over the {n} units", { n: formatCount(facts.units ?? shapeOf(values.act)[1]) })],
@@ -37,10 +37,10 @@ function convolutionLines({ values, facts, out }, r, c) {
   if (values.gate) return ["y = v · σ(g)", `${shown(values.value)} · σ(${shown(values.gate)}) = ${shown(out)}`];
   return activation === "identity" ? ["y = v"] : [`y = ${activation}(v)`, `${activation === "relu" ? "max(0, " : `${activation}(`}${shown(values.value)}) = ${shown(out)}`];
 }
-/* Terms and their sum; `scale` is that of all terms but the first. */
-function sumLines(terms, out, r, c, scale = 1) {
-  const [first, ...rest] = terms.map((name) => row(name, r)[c]), by = scale === 1 ? "" : `${formatNumber(scale)} · `;
-  return [`${[formatNumber(first), ...rest.map((one) => by + bracket(one, 4))].join(" + ")} = ${formatNumber(row(out, r)[c])}`];
+/* Terms and their sum; `skip` is the factor of the first term, `scale` that of all others. */
+function sumLines(terms, out, r, c, scale = 1, skip = 1) {
+  const [first, ...rest] = terms.map((name) => row(name, r)[c]), by = (factor) => factor === 1 ? "" : `${formatNumber(factor)} · `;
+  return [`${[by(skip) + (skip === 1 ? formatNumber : bracket)(first), ...rest.map((one) => by(scale) + bracket(one, 4))].join(" + ")} = ${formatNumber(row(out, r)[c])}`];
 }
 /* What a residual adds: the output of a part, or of several in parallel. */
 const branchesOf = (values) => Object.keys(values).filter((role) => role.startsWith("branch")).map((role) => values[role]);

@@ -37,7 +37,7 @@ function factRow(facts, side = null) {
 const length = (values) => Math.sqrt(dot(values, values));
 function residualCard(step) {
   const side = step.side, r = rowOf(side), { values, facts } = step, shape = [shapeOf(step.out)[0]], branches = branchesOf(values);
-  const a = row(values.x, r), b = a.map((_, c) => facts.scale * d3.sum(branches, (name) => row(name, r)[c])), all = row(step.out, r);
+  const a = row(values.x, r).map((value) => facts.skip * value), b = a.map((_, c) => facts.scale * d3.sum(branches, (name) => row(name, r)[c])), all = row(step.out, r);
   const size = (numbers) => ({ step, shape, flops: 2 * numbers.length, bytes: 4 * numbers.length, lines: ["|x| = √Σ x²", `√${formatNumber(dot(numbers, numbers))} = ${formatNumber(length(numbers))}`] }), cosine = dot(a, b) / (length(a) * length(b) || 1);
   const lengths = [[t("length before"), length(a), size(a)], [t("length of what is added"), length(b), size(b)], [t("length after"), length(all), size(all)],
     [t("cosine of the two"), cosine, { step, shape, flops: 6 * a.length, bytes: 8 * a.length, lines: ["a · b / (|a| |b|)", `${formatNumber(dot(a, b))} / (${formatNumber(length(a))} · ${formatNumber(length(b))}) = ${formatNumber(cosine)}`] }]];

@@ -96,6 +96,8 @@ def fuse_residual(
     make, norm = makers.get(type(sublayer)), Norm.of(residual.norm)
     if make is None or norm is None or type(residual) is not Residual or residual.sandwich_norm is not None:
         return None
+    if residual.skip != 1:
+        return None
     fused = make(copies, residual, x, sublayer, *inputs)
     if fused is None:
         return None

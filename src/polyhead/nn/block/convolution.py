@@ -55,10 +55,10 @@ class ConvBlock(nn.Module):
         self.left_context = kernel - 1 if shape.causal else kernel // 2  # tokens seen to the left
         # a convolution as a linear layer on concatenated neighbours, which is as fast
         self.conv = nn.Linear(kernel * config.d_model, n_maps * config.d_model)
-        self.conv_residual = build_residual(config)
+        self.conv_residual = build_residual(config, cross)
         self.cross = build_cross_attention(config, shape) if cross else None
         if cross:
-            self.cross_residual = build_residual(config)
+            self.cross_residual = build_residual(config, cross)
 
     @property
     def state(self) -> tuple[tuple[int, ...], ...]:

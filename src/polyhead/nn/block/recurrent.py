@@ -143,18 +143,18 @@ class RecurrentBlock(nn.Module):
         rnns: list[RecurrentNetwork],
         *,
         cross: AttentionPart | None = None,
-        has_start_proj: bool = False,
+        is_decoder: bool = False,
     ) -> None:
         super().__init__()
-        self.rnn, self.rnn_residual = rnns[0], build_residual(config)
+        self.rnn, self.rnn_residual = rnns[0], build_residual(config, is_decoder)
         self.reverse = rnns[1] if len(rnns) == 2 else None
         self.units = rnns[0].hidden_size
         width = self.units * len(rnns)
         self.o_proj = None if width == config.d_model else nn.Linear(width, config.d_model)
-        self.start_proj = nn.Linear(2 * config.d_model, self.units) if has_start_proj else None
+        self.start_proj = nn.Linear(2 * config.d_model, self.units) if is_decoder else None
         self.cross = cross
         if cross is not None:
-            self.cross_residual = build_residual(config)
+            self.cross_residual = build_residual(config, is_decoder)
 
     @property
     def state(self) -> tuple[tuple[int, ...], ...]:
@@ -261,7 +261,7 @@ def _build_recurrent(
         config,
         rnns,
         cross=build_cross_attention(config, shape) if cross and attention else None,
-        has_start_proj=cross,
+        is_decoder=cross,
     )
 
 

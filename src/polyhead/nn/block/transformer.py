@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from polyhead.config.model import AttentionShape, ModelSpec
 from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError
-from polyhead.core.registry import ATTENTION, BLOCK, FEED_FORWARD, NORM
+from polyhead.core.registry import ATTENTION, BLOCK, FEED_FORWARD, NORM, RESIDUAL
 from polyhead.nn.block.base import AttentionPart
 from polyhead.nn.cache import LayerCache, StateShape
 from polyhead.nn.kv import EncoderMemory
@@ -19,12 +19,15 @@ from polyhead.nn.residual import Residual
 from polyhead.nn.shard_plan import ShardPlan
 
 
-def build_residual(config: ModelSpec) -> Residual:
-    """A residual connection with its own norms, placed as configured."""
+def build_residual(config: ModelSpec, cross: bool) -> Residual:
+    """A residual connection with its own norms, placed as configured, of a decoder with ``cross``."""
     sandwich_norm = NORM.build(config.norm, config.d_model) if config.sandwich_norm else None
     norm = Choice("none") if config.sandwich_norm == "after" else config.norm
     norm_module = NORM.build(norm, config.d_model)
-    return Residual(norm_module, config.norm_first, config.dropout, sandwich_norm, config.residual_scale)
+    factors = RESIDUAL.build(config.residual, config, cross)
+    return Residual(
+        norm_module, config.norm_first, config.dropout, sandwich_norm, config.residual_scale, factors
+    )
 
 
 def build_cross_attention(config: ModelSpec, shape: AttentionShape) -> AttentionPart:
@@ -77,11 +80,11 @@ class Block(nn.Module):
         parts = (
             ATTENTION.build(attention, shape, position),
             ffn,
-            build_residual(config),
-            build_residual(config),
+            build_residual(config, cross),
+            build_residual(config, cross),
         )
         return (
-            cls(*parts, build_cross_attention(config, shape), build_residual(config))
+            cls(*parts, build_cross_attention(config, shape), build_residual(config, cross))
             if cross
             else cls(*parts)
         )
@@ -145,7 +148,7 @@ class ParallelBlock(Block):
         out = out + self.ffn_residual.compute_branch(x, self.ffn, pos)
         if memory is not None and self.cross is not None:
             out = out + self.cross_residual.compute_branch(x, self.cross, pos, None, memory)
-        return x + out
+        return self.attn_residual.add(x, out)
 
 
 @BLOCK.register("parallel")

@@ -258,7 +258,7 @@ def swiglu_mlp(
     return GatedFeedForward(d_model, d_ff, F.silu if beta == 1 else Swish(beta), bias, dropout)
 
 
-MLPActivation = Literal["relu", "leaky_relu", "prelu", "gelu", "gelu_tanh", "silu", "tanh", "sigmoid"]
+MLPActivation = Literal["relu", "leaky_relu", "prelu", "gelu", "gelu_tanh", "silu", "tanh"]
 MLP_ACTIVATIONS: dict[MLPActivation, Callable[[], nn.Module]] = {
     "relu": nn.ReLU,
     "leaky_relu": nn.LeakyReLU,
@@ -267,7 +267,6 @@ MLP_ACTIVATIONS: dict[MLPActivation, Callable[[], nn.Module]] = {
     "gelu_tanh": lambda: nn.GELU("tanh"),
     "silu": nn.SiLU,
     "tanh": nn.Tanh,
-    "sigmoid": nn.Sigmoid,
 }
 
 
