@@ -34,6 +34,10 @@ PARTS = [
     {"attention": {"name": "softmax", "tie": "kv"}},
     {"attention": {"name": "softmax", "tie": "qkv", "qk_norm": True}, "n_kv_heads": 4},
     {"attention": {"name": "softmax", "softcap": 5.0}},
+    *(
+        {"attention": {"name": name, "projections": "none"}, "n_kv_heads": 4}
+        for name in registry.ATTENTION.names()
+    ),
     {"position": {"name": "shaw", "clip": 3, "values": False}},
     {"position": {"name": "disentangled", "span": 5, "max_distance": 9}, "head_dim": 6},
     {"position": {"name": "disentangled", "span": 30, "max_distance": None, "terms": "c2p"}},

@@ -87,6 +87,10 @@ def make_cases():
         sandwich | {"head_dim": 6, "v_head_dim": 3},
         {"norm_first": True, "sandwich_norm": "after", "norm": {"name": "rmsnorm"}},
         {"attention": {"name": "softmax", "tie": "qkv"}, "position": {"name": "rope"}},
+        *(
+            {"attention": {"name": name, "projections": "none"}, "position": {"name": position}}
+            for name, position in (("softmax", "disentangled"), ("kernel", "rope"), ("linear", "sinusoidal"))
+        ),
     ]
     cases += [
         {"decoder_attention": a, "cross_attention": c, "position": {"name": "none"}}

@@ -135,6 +135,8 @@ def test_every_registered_part_is_sharded_or_refused(case):
     obstacle = None
     if "all_heads" in case:
         obstacle = "qk_norm=all_heads takes the norm over the heads of all ranks"
+    elif "projections=none" in case:
+        obstacle = "attention with projections=none has no weights that ranks could share"
     elif CASES[case].get("n_kv_heads") == 1:
         obstacle = "1 key/value heads cannot be divided by 2: tensor must divide their number"
     assert find_tensor_obstacle(make_config(CASES[case]), 2) == obstacle

@@ -121,6 +121,7 @@ def count_attention(
     tied = choice.options.get("tie", "none") in ("kv", "qkv")
     values, C = 0 if tied else shape.n_kv_heads * shape.v_head_dim, shape.d_model
     projected = 2 * rows * C * (queries * (wide + shape.n_heads * shape.v_head_dim) + fresh * (keys + values))
+    projected *= choice.options.get("projections") != "none"
     gathered = lookup_formula(_SCORE_COUNTERS, choice)(choice, position, shape, extent)
     return [OpCount("projections", 1, projected, "4BSHA + 4BSHG"), gathered]
 

@@ -81,10 +81,17 @@ def count_selective(config: ModelConfig) -> SelectiveBlock:
     (torchtitan, activation_checkpoint.selective_ac_option: op).
     """
     config_of_layers = [config.layer_config(i) for i in range(config.n_layers)]
-    blocks = {(layer.block_choice(False).name, layer.attention.name) for layer in config_of_layers}
+    blocks = {
+        (layer.block_choice(False).name, layer.attention.name, layer.attention.options.get("projections"))
+        for layer in config_of_layers
+    }
     ff = config.feed_forward.name
     known_ff = (*_PLAIN_MATRICES, *GATED_MLPS)
-    if config.kind == "encoder-decoder" or blocks != {("transformer", "softmax")} or ff not in known_ff:
+    if (
+        config.kind == "encoder-decoder"
+        or blocks != {("transformer", "softmax", "all")}
+        or ff not in known_ff
+    ):
         raise UserError(
             "recompute is 'selective', which is known for transformer blocks of one stack with softmax "
             "attention and a dense feed-forward layer; expected 'none' or 'blocks'"

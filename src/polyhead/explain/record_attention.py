@@ -15,6 +15,7 @@ from polyhead.explain.part_notes import read_notes
 from polyhead.explain.trace import Arrays, Call, Facts, Names, Step, records
 from polyhead.nn.attention.kernel import KernelAttention
 from polyhead.nn.attention.linear import LinearAttention
+from polyhead.nn.attention.projections import NoProjection
 from polyhead.nn.attention.softmax import Attention
 from polyhead.nn.device import at_least_fp32
 from polyhead.nn.kv import KV, Window, arange_positions, attention_mask, split_heads, visible
@@ -194,6 +195,7 @@ class _AttentionCall(NamedTuple):
             "head_dim": attn.head_dim,
             "v_head_dim": attn.v_head_dim,
             "tied": tied if len(tied) > 1 else [],
+            "projected": not isinstance(attn.q_proj, NoProjection),
         }
         self.call.add_tokens(kind, values, common | facts, self.memory_side)
 

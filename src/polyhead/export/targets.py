@@ -123,6 +123,8 @@ def _check_attention(config: ModelConfig) -> Iterator[str]:
         for option in ("window", "softcap"):
             if choice.options[option] is not None:
                 yield f"{option} of {field} is {format_value(choice.options[option])}, expected null"
+        if choice.options["projections"] == "none":
+            yield f"projections of {field} is 'none', expected 'all'"
         qk_norms[field] = choice.options["qk_norm"]
     if any(qk_norms.values()) and config.kind == "encoder-decoder":
         yield (

@@ -32,7 +32,7 @@ def can_fuse(attn: Attention) -> bool:
     queries = len(attn.q_proj.weight)
     is_known = (
         (attn.position.kind != "scores" or type(attn.position) in _FUSED_BIASES)
-        and len({*_projections(attn)}) == 3
+        and len({*_projections(attn)}) == 3  # neither shared nor left out
         and attn.q_proj.in_features % 2 == 0
     )
     return (

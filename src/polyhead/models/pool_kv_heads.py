@@ -76,6 +76,8 @@ def pooled_config(config: ModelConfig, n_kv_heads: int) -> ModelConfig:
         )
     for field in ("attention", "decoder_attention", "cross_attention"):
         choice = getattr(config, field)
+        if choice is not None and choice.options.get("projections") == "none":
+            raise UserError(f"{field} has projections=none, so its key heads have no weights to pool")
         if choice is not None and choice.options.get("tie") in ("qk", "qkv"):
             raise UserError(
                 f"{field} has tie={choice.options['tie']}: queries and keys share one projection, so fewer "

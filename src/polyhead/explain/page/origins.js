@@ -60,7 +60,7 @@ function normLines(step, r, c) {
 /* ---- attention ---- */
 function joinedLines({ values, facts }) {
   const n = hasValue(values.joined) ? shapeOf(values.joined)[1] : facts.heads * facts.v_head_dim;
-  return ["y = o · Wo", t("sum over the {n} features of the joined heads", { n })];
+  return !facts.projected ? ["y = o"] : ["y = o · Wo", t("sum over the {n} features of the joined heads", { n })];
 }
 
 /* The formula of a number of a query or key whose pairs are turned by the position, of head h and row r. */

@@ -43,6 +43,7 @@ function vectorsCard(step, q) {
 /* The formula of a number of a query, key or value: a map of the token, then perhaps a norm, and with rotary positions a turn. */
 function vectorLines({ facts }, letter, name, head, r, c) {
   if (page.data.values[name].op === "rotate") return turnedLines(name, head, r, c);
+  if (!facts.projected) return [`${letter} = ${facts.qk_norm && letter !== "V" ? `${facts.qk_norm}(x)` : "x"}`];
   return [facts.qk_norm && letter !== "V" ? `${letter} = ${facts.qk_norm}(x · W${letter})` : `${letter} = x · W${letter}`, projectedText()];
 }
 

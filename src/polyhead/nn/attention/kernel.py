@@ -11,6 +11,7 @@ from polyhead.config.model import AttentionShape
 from polyhead.core.errors import UserError
 from polyhead.core.registry import ATTENTION, SIMILARITY
 from polyhead.nn.attention.projections import (
+    Projections,
     ShardedByHeads,
     Tie,
     build_projections,
@@ -46,6 +47,7 @@ class KernelAttention(ShardedByHeads, nn.Module):
     Recipe: model: {attention: {name: kernel, sim: square}}
     Options:
       sim: the similarity: exp, square, elu, relu, or a function of your own, "my_pkg.mine:sim"
+      projections: none: queries, keys, values and output are not projected, q = k = v = x
       tie: keys and values (kv), queries and keys (qk) or all three (qkv) share one projection
       bias: biases in the four projections
       eps: added to the sum, so that a query without visible slots gives 0
@@ -57,6 +59,7 @@ class KernelAttention(ShardedByHeads, nn.Module):
         position: Position,
         *,
         sim: str = "exp",
+        projections: Projections = "all",
         tie: Tie = "none",
         bias: bool = True,
         eps: float = 1e-6,
@@ -67,7 +70,7 @@ class KernelAttention(ShardedByHeads, nn.Module):
             raise UserError(f"eps must be above 0, to keep a sum of similarities from 0, not {eps}")
         self.head_dim, self.v_head_dim = shape.head_dim, shape.v_head_dim
         self.causal, self.eps = shape.causal, eps
-        self.q_proj, self.k_proj, self.v_proj, self.o_proj = build_projections(shape, tie, bias)
+        self.q_proj, self.k_proj, self.v_proj, self.o_proj = build_projections(shape, tie, bias, projections)
         self.sim, self.position = SIMILARITY.get(sim), position
         self.weights_hooks: list[WeightsHook] = []
         self.gather_kv: GatherKV | None = None  # of rows whose tokens are sharded over ranks

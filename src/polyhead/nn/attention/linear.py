@@ -15,6 +15,7 @@ from polyhead.config.model import AttentionShape
 from polyhead.core.errors import UserError
 from polyhead.core.registry import ATTENTION, FEATURE_MAP
 from polyhead.nn.attention.projections import (
+    Projections,
     ShardedByHeads,
     Tie,
     build_projections,
@@ -72,6 +73,7 @@ class LinearAttention(ShardedByHeads, nn.Module):
     Recipe: model: {attention: {name: linear, feature_map: elu}}
     Options:
       feature_map: phi: elu, relu, square, or a function of your own, "my_pkg.mine:map"
+      projections: none: queries, keys, values and output are not projected, q = k = v = x
       tie: keys and values (kv), queries and keys (qk) or all three (qkv) share one projection
       bias: biases in the four projections
       chunk: tokens of a causal row that are computed pairwise at once; affects only speed and memory
@@ -84,6 +86,7 @@ class LinearAttention(ShardedByHeads, nn.Module):
         position: Position,
         *,
         feature_map: str = "elu",
+        projections: Projections = "all",
         tie: Tie = "none",
         bias: bool = True,
         chunk: int = 64,
@@ -112,7 +115,7 @@ class LinearAttention(ShardedByHeads, nn.Module):
                 "only those of the numerator, which may be divided by 0: use feature_map elu, or position "
                 "sinusoidal"
             )
-        self.q_proj, self.k_proj, self.v_proj, self.o_proj = build_projections(shape, tie, bias)
+        self.q_proj, self.k_proj, self.v_proj, self.o_proj = build_projections(shape, tie, bias, projections)
         self.weights_hooks: list[WeightsHook] = []
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,10 @@ from polyhead.nn.shard_plan import ShardPlan, select_shard
 
 Tie = Literal["none", "kv", "qk", "qkv"]
 """Which projections are tied: keys and values, queries and keys, or all three."""
+
+
+Projections = Literal["all", "none"]
+"""The linear maps: all four, or none, so that queries, keys and values are the input itself."""
 
 
 Bias = bool | Literal["qkv", "o"]
@@ -33,6 +37,21 @@ head; per_head: layer norm without a bias, with per-head weights.
 
 QK_EPS = 1e-6
 """Default epsilon, added to the mean square or variance."""
+
+
+class NoProjection(nn.Module):
+    """The input itself, with the attributes by which the sizes of a projection are read."""
+
+    bias = None
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.in_features = self.out_features = width
+        self.weight = torch.empty(width, 0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, T, C) -> (B, T, C)."""
+        return x
 
 
 class ShardedByHeads:
@@ -53,7 +72,9 @@ class ShardedByHeads:
     causal: bool
 
     def find_shard_obstacle(self, size: int) -> str | None:
-        """The number of query or key/value heads, if it is no multiple of ``size``."""
+        """The number of query or key/value heads, if it is no multiple of ``size``; or no projections."""
+        if isinstance(self.q_proj, NoProjection):
+            return "attention with projections=none has no weights that ranks could share"
         for name, proj in (("query", self.q_proj), ("key/value", self.k_proj)):
             heads = len(proj.weight) // self.head_dim
             if heads % size:
@@ -119,11 +140,23 @@ def _build_norm(qk_norm: QKNorm, n_heads: int, head_dim: int, eps: float) -> nn.
 
 
 def build_projections(
-    shape: AttentionShape, tie: Tie, bias: Bias
+    shape: AttentionShape, tie: Tie, bias: Bias, projections: Projections
 ) -> tuple[nn.Linear, nn.Linear, nn.Linear, nn.Linear]:
     """Build the projections of queries, keys, values and output; a UserError for a tie of unequal widths."""
     q_width, k_width = shape.n_heads * shape.head_dim, shape.n_kv_heads * shape.head_dim
     v_width = shape.n_kv_heads * shape.v_head_dim
+    if projections == "none":
+        if tie != "none":
+            raise UserError(f"tie={tie} shares projections, and projections=none has none: remove it")
+        if not q_width == k_width == v_width == shape.d_model:
+            raise UserError(
+                "projections=none splits the input into heads: n_kv_heads must be n_heads "
+                f"({shape.n_heads}), and head_dim and v_head_dim d_model/n_heads "
+                f"({shape.d_model / shape.n_heads:g})"
+            )
+        inner_map: Any = NoProjection(q_width)
+        outer_map: Any = NoProjection(q_width)
+        return inner_map, inner_map, inner_map, outer_map
     if tie in ("qk", "qkv") and q_width != k_width:
         raise UserError(f"tie={tie} requires as many key heads as query heads: n_kv_heads={shape.n_heads}")
     if tie in ("kv", "qkv") and k_width != v_width:

@@ -14,6 +14,7 @@ from polyhead.core.registry import ATTENTION
 from polyhead.nn.attention.projections import (
     QK_EPS,
     Bias,
+    Projections,
     QKNorm,
     ShardedByHeads,
     Tie,
@@ -50,6 +51,7 @@ class Attention(ShardedByHeads, nn.Module):
         weights (nanochat, 2025); all_heads: all heads of a token as one vector (OLMo 2, 2024); layernorm:
         layer norm of each head (Phi); per_head: layer norm without a bias, with per-head weights (Command R+)
       qk_eps: epsilon of qk_norm, added to the mean square or variance
+      projections: none: queries, keys, values and output are not projected, q = k = v = x
       tie: keys and values (kv), queries and keys (qk) or all three (qkv) share one projection
       bias: biases in the four projections, in all but that of the output (qkv, as in Qwen2), or in that alone
         (o, as in GPT-Neo)
@@ -67,6 +69,7 @@ class Attention(ShardedByHeads, nn.Module):
         softcap: float | None = None,
         qk_norm: QKNorm = False,
         qk_eps: NonNegativeFloat = QK_EPS,
+        projections: Projections = "all",
         tie: Tie = "none",
         bias: Bias = True,
         dropout: float = 0.0,
@@ -87,7 +90,7 @@ class Attention(ShardedByHeads, nn.Module):
             scale = (position.n_products * self.head_dim) ** -0.5
         self.scale, self.softcap, self.dropout = scale, softcap, dropout
         self.window = None if window is None else Window(window, sink)
-        self.q_proj, self.k_proj, self.v_proj, self.o_proj = build_projections(shape, tie, bias)
+        self.q_proj, self.k_proj, self.v_proj, self.o_proj = build_projections(shape, tie, bias, projections)
         self.q_norm, self.k_norm = build_qk_norms(shape, qk_norm, qk_eps)
         self.position = position
         self.weights_hooks: list[WeightsHook] = []
