@@ -17,7 +17,16 @@ REQUIRED = ("vocab_size", "intermediate_size", "moe_intermediate_size", "num_loc
 REQUIRED += ("num_experts_per_tok",)
 # the defaults of the reference that are not supported
 SUPPORTED_KEYS = {
-    "deberta-v2": {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "share_att_key": True}
+    "deberta-v2": {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "share_att_key": True},
+    "encoder-decoder": {
+        "encoder": {"model_type": "bert"},
+        "decoder": {
+            "model_type": "gpt2",
+            "add_cross_attention": True,
+            "vocab_size": 30522,
+            "n_positions": 512,
+        },
+    },
 }
 
 

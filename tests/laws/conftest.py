@@ -86,6 +86,10 @@ def make_cases():
         {"tie_embeddings": "target", "scale_embedding": False, "n_decoder_layers": 1},
         sandwich | {"head_dim": 6, "v_head_dim": 3},
         {"norm_first": True, "sandwich_norm": "after", "norm": {"name": "rmsnorm"}},
+        *(
+            {"encoder": {"d_model": 12, "n_heads": 2}, "tie_embeddings": "target", "block": {"name": block}}
+            for block in ("transformer", "gru")
+        ),
         {"attention": {"name": "softmax", "tie": "qkv"}, "position": {"name": "rope"}},
         *(
             {"attention": {"name": name, "projections": "none"}, "position": {"name": position}}
@@ -121,7 +125,7 @@ def is_valid(case):
 
 def format_id(value):
     if isinstance(value, dict):
-        return "_".join([value["name"], *(f"{k}={v}" for k, v in value.items() if k != "name")])
+        return "_".join([value.get("name", ""), *(f"{k}={v}" for k, v in value.items() if k != "name")])
     if isinstance(value, list):
         return "+".join(format_id(next(iter(layer.values()), "own")) for layer in value)
     if isinstance(value, bool):

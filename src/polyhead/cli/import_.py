@@ -34,7 +34,8 @@ def run(
     exaone4, glm, glm4, cohere, cohere2, ernie4_5, arcee, granite, granitemoe, nanochat, seed_oss, helium,
     gpt_bigcode, starcoder2, stablelm, falcon, gptj, gpt_neo, gpt_neox, opt, bloom, mpt. Encoders: bert,
     roberta, xlm-roberta, camembert, mpnet, distilbert, albert, electra, deberta-v2, modernbert, nomic_bert,
-    gte, eurobert. Encoder-decoders: t5, mt5, bart, mbart, pegasus, marian, m2m_100.
+    gte, eurobert. Encoder-decoders: t5, mt5, bart, mbart, pegasus, marian, m2m_100,
+    encoder-decoder (of bert and gpt2).
 
     \b
     polyhead import openai-community/gpt2 runs/gpt2

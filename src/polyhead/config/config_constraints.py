@@ -39,6 +39,19 @@ CONSTRAINTS = (
         "sandwich_norm=after",
     ),
     Constraint(
+        lambda model: model.encoder is not None and model.kind != "encoder-decoder",
+        "encoder has the sizes of the encoder of an encoder-decoder: remove it",
+    ),
+    Constraint(
+        lambda model: (
+            model.encoder is not None
+            and model.encoder.d_model != model.d_model
+            and model.tie_embeddings in ("all", "inputs")
+        ),
+        "encoder.d_model is not d_model, so the source cannot have the embeddings of the target: set "
+        "tie_embeddings to target or none",
+    ),
+    Constraint(
         lambda model: model.share_layers and len(model.layer_pattern) > 1,
         "share_layers and layer_pattern cannot be combined: with share_layers all layers have the "
         "weights of the first",

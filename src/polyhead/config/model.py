@@ -60,6 +60,7 @@ class AttentionShape(NamedTuple):
     v_head_dim: int  # of values
     max_len: int
     causal: bool  # whether a query sees only itself and earlier positions
+    kv_width: int | None = None  # of the input of keys and values; None: d_model
 
     @classmethod
     def from_sizes(
@@ -92,6 +93,65 @@ class LayerOverride(FrozenSettings):
     position: Choice | None = None
 
     _check_part = field_validator("*")(_check_part)
+
+
+class EncoderOverride(FrozenSettings):
+    """Sizes and parts of an encoder where they differ from those of its decoder.
+
+    d_ff, n_kv_heads and the widths of heads follow from its own d_model and n_heads; all else is common.
+    """
+
+    d_model: int | None = Field(
+        None, gt=0, le=MAX_WIDTH, description="width of the encoder; default: as the decoder"
+    )
+    n_heads: int | None = Field(
+        None, gt=0, le=MAX_WIDTH, description="number of its heads; default: as the decoder"
+    )
+    n_kv_heads: int | None = Field(None, gt=0, description="its key/value heads; default: its n_heads")
+    head_dim: int | None = Field(
+        None, gt=0, le=MAX_WIDTH, description="width of its queries and keys; default: its d_model/n_heads"
+    )
+    v_head_dim: int | None = Field(
+        None, gt=0, le=MAX_WIDTH, description="width of its values; default: its head_dim"
+    )
+    d_ff: int | None = Field(None, gt=0, description="its inner width; default: 4 times its d_model")
+    norm: Choice | None = Field(None, description="its norm; default: as the decoder")
+    norm_first: bool | None = Field(None, description="pre-norm in it; default: as the decoder")
+    feed_forward: Choice | None = Field(None, description="its feed-forward; default: as the decoder")
+    embedding_norm: bool | None = Field(None, description="norm on its embeddings; default: as the decoder")
+    n_segments: int | None = Field(
+        None, ge=0, description="number of its segment types; default: as the decoder"
+    )
+    dropout: float | None = Field(
+        None, ge=0, lt=1, description="its dropout probability; default: as the decoder"
+    )
+    projection: bool = Field(
+        False, description="whether a linear map takes the output of the encoder to d_model of the decoder"
+    )
+
+    _check_part = field_validator("norm", "feed_forward")(_check_part)
+
+
+def _derive_sizes(sizes: Any, n_heads: int) -> dict[str, int]:
+    """The sizes of a stack that follow from others, resolved; a UserError if they do not fit together."""
+    if sizes.head_dim is None and sizes.d_model % n_heads:
+        nearest = n_heads * max(1, round(sizes.d_model / n_heads))
+        raise UserError(
+            f"d_model ({sizes.d_model}) must be divisible by n_heads ({n_heads}); the nearest is "
+            f"{nearest}; or give head_dim"
+        )
+    head_dim = sizes.head_dim or sizes.d_model // n_heads
+    n_kv_heads = sizes.n_kv_heads or n_heads
+    if n_heads % n_kv_heads:
+        divisors = ", ".join(str(n) for n in range(1, n_heads + 1) if n_heads % n == 0)
+        raise UserError(f"n_kv_heads ({n_kv_heads}) must divide n_heads ({n_heads}): one of {divisors}")
+    return {
+        "n_heads": n_heads,
+        "n_kv_heads": n_kv_heads,
+        "head_dim": head_dim,
+        "v_head_dim": sizes.v_head_dim or head_dim,
+        "d_ff": sizes.d_ff or 4 * sizes.d_model,
+    }
 
 
 class ModelSpec(FrozenSettings):
@@ -159,6 +219,9 @@ class ModelSpec(FrozenSettings):
         (),
         max_length=MAX_PATTERN,
         description="block, attention and position per layer: layer i has entry i; the list repeats",
+    )
+    encoder: EncoderOverride | None = Field(
+        None, description="sizes and parts of the encoder that are not those of the decoder"
     )
     norm: Choice = Choice("layernorm")
     norm_first: bool = Field(False, description="pre-norm x + F(N(x)) instead of post-norm N(x + F(x))")
@@ -239,28 +302,15 @@ class ModelSpec(FrozenSettings):
     @model_validator(mode="after")
     def _resolve_sizes(self) -> Self:
         """Fill in the sizes that follow from others, so that a saved config is complete."""
-        if self.head_dim is None and self.d_model % self.n_heads:
-            nearest = self.n_heads * max(1, round(self.d_model / self.n_heads))
-            raise UserError(
-                f"d_model ({self.d_model}) must be divisible by n_heads ({self.n_heads}); the nearest is "
-                f"{nearest}; or give head_dim"
-            )
-        head_dim = self.head_dim or self.d_model // self.n_heads
-        derived = {
-            "n_decoder_layers": self.n_layers,
-            "n_kv_heads": self.n_heads,
-            "head_dim": head_dim,
-            "v_head_dim": head_dim,
-            "d_ff": 4 * self.d_model,
-        }
+        derived = _derive_sizes(self, self.n_heads) | {"n_decoder_layers": self.decoder_layers}
         for field, value in derived.items():
             if getattr(self, field) is None:
                 object.__setattr__(self, field, value)
-        if self.n_heads % self.kv_heads:
-            divisors = ", ".join(str(n) for n in range(1, self.n_heads + 1) if self.n_heads % n == 0)
-            raise UserError(
-                f"n_kv_heads ({self.kv_heads}) must divide n_heads ({self.n_heads}): one of {divisors}"
-            )
+        if self.encoder is not None:
+            given = self.encoder.model_copy(update={"d_model": self.encoder.d_model or self.d_model})
+            sizes = _derive_sizes(given, given.n_heads or self.n_heads)
+            object.__setattr__(self, "encoder", given.model_copy(update=sizes))
+            check_constraints(self.encoder_spec)
         if self.generator_layers and "lm_head" not in self.model_fields_set:
             object.__setattr__(self, "lm_head", False)
         check_constraints(self)
@@ -287,6 +337,20 @@ class ModelSpec(FrozenSettings):
         assert self.head_dim is not None and self.v_head_dim is not None
         heads = self.n_heads, self.kv_heads, self.head_dim, self.v_head_dim
         return AttentionShape(self.d_model, *heads, self.max_len, causal)
+
+    @property
+    def encoder_spec(self) -> Self:
+        """The config that the encoder is built from."""
+        if self.encoder is None:
+            return self
+        changes = {name: value for name, value in self.encoder if value is not None and name != "projection"}
+        return self.model_copy(update=changes | {"encoder": None})
+
+    @property
+    def source_width(self) -> int:
+        """Width of the source as the decoder reads it."""
+        is_projected = self.encoder is not None and self.encoder.projection
+        return self.d_model if is_projected else self.encoder_spec.d_model
 
     @property
     def embedding_width(self) -> int:

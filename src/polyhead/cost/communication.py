@@ -89,6 +89,11 @@ class ParallelLayout(NamedTuple):
             if isinstance(value, int | float) and not isinstance(value, bool) and value <= 0:
                 raise UserError(f"{name.replace('_', '-')} is {value}, expected more than 0")
         t, depth = self.tensor_parallel, count_layers(config)
+        if config.encoder is not None and max(t, self.pipeline, self.context_parallel) > 1:
+            raise UserError(
+                "the communication of tensor, pipeline and context parallelism is known for an encoder with "
+                "the sizes of its decoder: expected 1 of each, or remove model.encoder"
+            )
         if config.n_heads % t:
             fits = ", ".join(str(n) for n in range(1, config.n_heads + 1) if config.n_heads % n == 0)
             raise UserError(

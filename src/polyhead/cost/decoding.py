@@ -121,7 +121,7 @@ def count_source_bytes(config: ModelConfig, source: int) -> int:
     layer, its initial state.
     """
     with fake_mode(), torch.inference_mode():
-        model, features = model_class(config)(config), torch.zeros(1, source, config.d_model)
+        model, features = model_class(config)(config), torch.zeros(1, source, config.source_width)
         assert isinstance(model, Seq2Seq)
         memory = [layer.project_kv(features, None) for layer in model.decoder.blocks]
         return sum(x.numel() for x in tree_leaves(memory) if isinstance(x, Tensor)) * 4

@@ -88,9 +88,9 @@ def count_stacks(config: ModelConfig, batch_shape: BatchShape) -> list[list[list
         return [[count_layer(config, i, side, None, "") for i in range(config.n_layers)]]
     source_extent = AttentionExtent(rows, source, source, source)
     target_extent = AttentionExtent(rows, length, length, length)
-    across = AttentionExtent(rows, length, source, source)
+    across, encoder = AttentionExtent(rows, length, source, source), config.encoder_spec
     return [
-        [count_layer(config, i, source_extent, None, "encoder ") for i in range(config.n_layers)],
+        [count_layer(encoder, i, source_extent, None, "encoder ") for i in range(config.n_layers)],
         [count_layer(config, i, target_extent, across, "decoder ") for i in range(config.decoder_layers)],
     ]
 
@@ -120,7 +120,8 @@ def count_attention(
     # tied keys and values are computed once; tied queries are not keys
     tied = choice.options.get("tie", "none") in ("kv", "qkv")
     values, C = 0 if tied else shape.n_kv_heads * shape.v_head_dim, shape.d_model
-    projected = 2 * rows * C * (queries * (wide + shape.n_heads * shape.v_head_dim) + fresh * (keys + values))
+    queried = queries * (wide + shape.n_heads * shape.v_head_dim)
+    projected = 2 * rows * (C * queried + (shape.kv_width or C) * fresh * (keys + values))
     projected *= choice.options.get("projections") != "none"
     gathered = lookup_formula(_SCORE_COUNTERS, choice)(choice, position, shape, extent)
     return [OpCount("projections", 1, projected, "4BSHA + 4BSHG"), gathered]
@@ -250,9 +251,8 @@ def _count_cross(config: ModelConfig, cross_extent: AttentionExtent) -> list[OpC
 
     Keys and values of the source are projected once and have no position.
     """
-    works = count_attention(
-        config.cross_attention or config.attention, None, config.attention_shape(causal=False), cross_extent
-    )
+    shape = config.attention_shape(causal=False)._replace(kv_width=config.source_width)
+    works = count_attention(config.cross_attention or config.attention, None, shape, cross_extent)
     names = {"4BSHA + 4BSHG": "4BSHA + 4BRHG", "4BS²A": "4BSRA"}
     return [
         work._replace(name=f"cross {work.name}", formula=names.get(work.formula, work.formula))
@@ -291,9 +291,8 @@ def _recurrent_counter(n_gates: int) -> Callable[..., list[OpCount]]:
         tokens = self_extent.rows * self_extent.queries
         total = readers * 2 * n_gates * tokens * width * (C + width)
         total += 2 * tokens * units * C if units != C else 0  # o_proj
-        total += (
-            0 if cross_extent is None or not cross_extent.new_slots else 2 * self_extent.rows * 2 * C * units
-        )  # start_proj
+        if cross_extent is not None and cross_extent.new_slots:
+            total += 2 * self_extent.rows * 2 * config.source_width * units  # start_proj
         counts = [OpCount("recurrence", 1, total, f"{2 * n_gates}BSU(H + U)")]
         return counts + (
             _count_cross(config.layer_config(i), cross_extent)
@@ -305,9 +304,14 @@ def _recurrent_counter(n_gates: int) -> Callable[..., list[OpCount]]:
 
 
 def _count_embeddings(config: ModelConfig, batch_shape: BatchShape) -> list[OpCount]:
-    """Operations of the projection of embeddings with their own width (``d_embedding``)."""
+    """Operations of the projections of embeddings (``d_embedding``) and of the output of the encoder."""
     E = config.d_embedding or 0
-    return [OpCount("embeddings", 1, 2 * batch_shape.rows * batch_shape.length * E * config.d_model, "2BSEH")]
+    rows, length, source, _ = batch_shape
+    works = [OpCount("embeddings", 1, 2 * rows * length * E * config.d_model, "2BSEH")]
+    if config.encoder is not None and config.encoder.projection:
+        flops = 2 * rows * source * config.encoder_spec.d_model * config.d_model
+        works.append(OpCount("encoder projection", 1, flops, "2BRHH'"))
+    return works
 
 
 def _count_head(config: ModelConfig, batch_shape: BatchShape) -> list[OpCount]:

@@ -175,7 +175,7 @@ class SourceGraph(nn.Module):
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, list[KVPair]]:
         """(B, S) each -> (B, S, C), and a pair for each layer of the decoder."""
         pos = positions_from_mask(attention_mask)
-        x = self.model.encoder(self.model.encoder_embedding(input_ids, pos), pos)
+        x = self.model.encode_source(input_ids, pos)
         memory: list[Any] = [layer.project_kv(x, pos) for layer in self.model.decoder.blocks]
         return x, [(kv.k, kv.v) for kv in memory]
 

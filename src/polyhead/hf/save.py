@@ -12,7 +12,7 @@ from torch import Tensor
 
 from polyhead.chat.apply_template import encode_end_tokens
 from polyhead.config.generation_config import GenerationConfig
-from polyhead.config.model import LayerOverride, ModelConfig
+from polyhead.config.model import EncoderOverride, LayerOverride, ModelConfig
 from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError, format_value, unknown_name_error
 from polyhead.core.registry import CHAT, POOLING, POSITION
@@ -310,6 +310,16 @@ def hf_unsupported(config: ModelConfig, family: str) -> list[str]:
             obstacles += _compare_layers(field, config, restored)
         elif field in skipped or value == restored_value:
             continue
+        elif isinstance(value, EncoderOverride) and isinstance(restored_value, EncoderOverride):
+            obstacles += [
+                f"{name} of encoder is {_format_value(own)}, expected {_format_value(restored_own)}"
+                for (name, own), (_, restored_own) in zip(value, restored_value, strict=True)
+                if own != restored_own
+            ]
+        elif field == "encoder":
+            whose = ["of the decoder", "of its own"]
+            whose = whose if value is None else whose[::-1]
+            obstacles.append(f"encoder has sizes and parts {whose[0]}, expected {whose[1]}")
         elif isinstance(value, Choice) and isinstance(restored_value, Choice):
             obstacles += _compare_choices(field, value, restored_value)
         else:

@@ -33,6 +33,7 @@ def can_fuse(attn: Attention) -> bool:
     is_known = (
         (attn.position.kind != "scores" or type(attn.position) in _FUSED_BIASES)
         and len({*_projections(attn)}) == 3  # neither shared nor left out
+        and attn.k_proj.in_features == attn.q_proj.in_features
         and attn.q_proj.in_features % 2 == 0
     )
     return (

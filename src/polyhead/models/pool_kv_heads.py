@@ -74,6 +74,8 @@ def pooled_config(config: ModelConfig, n_kv_heads: int) -> ModelConfig:
             f"n_kv_heads ({n_kv_heads}) must be less than {n} and divide it: "
             + (f"one of {fewer}" if fewer else "there is only one")
         )
+    if config.encoder is not None:
+        raise UserError("the encoder has sizes of its own: its key heads cannot be pooled")
     for field in ("attention", "decoder_attention", "cross_attention"):
         choice = getattr(config, field)
         if choice is not None and choice.options.get("projections") == "none":

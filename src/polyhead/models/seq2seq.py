@@ -22,19 +22,20 @@ class Seq2Seq(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.config = config
-        source = nn.Embedding(config.vocab_size, config.d_model)
+        self.config, spec = config, config.encoder_spec
+        source = nn.Embedding(config.vocab_size, spec.d_model)
         target = (
             source
             if config.tie_embeddings in ("all", "inputs")
             else nn.Embedding(config.vocab_size, config.d_model)
         )
-        encoder_position, decoder_position = (
-            build_common_position(config, causal) for causal in (False, True)
-        )
-        self.encoder_embedding = Embedding.from_config(config, source, encoder_position)
+        encoder_position = build_common_position(spec, causal=False)
+        decoder_position = build_common_position(config, causal=True)
+        self.encoder_embedding = Embedding.from_config(spec, source, encoder_position)
         self.decoder_embedding = Embedding.from_config(config, target, decoder_position)
-        self.encoder = build_stack(config, encoder_position, config.n_layers, causal=False, cross=False)
+        self.encoder = build_stack(spec, encoder_position, config.n_layers, causal=False, cross=False)
+        is_projected = config.encoder is not None and config.encoder.projection
+        self.encoder_proj = nn.Linear(spec.d_model, config.d_model) if is_projected else None
         self.decoder = build_stack(config, decoder_position, config.decoder_layers, causal=True, cross=True)
         self.head = Head.from_config(config, target)
 
@@ -50,13 +51,18 @@ class Seq2Seq(nn.Module):
     ) -> Tensor:
         """The input of the LM head: (B, S), (B, T) -> (B, T, C)."""
         x: Tensor = self.decoder_embedding(target, target_pos)
-        encoded = self.encoder(self.encoder_embedding(source, source_pos), source_pos)
+        encoded = self.encode_source(source, source_pos)
         out: Tensor = self.decoder(x, target_pos, source=(encoded, plain_positions(source_pos)))
         return out
 
+    def encode_source(self, source: Tensor, source_pos: AnyPositions = None) -> Tensor:
+        """(B, S) -> the output of the encoder, as wide as the decoder reads it: (B, S, C)."""
+        x: Tensor = self.encoder(self.encoder_embedding(source, source_pos), source_pos)
+        return x if self.encoder_proj is None else self.encoder_proj(x)
+
     def encode(self, source: Tensor, source_pos: AnyPositions = None) -> list[EncoderMemory]:
         """(B, S) -> the encoder output as each decoder layer reads it; for attention, its keys and values."""
-        x = self.encoder(self.encoder_embedding(source, source_pos), source_pos)
+        x = self.encode_source(source, source_pos)
         return [layer.project_kv(x, plain_positions(source_pos)) for layer in self.decoder.blocks]
 
     def decode(

@@ -54,6 +54,10 @@ def xavier_init(model: nn.Module, config: ModelConfig, *, gain: PositiveFloat = 
       gain: factor on the bound
     """
     _init_weights(model, lambda w: nn.init.xavier_uniform_(w, gain), config.embedding_width**-0.5)
+    if config.encoder is not None:
+        for part in model.get_submodule("encoder_embedding").modules():
+            if isinstance(part, (nn.Embedding, LearnedPosition)):
+                part.weight.data.mul_((config.d_model / config.encoder.d_model) ** 0.5)
 
 
 @INIT.register("normal")

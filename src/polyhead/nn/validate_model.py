@@ -43,10 +43,11 @@ def build_sample_layers(config: ModelSpec) -> Iterator[BuiltLayer]:
     sides = [(config.kind == "decoder", False), *([(True, True)] if config.kind == "encoder-decoder" else [])]
     with torch.device("meta"), SkipInit():
         for causal, cross in sides:
-            common = build_common_position(config, causal)
+            spec = config if causal or cross else config.encoder_spec
+            common = build_common_position(spec, causal)
             for index, override in enumerate(config.layer_pattern or (LayerOverride(),)):
-                position = build_layer_position(config, index, common, causal)
-                layer = build_layer(config, index, position, causal, cross)
+                position = build_layer_position(spec, index, common, causal)
+                layer = build_layer(spec, index, position, causal, cross)
                 source = layer.cross is not None and config.cross_attention is None
                 uses_position = position.kind in ("nothing", "embeddings") or position in layer.modules()
                 block = config.layer_config(index).block_choice(cross).name

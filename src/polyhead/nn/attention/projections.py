@@ -144,27 +144,29 @@ def build_projections(
 ) -> tuple[nn.Linear, nn.Linear, nn.Linear, nn.Linear]:
     """Build the projections of queries, keys, values and output; a UserError for a tie of unequal widths."""
     q_width, k_width = shape.n_heads * shape.head_dim, shape.n_kv_heads * shape.head_dim
-    v_width = shape.n_kv_heads * shape.v_head_dim
+    v_width, kv_input = shape.n_kv_heads * shape.v_head_dim, shape.kv_width or shape.d_model
     if projections == "none":
         if tie != "none":
             raise UserError(f"tie={tie} shares projections, and projections=none has none: remove it")
-        if not q_width == k_width == v_width == shape.d_model:
+        if not q_width == k_width == v_width == shape.d_model == kv_input:
             raise UserError(
                 "projections=none splits the input into heads: n_kv_heads must be n_heads "
                 f"({shape.n_heads}), and head_dim and v_head_dim d_model/n_heads "
-                f"({shape.d_model / shape.n_heads:g})"
+                f"({shape.d_model / shape.n_heads:g}); keys and values have the width of queries"
             )
         inner_map: Any = NoProjection(q_width)
         outer_map: Any = NoProjection(q_width)
         return inner_map, inner_map, inner_map, outer_map
     if tie in ("qk", "qkv") and q_width != k_width:
         raise UserError(f"tie={tie} requires as many key heads as query heads: n_kv_heads={shape.n_heads}")
+    if tie in ("qk", "qkv") and kv_input != shape.d_model:
+        raise UserError(f"tie={tie} requires an encoder as wide as the decoder: d_model={shape.d_model}")
     if tie in ("kv", "qkv") and k_width != v_width:
         raise UserError(f"tie={tie} requires values as wide as keys: v_head_dim={shape.head_dim}")
     inner, outer = bias in (True, "qkv"), bias in (True, "o")
     q = nn.Linear(shape.d_model, q_width, bias=inner)
-    k = q if tie in ("qk", "qkv") else nn.Linear(shape.d_model, k_width, bias=inner)
-    v = k if tie in ("kv", "qkv") else nn.Linear(shape.d_model, v_width, bias=inner)
+    k = q if tie in ("qk", "qkv") else nn.Linear(kv_input, k_width, bias=inner)
+    v = k if tie in ("kv", "qkv") else nn.Linear(kv_input, v_width, bias=inner)
     return q, k, v, nn.Linear(shape.n_heads * shape.v_head_dim, shape.d_model, bias=outer)
 
 

@@ -151,7 +151,7 @@ class RecurrentBlock(nn.Module):
         self.units = rnns[0].hidden_size
         width = self.units * len(rnns)
         self.o_proj = None if width == config.d_model else nn.Linear(width, config.d_model)
-        self.start_proj = nn.Linear(2 * config.d_model, self.units) if is_decoder else None
+        self.start_proj = nn.Linear(2 * config.source_width, self.units) if is_decoder else None
         self.cross = cross
         if cross is not None:
             self.cross_residual = build_residual(config, is_decoder)

@@ -32,7 +32,7 @@ def build_residual(config: ModelSpec, cross: bool) -> Residual:
 
 def build_cross_attention(config: ModelSpec, shape: AttentionShape) -> AttentionPart:
     """Attention of a decoder to the source, without positions: distances to the source mean nothing."""
-    source_shape = shape._replace(causal=False)
+    source_shape = shape._replace(causal=False, kv_width=config.source_width)
     attention: AttentionPart = ATTENTION.build(
         config.cross_attention or config.attention, source_shape, Position(source_shape)
     )

@@ -106,6 +106,8 @@ def find_pipeline_obstacle(
         )
     if config.generator_layers:
         return f"task {task!r} trains two models, a generator and a detector; a pipeline has one"
+    if config.encoder is not None:
+        return "model.encoder gives the encoder another width than the decoder, and a pipeline has one"
     if config.norm.name == "batchnorm":
         return "norm 'batchnorm' needs the statistics of the whole batch, a pipeline has one micro-batch"
     if config.feed_forward.name == "moe" and config.feed_forward.options.get("balance", True):
