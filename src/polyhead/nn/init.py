@@ -57,7 +57,7 @@ def xavier_init(model: nn.Module, config: ModelConfig, *, gain: PositiveFloat = 
     if config.encoder is not None:
         for part in model.get_submodule("encoder_embedding").modules():
             if isinstance(part, (nn.Embedding, LearnedPosition)):
-                part.weight.data.mul_((config.d_model / config.encoder.d_model) ** 0.5)
+                part.weight.data.mul_((config.d_model / config.encoder_spec.d_model) ** 0.5)
 
 
 @INIT.register("normal")

@@ -27,7 +27,6 @@ from polyhead.kernels.training.residual import (
     copy_weights,
     is_fusable,
 )
-from polyhead.nn.attention.projections import NoProjection
 from polyhead.nn.attention.softmax import Attention
 from polyhead.nn.cache import LayerCache
 from polyhead.nn.device import product_dtype
@@ -263,7 +262,7 @@ def _is_supported(layer: Attention, position: Position, inputs: list[nn.Linear])
         and (layer.scale is None or layer.scale > 0)
         and type(layer.q_norm) is type(layer.k_norm) is nn.Identity
         and len({*inputs}) == len(inputs)
-        and not isinstance(layer.q_proj, NoProjection)
+        and layer.q_proj.weight.numel() > 0  # else there are no projections
         and len({part.bias is None for part in inputs}) == 1
         and all(n % LANES == 0 and n <= MAX_HEAD_DIM for n in (layer.head_dim, layer.v_head_dim))
     )

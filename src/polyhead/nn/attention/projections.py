@@ -73,7 +73,7 @@ class ShardedByHeads:
 
     def find_shard_obstacle(self, size: int) -> str | None:
         """The number of query or key/value heads, if it is no multiple of ``size``; or no projections."""
-        if isinstance(self.q_proj, NoProjection):
+        if not self.q_proj.weight.numel():
             return "attention with projections=none has no weights that ranks could share"
         for name, proj in (("query", self.q_proj), ("key/value", self.k_proj)):
             heads = len(proj.weight) // self.head_dim
