@@ -196,6 +196,7 @@ class _AttentionCall(NamedTuple):
             "v_head_dim": attn.v_head_dim,
             "tied": tied if len(tied) > 1 else [],
             "projected": not isinstance(attn.q_proj, NoProjection),
+            "widths": {"Q": attn.q_proj.weight.size(1), "KV": attn.k_proj.weight.size(1)},
         }
         self.call.add_tokens(kind, values, common | facts, self.memory_side)
 

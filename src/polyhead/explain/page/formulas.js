@@ -110,7 +110,6 @@ function biasLines(step, q, k) {
 }
 
 /* ---- the sums of attention ---- */
-const projectedText = () => sumOfFeatures(page.data.run.config.d_model);
 
 /* The weighted sum of the values of a head: its largest terms, what vectors of distances add, and what keys add that are not shown. */
 function mixLines(step, head, q, c) {

@@ -44,7 +44,13 @@ function vectorsCard(step, q) {
 function vectorLines({ facts }, letter, name, head, r, c) {
   if (page.data.values[name].op === "rotate") return turnedLines(name, head, r, c);
   if (!facts.projected) return [`${letter} = ${facts.qk_norm && letter !== "V" ? `${facts.qk_norm}(x)` : "x"}`];
-  return [facts.qk_norm && letter !== "V" ? `${letter} = ${facts.qk_norm}(x · W${letter})` : `${letter} = x · W${letter}`, projectedText()];
+  return [facts.qk_norm && letter !== "V" ? `${letter} = ${facts.qk_norm}(x · W${letter})` : `${letter} = x · W${letter}`, sumOfFeatures(facts.widths[letter === "Q" ? "Q" : "KV"])];
+}
+
+/* The same of linear attention: features of a query or key, or a value. */
+function linearVectorLines({ projected, widths }, name) {
+  if (!projected) return [`${name} = ${name === "V" ? "x" : "φ(x)"}`];
+  return [`${name} = ${{ "φ(Q)": "φ(x · WQ)", "φ(K)": "φ(x · WK)", V: "x · WV" }[name]}`, sumOfFeatures(widths[name === "φ(Q)" ? "Q" : "KV"])];
 }
 
 /* With rotary positions: the query before and after its pairs are turned. */
@@ -189,4 +195,4 @@ function showLinearAttention(step) {
   if (hasValue(values.weights)) cards.push(headsCard(step, q));
   return cards;
 }
-const plainHeadTell = (name, value, head, step, fixed = null) => (r, c) => ({ title: t("{name}, feature {n}", { name, n: c + 1 }), value: row(value, head, fixed ?? r)[c], shape: shapeOf(value), step, lines: [`${name} = ${{ "φ(Q)": "φ(x · WQ)", "φ(K)": "φ(x · WK)", V: "x · WV" }[name]}`, projectedText(), ...(step.facts.is_rotary && name !== "V" ? [{ soft: t("Then its pairs are turned by the position.") }] : [])] });
+const plainHeadTell = (name, value, head, step, fixed = null) => (r, c) => ({ title: t("{name}, feature {n}", { name, n: c + 1 }), value: row(value, head, fixed ?? r)[c], shape: shapeOf(value), step, lines: [...linearVectorLines(step.facts, name), ...(step.facts.is_rotary && name !== "V" ? [{ soft: t("Then its pairs are turned by the position.") }] : [])] });
