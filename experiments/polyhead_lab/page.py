@@ -11,6 +11,8 @@ from typing import Any
 
 from polyhead.core.array_types import is_named_tuple
 from polyhead.core.i18n import get_language, tr, translate_message
+from polyhead.introspect.attention_map import AttentionMap
+from polyhead.viz.attention_page import heat_map_svg
 from polyhead.viz.html_page import PageSection, paragraph, read_asset, render_html, scroll_region
 from polyhead.viz.plot import (
     BOTTOM,
@@ -30,6 +32,7 @@ from polyhead.viz.plot import (
 )
 from polyhead.viz.plots import ParetoChart, ParetoPoint, pareto_svg
 from polyhead_lab.registry import (
+    AttentionPlot,
     Claim,
     DotPlot,
     ExperimentResult,
@@ -160,12 +163,15 @@ def render_figure(figure: Figure) -> str:
         )  # fmt: skip
     if isinstance(figure, DotPlot):
         return render_still_figure(figure, [render_dot_plot(figure, width) for width in _DOT_WIDTHS])
+    if isinstance(figure, AttentionPlot):
+        attention = AttentionMap(figure.words, figure.words, [[figure.weights]], "self-attention")
+        return render_still_figure(figure, [scroll_region(heat_map_svg(attention), figure.title)])
     chart = make_error_chart(figure)
     charts = [pareto_svg(chart, *size) for size in _PARETO_SIZES]
     return render_still_figure(figure, charts, legend(list(figure.families)))
 
 
-def render_still_figure(plot: DotPlot | ParetoPlot, charts: Sequence[str], names: str = "") -> str:
+def render_still_figure(plot: Figure, charts: Sequence[str], names: str = "") -> str:
     """A figure without a script: charts in two sizes, of which the style sheet shows the one that fits."""
     return (
         f'<figure class="dotted sizes"><figcaption><b>{escape(plot.title)}</b> {names}'

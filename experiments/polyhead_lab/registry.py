@@ -79,17 +79,27 @@ class ParetoPlot(NamedTuple):
     floor: float = 1e-7
 
 
+class AttentionPlot(NamedTuple):
+    """Attention map of one head over the words of a sentence: rows are queries, columns keys."""
+
+    title: str
+    words: Sequence[str]
+    weights: Sequence[Sequence[float]]
+    caption: str = ""
+
+
 def mean_curves(by_name: Mapping[str, Mapping[int, Sequence[float]]]) -> dict[str, Points]:
     """A curve of means for each name, from its repetitions at each x."""
     return {name: [(x, fmean(y)) for x, y in by_x.items()] for name, by_x in by_name.items()}
 
 
-Figure = LinePlot | DotPlot | ResultTable | ParetoPlot
+Figure = LinePlot | DotPlot | ResultTable | ParetoPlot | AttentionPlot
 _FIGURE_KINDS: dict[type, str] = {
     LinePlot: "plot",
     DotPlot: "dots",
     ResultTable: "table",
     ParetoPlot: "front",
+    AttentionPlot: "attention",
 }
 
 

@@ -2,7 +2,7 @@ import pytest
 
 from polyhead_lab.registry import EXPERIMENTS, Claim, ExperimentResult
 
-QUICK = ("linear", "parallelism", "scaling")  # whose quick runs take a second
+QUICK = ("coreference", "linear", "parallelism", "scaling")  # whose quick runs take a second
 SLOW = ("activations", "caches", "embedding", "heads", "norms")
 SLOW += ("paging", "positions", "prenorm", "recurrence", "tied-qkv", "tokens")
 NAMES = sorted(QUICK + SLOW)

@@ -3,7 +3,8 @@ import re
 from tests.lab.page_helpers import RESULT
 from tests.viz.html_pages import Page
 
-from polyhead_lab.page import render_lab_page
+from polyhead_lab.page import render_figure, render_lab_page
+from polyhead_lab.registry import AttentionPlot
 
 
 def read_texts(html):
@@ -28,3 +29,10 @@ def test_texts_are_escaped_and_nan_not_drawn():
     assert not re.search(r"""(?:src|href)=["'](?!data:,)""", html)
     assert page.data() == [[[[1, 4], [3, 2]]]]  # without the curve of NaN alone
     assert "nan" not in re.sub(r"<(style|script)>.*?</\1>", "", html, flags=re.S).lower()
+
+
+def test_attention_is_drawn_by_weight():
+    page = Page(render_figure(AttentionPlot("It", ["a", "it"], [[1.0, 0.0], [0.25, 0.75]], "See it")))
+    opacities = [float(cell["fill-opacity"]) for cell in page.all("rect") if cell["class"] == "cell"]
+    assert opacities == [1.0, 0.0, round(0.25**0.7, 3), round(0.75**0.7, 3)]
+    assert {"It", "See it", "a", "it"} <= {text.strip() for _, text in page.texts}
