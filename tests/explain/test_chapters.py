@@ -11,8 +11,8 @@ from polyhead.explain.watch import watch_model
 from polyhead_lab.registry import EXPERIMENTS
 
 ROOT = Path(__file__).parents[2]
-NAMES = ["tokens", "embedding", "positions", "queries-keys-values", "scale", "heads", "masks"]
-NAMES += ["encoder-decoder", "residual-norm", "feed-forward", "training", "decoding", "cache", "cost"]
+NAMES = ["tokens", "embedding", "positions", "queries-keys-values", "scale", "heads", "coreference"]
+NAMES += ["masks", "encoder-decoder", "residual-norm", "feed-forward", "training", "decoding", "cache", "cost"]
 DESIGNS = [
     ("encoder-decoder", {}),
     ("decoder", {"position": "rope", "norm_first": True, "norm": "rmsnorm", "feed_forward": "swiglu"}),
@@ -64,7 +64,7 @@ def collect_bindings(chapter):
     }
 
 
-@pytest.mark.parametrize("number", range(14))
+@pytest.mark.parametrize("number", range(15))
 def test_languages_have_same_bindings_and_translated_texts(number):
     english, chinese = (load_chapters(language)[number] for language in ("en", "zh"))
     assert english["name"] == NAMES[number] and english["number"] == chinese["number"] == number + 1
