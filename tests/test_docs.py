@@ -330,7 +330,9 @@ def test_statements_name_parts_tests_and_experiments():
     for statement, place, evidence, verdict in rows:
         for kind, part in re.findall(r"`(\w+): (?:\{name: )?([\w-]+)", place):
             assert kind not in kinds or part in kinds[kind].names(), statement
-        experiments = {name.removeprefix("experiment:") for name in evidence if name.startswith("experiment:")}
+        experiments = {
+            name.removeprefix("experiment:") for name in evidence if name.startswith("experiment:")
+        }
         assert experiments <= set(EXPERIMENTS.names()), statement
         assert experiments or verdict not in ("held", "did not hold", "undecided"), statement
         for name in evidence:

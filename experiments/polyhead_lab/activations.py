@@ -12,6 +12,7 @@ from polyhead import Choice, ModelConfig
 from polyhead.models.seq2seq import Seq2Seq
 from polyhead_lab.registry import (
     EXPERIMENTS,
+    TOY,
     Claim,
     DotPlot,
     ExperimentResult,
@@ -96,25 +97,26 @@ def measure_activations(lab: LabContext) -> ExperimentResult:
             "Maas et al., 2013, section 2; Lu et al., 2019, section 1",
             f"Dead ReLU units: {format_mean_percent(normal['relu'].dead_shares)} at the normal, "
             f"{dead['relu']} at the high rate.",
-            verdict_above(gain, 0.01),
+            verdict_above(gain, 0.01), TOY,
         ),
         Claim(
             "Leaky ReLU and PReLU do not die.",
             "Maas et al., 2013; He et al., 2015, section 2.1",
             f"At the high rate: leaky_relu {dead['leaky_relu']}, prelu {dead['prelu']} dead.",
-            verdict_all(verdict_below(high[name].dead_shares, 0.01) for name in leaky),
+            verdict_all(verdict_below(high[name].dead_shares, 0.01) for name in leaky), TOY,
         ),
         Claim(
             "GELU and SiLU have fewer dead units than ReLU.",
             "commonly claimed for smooth activations; Hendrycks & Gimpel, 2016, section 4",
             f"At the high rate: gelu {dead['gelu']}, silu {dead['silu']}, relu {dead['relu']} dead.",
             verdict_all(verdict_less(high[name].dead_shares, high["relu"].dead_shares) for name in smooth),
+            TOY,
         ),
         Claim(
             "GELU and SiLU reach a lower loss than ReLU.",
             "Hendrycks & Gimpel, 2016; Ramachandran et al., 2017",
             f"At the normal rate: gelu {loss['gelu']}, silu {loss['silu']}, relu {loss['relu']}.",
-            verdict_all(verdict_less(normal[name].losses, normal["relu"].losses) for name in smooth),
+            verdict_all(verdict_less(normal[name].losses, normal["relu"].losses) for name in smooth), TOY,
         ),
         Claim(
             "Gated layers are better than plain ones with equal parameters.",
@@ -124,7 +126,7 @@ def measure_activations(lab: LabContext) -> ExperimentResult:
             verdict_all(
                 verdict_less(normal[gated].losses, normal[plain].losses)
                 for gated, plain in zip(_GATED_ACTIVATIONS, ("relu", "gelu", "silu"), strict=True)
-            ),
+            ), TOY,
         ),
         Claim(
             "Dead units cost quality.",
@@ -134,7 +136,7 @@ def measure_activations(lab: LabContext) -> ExperimentResult:
             f"{format_mean(high['leaky_relu'].losses)}.",
             verdict_less(high["leaky_relu"].losses, high["relu"].losses)
             if verdict_above(gain, 0.01)
-            else None,
+            else None, TOY,
         ),
     ]  # fmt: skip
     figures: list[Figure] = [

@@ -37,6 +37,7 @@ from polyhead_lab.short_training import (
     SyntheticTask,
     TrainingResult,
     collect_first_curves,
+    compute_head_input,
     make_small_config,
     run_short_training,
     shrink_if_quick,
@@ -126,7 +127,7 @@ def make_gloss_task(draw: Callable[[np.random.Generator, int], Sequence[Sentence
     """Translate every word in its place, and *it* by its noun."""
     return SyntheticTask(
         FIRST_SYMBOL + len(VOCABULARY), 16, lambda rng, rows: encode_sentences(draw(rng, rows)),
-        features=lambda model, batch: model.features(batch.source, batch.source_pos),
+        kind="encoder",
     )  # fmt: skip
 
 
@@ -183,7 +184,7 @@ def resolve_pronouns(model: Any, sentences: Sequence[Sentence], layer: int = 0, 
     _, _, pronouns, *places = zip(*sentences, strict=True)
     v_proj = model.encoder.stack.layers[layer].attn.v_proj
     hook = v_proj.register_forward_hook(lambda module, inputs, values: change and change(values))
-    predicted = model.head(task.features(model, batch)[rows, pronouns]).argmax(-1)
+    predicted = model.head(compute_head_input(model, batch)[rows, pronouns]).argmax(-1)
     hook.remove()
     return torch.stack([(predicted == batch.labels[rows, nouns]).double().mean() for nouns in places])
 
@@ -208,7 +209,7 @@ def measure_links(lab: LabContext, changes: dict[str, Any], seed: int) -> HeadsM
     """Train a design on sentences of the training pairs, and score its heads on those of the others."""
     train, *held_out = split_noun_pairs(seed)
     task = shrink_if_quick(lab, make_gloss_task(partial(draw_sentences, pairs=train)))
-    config = make_small_config(task, kind="encoder", n_layers=N_LAYERS, n_heads=N_HEADS, **changes)
+    config = make_small_config(task, n_layers=N_LAYERS, n_heads=N_HEADS, **changes)
     rng, sizes = np.random.default_rng([seed, 1]), lab.pick_size((200, 500), (10, 20))
     valid, test = (draw_sentences(rng, n, pairs) for n, pairs in zip(sizes, held_out, strict=True))
     run = run_short_training(config, task, seed=seed, steps=lab.pick_size(600, 4), lr=4e-3)

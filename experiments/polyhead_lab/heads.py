@@ -10,6 +10,7 @@ from polyhead import Choice, build
 from polyhead_lab.caches import Stepper, cache_bytes_per_token
 from polyhead_lab.registry import (
     EXPERIMENTS,
+    TOY,
     Claim,
     DotPlot,
     ExperimentResult,
@@ -63,26 +64,26 @@ def measure_heads(lab: LabContext) -> ExperimentResult:
             "Vaswani et al., 2017, section 3.2.2 and table 3 (A)",
             f"{format_by_task(loss, MHA, SINGLE, '{} with 4 heads, {} with 1')}. Parameters are equal: "
             f"{parameters[MHA]:,}.",
-            verdict_by_task(loss, MHA, SINGLE),
+            verdict_by_task(loss, MHA, SINGLE), TOY,
         ),
         Claim(
             "Several heads learn faster than one.",
             "not claimed there; tested here because both may end equal",
             "Mean loss over training, "
             f"{format_by_task(mean_loss, MHA, SINGLE, '{} with 4 heads, {} with 1')}.",
-            verdict_by_task(mean_loss, MHA, SINGLE),
+            verdict_by_task(mean_loss, MHA, SINGLE), TOY,
         ),
         Claim(
             "Grouped-query attention is about as good as multi-head attention.",
             f"{AINSLIE}, section 3.2",
             f"{format_by_task(loss, GQA, MHA)} (about as good: less than {_WORSE_MARGIN} nats worse).",
-            verdict_by_task(loss, GQA, MHA, -_WORSE_MARGIN),
+            verdict_by_task(loss, GQA, MHA, -_WORSE_MARGIN), TOY,
         ),
         Claim(
             "Multi-query attention costs only a little quality.",
             f"{SHAZEER}, section 4",
             f"{format_by_task(loss, MQA, MHA)} (a little: less than {_WORSE_MARGIN} nats).",
-            verdict_by_task(loss, MQA, MHA, -_WORSE_MARGIN),
+            verdict_by_task(loss, MQA, MHA, -_WORSE_MARGIN), TOY,
         ),
         Claim(
             "The cache shrinks by the factor n_heads / n_kv_heads.",
@@ -188,6 +189,7 @@ def measure_tied_projections(lab: LabContext) -> ExperimentResult:
             f"Loss, {runs.compare(name, _SEPARATE)}, of three projections (hurts: either is at least "
             f"{_WORSE_MARGIN} nats worse).",
             runs.verdict_no_worse(name, _SEPARATE, _WORSE_MARGIN),
+            TOY,
         )
 
     claims = [

@@ -19,6 +19,7 @@ from polyhead_lab.caches import Stepper, decode_stepwise
 from polyhead_lab.registry import (
     EXPERIMENTS,
     SEEDS_NOTE,
+    TOY,
     Claim,
     DotPlot,
     ExperimentResult,
@@ -131,7 +132,7 @@ def measure_linear_attention(lab: LabContext) -> ExperimentResult:
             f"{KATHAROPOULOS}, section 4, for images and speech; contested for recall by Schlag et al., 2021",
             f"Loss on a recall task: linear {format_mean(loss['linear'])}, softmax "
             f"{format_mean(loss['softmax'])} (reached: at most 0.1 nats worse).",
-            verdict_less(loss["linear"], loss["softmax"], -0.1),
+            verdict_less(loss["linear"], loss["softmax"], -0.1), TOY,
         ),
     ]  # fmt: skip
     figures: list[Figure] = [

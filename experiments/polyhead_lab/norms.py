@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from polyhead import build
-from polyhead.nn.loss import IGNORE_INDEX, cross_entropy
+from polyhead.nn.loss import IGNORE_INDEX
 from polyhead_lab.registry import (
     EXPERIMENTS,
+    TOY,
     Claim,
     DotPlot,
     ExperimentResult,
@@ -24,8 +26,10 @@ from polyhead_lab.registry import (
 from polyhead_lab.short_training import (
     PAD,
     START,
+    SyntheticTask,
     TrainingResult,
     collect_losses,
+    compute_loss,
     format_by_task,
     make_copy_task,
     make_small_config,
@@ -83,6 +87,7 @@ def measure_norms(lab: LabContext) -> ExperimentResult:
             "Zhang & Sennrich, 2019, section 5",
             f"{format_by_task(loss, 'rmsnorm', 'layernorm')} (the same: within {_SAME_MARGIN} nats).",
             verdict_all(verdict_same(of["rmsnorm"], of["layernorm"], _SAME_MARGIN) for of in loss.values()),
+            TOY,
         ),
         Claim(
             "RMSNorm is faster than LayerNorm.",
@@ -94,27 +99,27 @@ def measure_norms(lab: LabContext) -> ExperimentResult:
             "BatchNorm is worse than LayerNorm in a Transformer.",
             "Shen et al., 2020 (PowerNorm), table 1",
             f"{format_by_task(loss, 'batchnorm', 'layernorm')}.",
-            verdict_by_task(loss, "layernorm", "batchnorm"),
+            verdict_by_task(loss, "layernorm", "batchnorm"), TOY,
         ),
         Claim(
             "BatchNorm is worse in evaluation, with running statistics, than in training.",
             "Shen et al., 2020, section 3",
             "Held-out minus training loss: "
             f"{format_by_task(gap, 'batchnorm', 'layernorm', 'batchnorm {}, layernorm {}')}.",
-            verdict_by_task(gap, "layernorm", "batchnorm"),
+            verdict_by_task(gap, "layernorm", "batchnorm"), TOY,
         ),
         Claim(
             "Without a norm a Transformer trains worse or not at all.",
             "Vaswani et al., 2017, section 3.1, uses one in every residual; Xiong et al., 2020",
             f"{format_by_task(loss, 'none', 'layernorm')}.",
-            verdict_by_task(loss, "layernorm", "none"),
+            verdict_by_task(loss, "layernorm", "none"), TOY,
         ),
         Claim(
             "Without a norm a deeper Transformer trains worse or not at all.",
             "Xiong et al., 2020; Zhang et al., 2019 (Fixup), for the opposite, with a special initialisation",
             f"{_DEEP_LAYERS}+{_DEEP_LAYERS} layers: {format_mean(deep['none'])} against "
             f"{format_mean(deep['layernorm'])}.",
-            verdict_less(deep["layernorm"], deep["none"]),
+            verdict_less(deep["layernorm"], deep["none"]), TOY,
         ),
         Claim(
             "BatchNorm over valid tokens does not depend on the amount of padding.",
@@ -251,58 +256,59 @@ def measure_prenorm(lab: LabContext) -> ExperimentResult:
             f"{XIONG}, figure 3 and theorem 1",
             f"Gradient of the last decoder layer over that of the first, {deepest} layers: "
             f"{format_mean(growth['post-norm'])}.",
-            verdict_above(growth["post-norm"], 1.0),
+            verdict_above(growth["post-norm"], 1.0), TOY,
         ),
         Claim(
             "Pre-norm's gradients are about equal in all layers.",
             f"{XIONG}, figure 3",
             f"The same ratio: {format_mean(growth['pre-norm'])} (about equal: within a factor of 2).",
-            verdict_within([math.log2(g) for g in growth["pre-norm"]], 0.0, 1.0),
+            verdict_within([math.log2(g) for g in growth["pre-norm"]], 0.0, 1.0), TOY,
         ),
         Claim(
             "Near the output, pre-norm's gradient falls with depth as 1/sqrt(L).",
             f"{XIONG}, theorem 1: O(d sqrt(ln d / L))",
             f"Exponent of L for the last decoder layer: {format_mean(slope['pre-norm'])} (target: -0.5 ± "
             "0.2).",
-            verdict_within(slope["pre-norm"], -0.5, 0.2),
+            verdict_within(slope["pre-norm"], -0.5, 0.2), TOY,
         ),
         Claim(
             "Near the output, post-norm's gradient does not depend on depth.",
             f"{XIONG}, theorem 1: O(d sqrt(ln d))",
             f"Exponent of L for the last decoder layer: {format_mean(slope['post-norm'])} (target: 0 ± 0.2).",
-            verdict_within(slope["post-norm"], 0.0, 0.2),
+            verdict_within(slope["post-norm"], 0.0, 0.2), TOY,
         ),
         Claim(
             "Post-norm requires warm-up: without it, it trains worse or not at all.",
             f"{XIONG}, section 3.2; Vaswani et al., 2017, warm up over 4,000 steps",
             f"{at}, {steps} steps: loss {post} without and {post_warm} with warm-up; chance is "
             f"{_CHANCE_LOSS:.2f}.",
-            verdict_less(loss[_POST_WARM], loss[_POST]),
+            verdict_less(loss[_POST_WARM], loss[_POST]), TOY,
         ),
         Claim(
             "Pre-norm trains without warm-up.",
             f"{XIONG}, section 4",
             f"{at}: loss {pre} without warm-up; half of chance is {_CHANCE_LOSS / 2:.2f}.",
             verdict_below(loss[_PRE], _CHANCE_LOSS / 2) if all(map(math.isfinite, loss[_PRE])) else False,
+            TOY,
         ),
         Claim(
             "Warm-up makes no difference to pre-norm.",
             f"{XIONG}, section 4: it can be removed",
             f"{at}: loss {pre} without and {pre_warm} with warm-up (no difference: within 0.1).",
-            verdict_same(loss[_PRE], loss[_PRE_WARM], 0.1),
+            verdict_same(loss[_PRE], loss[_PRE_WARM], 0.1), TOY,
         ),
         Claim(
             "Without warm-up pre-norm learns faster than post-norm with it.",
             f"{XIONG}, section 4",
             f"{at}: loss {pre} against {post_warm} after {steps} steps.",
-            verdict_less(loss[_PRE], loss[_POST_WARM]),
+            verdict_less(loss[_PRE], loss[_POST_WARM]), TOY,
         ),
         Claim(
             "With a second norm on the sub-layer output pre-norm still trains without warm-up.",
             "Ding et al., 2021 (CogView), section 2.4: sandwich-LN",
             f"{at}: loss {sandwich} against {pre} of pre-norm, both without warm-up (preserved: at most 0.1 "
             "worse).",
-            verdict_less(loss[_SANDWICH], loss[_PRE], -0.1),
+            verdict_less(loss[_SANDWICH], loss[_PRE], -0.1), TOY,
         ),
     ]  # fmt: skip
     figures: list[Figure] = [
@@ -354,15 +360,16 @@ def measure_prenorm(lab: LabContext) -> ExperimentResult:
     )
 
 
-def measure_gradients(depth: int, seed: int, placement: dict[str, Any]) -> list[float]:
+def measure_gradients(
+    depth: int, seed: int, changes: Mapping[str, Any], problem: SyntheticTask = COPY_TASK
+) -> list[float]:
     """Gradient norm of each decoder layer of a freshly initialised model."""
-    model = build(make_small_config(COPY_TASK, n_layers=depth, **placement), seed).train()
-    batch = COPY_TASK.batch(seed, 0)
-    loss = cross_entropy(model.features(batch.source, batch.target), model.head, batch.labels)
+    model = build(make_small_config(problem, n_layers=depth, **changes), seed).train()
+    loss = compute_loss(model, problem.batch(seed, 0))
     (loss.total / loss.count).backward()
     squares = (
         sum(float(p.grad.square().sum()) for p in layer.parameters() if p.grad is not None)
-        for layer in model.decoder.layers
+        for layer in (model.stack if problem.kind == "decoder" else model.decoder).layers
     )
     return [math.sqrt(square) for square in squares]
 

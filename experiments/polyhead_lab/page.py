@@ -143,7 +143,7 @@ def render_claims(results: Sequence[Claim]) -> str:
     """HTML list of the claims."""
     items = (
         f'<li><p class="sentence-of">{escape(c.sentence)}</p><span class="verdict '
-        f'{_VERDICT_CLASSES[c.is_supported]}">{escape(tr(c.verdict))}</span>'
+        f'{_VERDICT_CLASSES[c.is_supported]}">{escape(tr(c.verdict) + c.scope)}</span>'
         f'<p class="cited">{escape(c.source)}</p>'
         f'<p class="measured"><b>{escape(tr("Measured"))}</b>{escape(c.measurement)}</p></li>'
         for c in results

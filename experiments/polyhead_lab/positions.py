@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from statistics import fmean
+from functools import partial
+from statistics import fmean, median
 from typing import Any, NamedTuple
 
 import torch
@@ -12,9 +13,12 @@ from torch.nn.functional import cosine_similarity
 from polyhead import Choice, build
 from polyhead.core.errors import UserError
 from polyhead.core.registry import POSITION
+from polyhead.cost.fake_tensors import measure_flops
 from polyhead_lab.registry import (
     EXPERIMENTS,
     SEEDS_NOTE,
+    TEXT,
+    TOY,
     Claim,
     DotPlot,
     ExperimentResult,
@@ -22,18 +26,22 @@ from polyhead_lab.registry import (
     LabContext,
     LinePlot,
     ResultTable,
+    SeedValues,
     mean_curves,
 )
 from polyhead_lab.short_training import (
     COPY_AND_RECALL,
+    SyntheticTask,
     TrainingResult,
     describe_steps,
     evaluate_held_out,
     make_copy_task,
     make_delay_task,
     make_small_config,
+    run_backward,
     run_short_training,
     shrink_if_quick,
+    time_training_steps,
     train_by_task,
     verdict_by_task,
 )
@@ -46,7 +54,9 @@ from polyhead_lab.statistics import (
     verdict_less,
     verdict_within,
 )
+from polyhead_lab.text_task import METHOD, make_text_task, tabulate
 
+PRESS = "Press et al., 2022"
 _TRAIN_LEN = 24  # training length
 _LENGTH_FACTORS = (1, 2, 4)
 _N_SYMBOLS = 16
@@ -90,13 +100,18 @@ def measure_positions(lab: LabContext) -> ExperimentResult:
     def loss_growth(name: str) -> list[float]:
         return [b - a for a, b in zip(losses[name][_TRAIN_LEN], losses[name][far_len], strict=True)]
 
+    lab.info("toy task measured; now ALiBi on text")
+    text = [make_text_task(64 * n) for n in (1, 4)]
+    runs = train_by_task(lab, {TEXT: (text[0], 200)}, {"alibi": {"position": "alibi"}})[TEXT]["alibi"]
+    near, far = ([evaluate_held_out(run.model, task)["loss"] for run in runs] for task in text)
+
     claims = [
         Claim(
             "Sinusoids may let a model extrapolate to sequences longer than those it was trained on.",
             "Vaswani et al., 2017, section 3.5 (a hypothesis)",
             f"Loss {format_losses('sinusoidal')} (extrapolates: at most {_SAME_MARGIN} worse at "
                     f"{twice_len}).",
-            extrapolates("sinusoidal", twice_len),
+            extrapolates("sinusoidal", twice_len), TOY,
         ),
         Claim(
             "Learned positions end at the training length.",
@@ -108,13 +123,13 @@ def measure_positions(lab: LabContext) -> ExperimentResult:
             "Clipped relative positions generalise to lengths not seen in training.",
             "Shaw et al., 2018, section 3.2",
             f"Loss {format_losses('shaw')}.",
-            extrapolates("shaw", far_len),
+            extrapolates("shaw", far_len), TOY,
         ),
         Claim(
             "T5's buckets extrapolate.",
             "Press et al., 2022, section 2.2: better than rotary, at a cost",
             f"Loss {format_losses('t5')}.",
-            extrapolates("t5", far_len),
+            extrapolates("t5", far_len), TOY,
         ),
         Claim(
             "Rotary positions extrapolate better than sinusoidal ones, but not well.",
@@ -122,28 +137,30 @@ def measure_positions(lab: LabContext) -> ExperimentResult:
             f"Loss of rope {format_losses('rope')}; it grows by {format_mean(loss_growth('rope'))} from "
             f"{_TRAIN_LEN} to {far_len} tokens, sinusoidal's by {format_mean(loss_growth('sinusoidal'))}.",
             verdict_all([verdict_less(loss_growth("rope"), loss_growth("sinusoidal")),
-                verdict_less([_SAME_MARGIN] * len(loss_growth("rope")), loss_growth("rope"))]),
+                verdict_less([_SAME_MARGIN] * len(loss_growth("rope")), loss_growth("rope"))]), TOY,
         ),
         Claim(
             "ALiBi extrapolates: its loss does not grow with the length.",
             "Press et al., 2022, section 3",
             f"Loss {format_losses('alibi')} (does not grow: at most {_SAME_MARGIN} worse at {far_len}).",
-            extrapolates("alibi", far_len),
+            extrapolates("alibi", far_len), TOY,
         ),
+        Claim("ALiBi extrapolates: its loss does not grow with the length.", f"{PRESS}, section 3",
+            f"64 bytes: {format_mean(near)}; 256 bytes: {format_mean(far)}.", verdict_less(far, near), TEXT),
         Claim(
             "ALiBi is as good as other schemes at the training length.",
             "Press et al., 2022, section 3, on natural language",
             f"At {_TRAIN_LEN} tokens: alibi {format_mean(losses['alibi'][_TRAIN_LEN])}, rope "
             f"{format_mean(losses['rope'][_TRAIN_LEN])}. Its bias decreases steadily with distance, but "
             "this task requires one exact distance.",
-            verdict_less(losses["alibi"][_TRAIN_LEN], losses["rope"][_TRAIN_LEN], -_SAME_MARGIN),
+            verdict_less(losses["alibi"][_TRAIN_LEN], losses["rope"][_TRAIN_LEN], -_SAME_MARGIN), TOY,
         ),
         Claim(
             "A causal decoder learns some order without positions.",
             "Haviv et al., 2022; Kazemnejad et al., 2023",
             f"Loss {format_losses('none')}; the chance level is {_CHANCE_LOSS:.2f} (some: at least "
                     "10 % below).",
-            verdict_below(losses["none"][_TRAIN_LEN], 0.9 * _CHANCE_LOSS),
+            verdict_below(losses["none"][_TRAIN_LEN], 0.9 * _CHANCE_LOSS), TOY,
         ),
         Claim(
             "Spacing rope's angles more closely extends a trained model without further training.",
@@ -155,7 +172,7 @@ def measure_positions(lab: LabContext) -> ExperimentResult:
                 for name in _SCALED_ROPE)
             + ". Held if ntk and yarn are better than plain rope.",
             verdict_all(verdict_less(losses[name][far_len], losses["rope"][far_len]) for name in ("rope, ntk",
-                "rope, yarn")),
+                "rope, yarn")), TOY,
         ),
     ]  # fmt: skip
     figures: list[Figure] = [
@@ -315,6 +332,7 @@ def measure_embedding_scale(lab: LabContext) -> ExperimentResult:
             f"implied where the factor is used; not measured in {_SOURCE}",
             f"Loss, {runs.compare(_WITH_FACTOR, _NO_FACTOR)} (faster: less on average over training).",
             verdict_by_task(runs.mean_loss, _WITH_FACTOR, _NO_FACTOR),
+            TOY,
         ),
         Claim(
             "Learned positions are as small as the rows of tokens without any factor.",
@@ -330,6 +348,7 @@ def measure_embedding_scale(lab: LabContext) -> ExperimentResult:
             f"Loss, {runs.compare(_LEARNED_ROWS, _LEARNED_FACTOR)} (as well: at most {_WORSE_MARGIN} nats "
             "worse).",
             runs.verdict_no_worse(_LEARNED_ROWS, _LEARNED_FACTOR, _WORSE_MARGIN),
+            TOY,
         ),
     ]
     figures: list[Figure] = [
@@ -397,3 +416,59 @@ def measure_inputs(d_model: int, seed: int, *, position: str, scale_embedding: b
         float(rows.norm(dim=-1).mean() / positions.norm(dim=-1).mean()),
         float(cosine_similarity(inputs[0::2], inputs[1::2], dim=-1).mean()),
     )
+
+
+_COST_SCHEMES = ("none", "sinusoidal", "learned", "rope", "alibi", "t5", "shaw")
+
+
+@EXPERIMENTS.register("position-cost")
+def measure_position_cost(lab: LabContext) -> ExperimentResult:
+    """Position schemes: operations and time of a training step, against sinusoidal positions."""
+    lengths = first, last = lab.pick_size((64, 256), (8, 16))
+    flops: dict[int, SeedValues] = {}
+    ratios: dict[int, SeedValues] = {}
+    for n in lengths:
+        text = make_text_task(n, 8)
+        flops[n] = {name: [float(count_step_flops(text, name))] for name in _COST_SCHEMES}
+        designs = {name: make_small_config(text, position=name) for name in _COST_SCHEMES}
+        times = time_training_steps(lab, designs, text.batch(1, 0), lab.pick_size(15, 3))
+        ratios[n] = {name: time_ratios(times[name], times["sinusoidal"]) for name in _COST_SCHEMES}
+        lab.info(f"{n} tokens measured")
+    extra = {name: int(values[0] - flops[last]["sinusoidal"][0]) for name, values in flops[last].items()}
+    claims = [
+        Claim(sentence, source, f"{first} tokens: {format_mean(ratios[first][name])} times as long as with "
+            f"sinusoidal positions; {last} tokens: {format_mean(ratios[last][name])} times.",
+            verdict(ratios[last][name], bound))
+        for name, sentence, source, verdict, bound in (
+            ("shaw", "Relative positions by Shaw cost less than a tenth of the speed.",
+             "Shaw et al., 2018, section 3.3: 7 %", verdict_below, 1 / 0.9),
+            ("t5", "T5's buckets make training slower.", f"{PRESS}, figure 2", verdict_above, 1.0),
+            ("rope", "Rotary positions make training slower.", f"{PRESS}, figure 2", verdict_above, 1.0),
+            ("alibi", "ALiBi makes training at most 5 % slower.", f"{PRESS}, section 3", verdict_below, 1.05),
+        )
+    ] + [
+        Claim("Of all schemes only that of Shaw needs more matrix products.", "by counting",
+            f"Operations with {last} tokens more than with sinusoidal positions: {extra['shaw']:,}; all "
+            f"others: {sum(extra.values()) - extra['shaw']}.",
+            [name for name, n in extra.items() if n] == ["shaw"]),
+    ]  # fmt: skip
+    curves = {name: [(n, median(ratios[n][name])) for n in lengths] for name in _COST_SCHEMES}
+    return ExperimentResult(
+        "What positions cost",
+        "Sinusoids are added once to the input. Other schemes work in every layer: on queries and keys, or "
+        "on the score of every pair of tokens. How much work is that, and how much time?",
+        claims,
+        [
+            LinePlot("Time of a step, relative to sinusoidal positions", "tokens", curves, log=True),
+            tabulate({f"{n} tokens, operations": flops[n] for n in lengths}
+                | {f"{n} tokens, time": ratios[n] for n in lengths}),
+        ],
+        f"{METHOD}Forward and backward pass of 8 rows, without the optimizer; operations are those of matrix "
+        "products. Designs took turns.",
+    )  # fmt: skip
+
+
+def count_step_flops(problem: SyntheticTask, position: str) -> int:
+    """Operations of the matrix products of a training step with a position scheme."""
+    model = build(make_small_config(problem, position=position), 1).train()
+    return measure_flops(partial(run_backward, model, problem.batch(1, 0)))

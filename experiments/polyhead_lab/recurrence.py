@@ -19,6 +19,7 @@ from polyhead_lab.caches import Stepper
 from polyhead_lab.registry import (
     EXPERIMENTS,
     SEEDS_NOTE,
+    TOY,
     Claim,
     DotPlot,
     ExperimentResult,
@@ -121,6 +122,7 @@ def make_claims(recall: ByDistance, gradients: ByDistance) -> list[Claim]:
             f"At the start of training, from distance 1 to {LENGTH - 1}: RNN {factors[PLAIN_RNN]} (vanishes: "
             "below a thousandth).",
             verdict_below(decades[PLAIN_RNN], -3.0),
+            TOY,
         ),
         Claim(
             "Gates preserve the gradient for longer.",
@@ -129,6 +131,7 @@ def make_claims(recall: ByDistance, gradients: ByDistance) -> list[Claim]:
             + ", ".join(f"{name} {factors[name]}" for name in (PLAIN_RNN, *GATED_RNNS))
             + ".",
             verdict_all(verdict_less(decades[PLAIN_RNN], decades[name]) for name in GATED_RNNS),
+            TOY,
         ),
         Claim(
             "The gradient of attention does not vanish with distance.",
@@ -136,6 +139,7 @@ def make_claims(recall: ByDistance, gradients: ByDistance) -> list[Claim]:
             f"At the start of training: Transformer {factors[FULL_ATTENTION]} (does not vanish: at least a "
             "tenth).",
             verdict_above(decades[FULL_ATTENTION], -1.0),
+            TOY,
         ),
         Claim(
             "A plain recurrent network recalls mainly recent tokens.",
@@ -143,6 +147,7 @@ def make_claims(recall: ByDistance, gradients: ByDistance) -> list[Claim]:
             f"RNN: {near_text[PLAIN_RNN]} correct at distances 1 to 4, {far_text[PLAIN_RNN]} at {far_range}; "
             f"{chance}.",
             verdict_less(far[PLAIN_RNN], near[PLAIN_RNN]),
+            TOY,
         ),
         Claim(
             "Gated networks recall farther back than a plain one.",
@@ -151,6 +156,7 @@ def make_claims(recall: ByDistance, gradients: ByDistance) -> list[Claim]:
             + ", ".join(f"{name} {far_text[name]}" for name in (PLAIN_RNN, *GATED_RNNS))
             + " correct.",
             verdict_all(verdict_less(far[PLAIN_RNN], far[name]) for name in GATED_RNNS),
+            TOY,
         ),
         Claim(
             "Convolutions recall nothing beyond the tokens that their layers see.",
@@ -158,6 +164,7 @@ def make_claims(recall: ByDistance, gradients: ByDistance) -> list[Claim]:
             f"CNN: {near_text[CNN]} correct at distances 1 to 4, {far_text[CNN]} at {far_range}; {chance} "
             "(nothing: at most 5 points above).",
             verdict_below(far[CNN], 1 / N_VALUES + 0.05),
+            TOY,
         ),
     ]
 
@@ -297,14 +304,14 @@ def measure_recurrence(lab: LabContext) -> ExperimentResult:
             "; ".join(f"{name} {format_mean_percent(accuracy[name])}" for name in (*_WITH_ATTENTION,
                 *_WITHOUT_ATTENTION)) + " of values correct.",
             verdict_all(verdict_less(accuracy[without], accuracy[attends]) for attends,
-                without in zip(_WITH_ATTENTION, _WITHOUT_ATTENTION, strict=True)),
+                without in zip(_WITH_ATTENTION, _WITHOUT_ATTENTION, strict=True)), TOY,
         ),
         Claim(
             "The longer the source, the less of it such a vector can store.",
             "Cho et al., 2014, section 4; Bahdanau et al., 2015, figure 2",
             f"{_LSTM_ALONE}: " + ", ".join(f"{format_mean_percent(capacity[n])} correct of {n} items"
                 for n in sorted(capacity)) + f"; {100 / VALUES:.0f} % by chance.",
-            verdict_less(capacity[max(capacity)], capacity[min(capacity)]),
+            verdict_less(capacity[max(capacity)], capacity[min(capacity)]), TOY,
         ),
         *by_distance,
         Claim(
@@ -313,7 +320,7 @@ def measure_recurrence(lab: LabContext) -> ExperimentResult:
             f"{format_mean([100 * n[0] for n in near_far[TRANSFORMER]])} % correct for the last item, "
             f"{format_mean([100 * n[-1] for n in near_far[TRANSFORMER]])} % for the first (equally well: "
             "within 5 points).",
-            verdict_within([n[0] - n[-1] for n in near_far[TRANSFORMER]], 0.0, 0.05),
+            verdict_within([n[0] - n[-1] for n in near_far[TRANSFORMER]], 0.0, 0.05), TOY,
         ),
         Claim(
             "The Transformer learns this in fewer steps than recurrent networks with attention.",
@@ -322,6 +329,7 @@ def measure_recurrence(lab: LabContext) -> ExperimentResult:
             + ", ".join(f"{name} {format_mean(mean_loss[name])}" for name in (TRANSFORMER,
                 *_WITH_ATTENTION)) + ".",
             verdict_all(verdict_less(mean_loss[TRANSFORMER], mean_loss[name]) for name in _WITH_ATTENTION),
+            TOY,
         ),
         Claim(
             "The Transformer trains faster, because it reads all tokens at once.",

@@ -19,6 +19,7 @@ from polyhead.viz.plot import Point
 Points = Sequence[Point]
 SeedValues = dict[str, list[float]]
 """Name of a design -> a value for every seed, or other repetition."""
+TOY, TEXT = "toy task", "natural text"
 SEEDS_NOTE = "One small dot per seed, a large one for the mean; the band is the 95 % interval of the mean."
 
 
@@ -29,11 +30,17 @@ class Claim(NamedTuple):
     source: str
     measurement: str
     is_supported: bool | None  # None: the measurement is inconclusive
+    material: str = ""  # ``TOY`` or ``TEXT``, if models were trained for the verdict
 
     @property
     def verdict(self) -> str:
         """The verdict in words."""
         return {True: "held", False: "did not hold", None: "undecided"}[self.is_supported]
+
+    @property
+    def scope(self) -> str:
+        """What follows the verdict: the material that it is limited to."""
+        return f" ({self.material})" if self.material else ""
 
 
 class ResultTable(NamedTuple):

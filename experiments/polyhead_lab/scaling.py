@@ -12,6 +12,7 @@ from polyhead import Choice, build
 from polyhead_lab.registry import (
     EXPERIMENTS,
     SEEDS_NOTE,
+    TOY,
     Claim,
     DotPlot,
     ExperimentResult,
@@ -108,6 +109,7 @@ def measure_scaling(lab: LabContext) -> ExperimentResult:
             f"Loss after {steps} steps of a recall task: {format_mean(losses[_WITH_SCALE])} with the scale, "
             f"{format_mean(losses[_WITHOUT_SCALE])} without it ({len(losses[_WITHOUT_SCALE])} seeds).",
             verdict_less(losses[_WITH_SCALE], losses[_WITHOUT_SCALE]),
+            TOY,
         ),
     ]
     figures: list[Figure] = [

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from polyhead import ModelConfig, build
 from polyhead.config.recipe import TrainConfig
@@ -21,20 +21,20 @@ from polyhead.core.array_types import Ints
 from polyhead.core.errors import UserError
 from polyhead.data.batching.collate import PairBatch, make_dummy_pairs
 from polyhead.evaluate.perplexity import TokenLoss, token_losses
-from polyhead.models.seq2seq import Seq2Seq
 from polyhead.nn.device import place_batch
 from polyhead.nn.loss import IGNORE_INDEX, Loss, cross_entropy
 from polyhead.train.distributed.process_group import MapFn
 from polyhead.train.loggers import MetricsRow
 from polyhead.train.loop import train_model
 from polyhead.train.strategies.parallelize import parallelize
-from polyhead.train.tasks.common import seq2seq_features, seq2seq_loss
+from polyhead.train.tasks.common import seq2seq_features
 from polyhead.train.train_state import TrainState
 from polyhead_lab.registry import SEEDS_NOTE, DotPlot, Figure, LabContext, LinePlot, Points, SeedValues
 from polyhead_lab.statistics import format_mean, time_interleaved, verdict_all, verdict_less
 
 PAD, START = 0, 1
 FIRST_SYMBOL = 2  # first token id that is not a special token
+FIRST_HELD_OUT = 1_000_000  # batch numbers from here on are not used in training
 
 Drawn = tuple[Ints, Ints, Ints]
 DrawRows = Callable[[np.random.Generator, int], Drawn]
@@ -48,12 +48,14 @@ class SyntheticTask(NamedTuple):
     max_len: int
     draw: DrawRows
     rows: int = 64  # rows of a batch
-    features: Callable[[Any, PairBatch], torch.Tensor] = seq2seq_features  # what the LM head reads
+    kind: str = "encoder-decoder"  # of the model; a decoder reads the target only, an encoder the source
+    draw_held_out: DrawRows | None = None  # if held-out rows come from elsewhere
 
     def batch(self, seed: int, number: int, rows: int | None = None) -> PairBatch:
         """The batch with this number; the same for every model that is compared."""
         rng = np.random.default_rng([seed, number])
-        source, target, labels = (torch.from_numpy(x) for x in self.draw(rng, rows or self.rows))
+        draw = self.draw_held_out if number >= FIRST_HELD_OUT and self.draw_held_out else self.draw
+        source, target, labels = (torch.from_numpy(x) for x in draw(rng, rows or self.rows))
         is_padding = source == PAD
         pos = torch.arange(source.size(1)).expand_as(source).masked_fill(is_padding, -1)
         n_labels = int((labels != IGNORE_INDEX).sum())
@@ -149,7 +151,6 @@ COPY_AND_RECALL = {"copying": (make_copy_task(), 200), "recall": (make_recall_ta
 """Tasks that attention designs are compared on, with their numbers of training steps."""
 
 
-FIRST_HELD_OUT = 1_000_000  # batch numbers from here on are not used in training
 _BASE_CONFIG: dict[str, Any] = {
     "d_model": 64,
     "n_layers": 2,
@@ -194,9 +195,8 @@ def shrink_if_quick(lab: LabContext, problem: SyntheticTask) -> SyntheticTask:
 
 def make_small_config(problem: SyntheticTask, **changes: Any) -> ModelConfig:
     """Config of the lab's small model for a task, with changes."""
-    return ModelConfig(
-        **{**_BASE_CONFIG, "vocab_size": problem.vocab_size, "max_len": problem.max_len, **changes}
-    )
+    sizes = {"kind": problem.kind, "vocab_size": problem.vocab_size, "max_len": problem.max_len}
+    return ModelConfig(**{**_BASE_CONFIG, **sizes, **changes})
 
 
 def pick_model_size(lab: LabContext, d_ff: int = 256) -> dict[str, int]:
@@ -333,6 +333,7 @@ def train_by_task(
     tasks: Mapping[str, tuple[SyntheticTask, int]],
     designs: Mapping[str, Mapping[str, Any]],
     status_format: str = "{task}, seed {seed}, {name}: loss {run.loss:.3f}",
+    lr: float = 5e-3,
 ) -> TaskRuns:
     """``train_designs`` on several tasks with their numbers of steps.
 
@@ -343,7 +344,7 @@ def train_by_task(
         configs = {name: make_small_config(problem, **changes) for name, changes in designs.items()}
         of_task = status_format.replace("{task}", task)
         runs[task] = train_designs(
-            lab, problem, configs, steps=lab.pick_size(steps, 4), status_format=of_task
+            lab, problem, configs, steps=lab.pick_size(steps, 4), lr=lr, status_format=of_task
         )
     return runs
 
@@ -416,9 +417,8 @@ class GeneratedTask:
     def count_labels(self, batch: PairBatch) -> int:
         return batch.n_tokens
 
-    def loss(self, model: Any, batch: PairBatch) -> Loss:
-        batch, host = place_batch(model, batch)
-        return cross_entropy(self.problem.features(model, batch), model.head, batch.labels, host=host.labels)
+    def loss(self, model: nn.Module, batch: PairBatch) -> Loss:
+        return compute_loss(model, batch)
 
     def evaluate(self, model: nn.Module, map_fn: MapFn = map) -> dict[str, float]:
         self.metrics = evaluate_held_out(model, self.problem)
@@ -432,13 +432,30 @@ def time_training_steps(
 
     Without the optimizer, whose cost depends only on the parameters.
     """
-
-    def run_backward(model: Seq2Seq) -> None:
-        seq2seq_loss(model, batch, 0.0).total.backward()
-        model.zero_grad(set_to_none=True)
-
     models = {name: build(config, lab.seed).train() for name, config in designs.items()}
-    return time_interleaved({name: partial(run_backward, model) for name, model in models.items()}, rounds)
+    return time_interleaved(
+        {name: partial(run_backward, model, batch) for name, model in models.items()}, rounds
+    )
+
+
+def run_backward(model: nn.Module, batch: PairBatch) -> None:
+    """Forward and backward pass of a batch; the gradients are discarded."""
+    compute_loss(model, batch).total.backward()
+    model.zero_grad(set_to_none=True)
+
+
+def compute_head_input(model: Any, batch: PairBatch) -> Tensor:
+    """Features that the LM head reads, also of a decoder or an encoder alone."""
+    if model.config.kind == "encoder":
+        features: Tensor = model.features(batch.source, batch.source_pos)
+        return features
+    return model.features(batch.target) if model.config.kind == "decoder" else seq2seq_features(model, batch)
+
+
+def compute_loss(model: Any, batch: PairBatch) -> Loss:
+    """Cross-entropy of a batch, as a sum over labels."""
+    batch, host = place_batch(model, batch)
+    return cross_entropy(compute_head_input(model, batch), model.head, batch.labels, host=host.labels)
 
 
 @torch.inference_mode()
@@ -447,5 +464,5 @@ def evaluate_held_out(model: Any, problem: SyntheticTask, n_batches: int = 4) ->
     model.eval()
     held_out = (problem.batch(0, number) for number in range(FIRST_HELD_OUT, FIRST_HELD_OUT + n_batches))
     return TokenLoss.from_parts(
-        token_losses(problem.features(model, batch), model.head, batch.labels) for batch in held_out
+        token_losses(compute_head_input(model, batch), model.head, batch.labels) for batch in held_out
     ).compute_metrics()

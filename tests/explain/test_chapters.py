@@ -12,7 +12,16 @@ from polyhead_lab.registry import EXPERIMENTS
 
 ROOT = Path(__file__).parents[2]
 NAMES = ["tokens", "embedding", "positions", "queries-keys-values", "scale", "heads", "coreference"]
-NAMES += ["masks", "encoder-decoder", "residual-norm", "feed-forward", "training", "decoding", "cache", "cost"]
+NAMES += [
+    "masks",
+    "encoder-decoder",
+    "residual-norm",
+    "feed-forward",
+    "training",
+    "decoding",
+    "cache",
+    "cost",
+]
 DESIGNS = [
     ("encoder-decoder", {}),
     ("decoder", {"position": "rope", "norm_first": True, "norm": "rmsnorm", "feed_forward": "swiglu"}),

@@ -11,7 +11,7 @@ RESULT = ExperimentResult(
         Claim("a < b", "Somebody, 2020", "1 & 2", True),
         Claim("c > d", "Nobody", "3", False),
         Claim("e = f", "Anybody", "4", None),
-        Claim("g", "Anybody", "5", None),
+        Claim("g", "Anybody", "5", None, "toy task"),
     ],
     [
         LinePlot("Loss", "step", {"<x>": [(1, 4.0), (2, NAN), (3, 2.0)], "lost": [(1, NAN)]}),

@@ -4,6 +4,7 @@ from polyhead_lab.registry import EXPERIMENTS, Claim, ExperimentResult
 
 QUICK = ("coreference", "linear", "parallelism", "scaling")  # whose quick runs take a second
 SLOW = ("activations", "caches", "embedding", "heads", "norms")
+SLOW += ("batchnorm", "head-diversity", "model-size", "position-cost", "residual", "similarity", "zero-shot")
 SLOW += ("paging", "positions", "prenorm", "recurrence", "tied-qkv", "tokens")
 NAMES = sorted(QUICK + SLOW)
 

@@ -6,6 +6,7 @@ from tests.explain.explain_helpers import sinusoid
 from polyhead.models.build import build
 from polyhead_lab import positions
 from polyhead_lab.short_training import make_small_config
+from polyhead_lab.text_task import make_text_task
 
 D = 16
 N_TOKENS, N_POSITIONS = 258, 64
@@ -30,3 +31,11 @@ def test_norms_and_cosines_match_reference(scale, factor):
         for p in sinusoids
     ]
     assert result.cosine == pytest.approx(sum(cosines) / len(cosines), rel=1e-4)
+
+
+def test_shaw_adds_products_with_every_distance():
+    text = make_text_task(6, 2)
+    plain, alibi, shaw = (positions.count_step_flops(text, name) for name in ("sinusoidal", "alibi", "shaw"))
+    products = 2 * 2 * 4 * 6 * 16 * 33  # rows, heads, tokens and width of 33 distances, 2 operations each
+    assert alibi == plain
+    assert shaw - plain == 2 * 2 * 3 * products  # keys and values, layers, passes forward and back

@@ -103,7 +103,7 @@ def format_finding(name: str, finding: ExperimentOutput, quick: bool) -> list[st
     for claim in result.claims:
         lines += [
             "",
-            *wrap_paragraph(f"{claim.verdict.upper():<12}  {claim.sentence}", "  ", " " * 16),
+            *wrap_paragraph(f"{claim.verdict.upper() + claim.scope:<12}  {claim.sentence}", "  ", " " * 16),
             *wrap_paragraph(f"[{claim.source}]", " " * 16, " " * 16),
             *wrap_paragraph(claim.measurement, " " * 16, " " * 16),
         ]
