@@ -25,9 +25,10 @@ from polyhead.core.registry import ALL_REGISTRIES, Registry
 HERE = Path(__file__).parent
 STATEMENTS_INTRODUCTION = """# What the literature says
 
-Every statement of the literature on Transformers in our own words, where it is in Polyhead, and the test or experiment
-that shows it. *Yes*: it is there, and a test compares it with an independent reference. *Held*, *did not hold*,
-*undecided*: a claim, which an [experiment](lab.md) measures. *Words*: there is nothing to measure. Tests are in `tests/`.
+Every statement of the literature on Transformers in our own words, where it is in Polyhead, and the test or
+experiment that shows it. *Yes*: it is there, and a test compares it with an independent reference. *Held*,
+*did not hold*, *undecided*: a claim, which an [experiment](lab.md) measures. *Words*: there is nothing to
+measure. Tests are in `tests/`.
 """
 Facts = dict[str, list[dict[str, str]]]
 

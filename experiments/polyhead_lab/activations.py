@@ -41,7 +41,7 @@ from polyhead_lab.statistics import (
 
 LOOKUP_TASK = make_lookup_task(symbols=10)
 D_FF = 192
-_PLAIN_ACTIVATIONS = ("relu", "leaky_relu", "prelu", "gelu", "silu", "tanh")
+_PLAIN_ACTIVATIONS = ("relu", "leaky_relu", "prelu", "gelu", "silu", "tanh", "sigmoid")
 _GATED_ACTIVATIONS = ("reglu", "geglu", "swiglu")  # three matrices instead of two, so two thirds of the width
 _LEARNING_RATES = {"normal": 3e-3, "high": 5e-2}
 _ACTIVATIONS_BY_RATE = {
@@ -117,6 +117,12 @@ def measure_activations(lab: LabContext) -> ExperimentResult:
             "Hendrycks & Gimpel, 2016; Ramachandran et al., 2017",
             f"At the normal rate: gelu {loss['gelu']}, silu {loss['silu']}, relu {loss['relu']}.",
             verdict_all(verdict_less(normal[name].losses, normal["relu"].losses) for name in smooth), TOY,
+        ),
+        Claim(
+            "Tanh learns better than the sigmoid.",
+            "LeCun et al., 1998 (Efficient BackProp), section 4.4: its outputs are centred",
+            f"At the normal rate: tanh {loss['tanh']}, sigmoid {loss['sigmoid']}.",
+            verdict_less(normal["tanh"].losses, normal["sigmoid"].losses), TOY,
         ),
         Claim(
             "Gated layers are better than plain ones with equal parameters.",

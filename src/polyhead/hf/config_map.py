@@ -7,14 +7,15 @@ an option of a part. Of a value with two locations, separated by a space, the fi
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 from polyhead.config.model import ModelConfig
 from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError, did_you_mean, format_value
 
 ModelFields = dict[str, Any]
+T = TypeVar("T")
 
 # field -> its key in most families
 SIZE_KEYS: Mapping[str, str] = {
@@ -27,6 +28,8 @@ SIZE_KEYS: Mapping[str, str] = {
 }
 # attention and feed-forward in parallel after one shared norm
 PARALLEL_BLOCK = {"name": "parallel", "one_norm": True}
+SLIDING_ATTENTION, FULL_ATTENTION = "sliding_attention", "full_attention"
+MAX_LAYERS = 10_000
 
 
 class ConfigField(NamedTuple):
@@ -369,3 +372,52 @@ class ConfigReader:
         if value is None:
             raise UserError(f"{self.location}: {key} is missing")
         return value
+
+
+def parse_layer_types(reader: ConfigReader, n_layers: int, is_windowed: Callable[[int], bool]) -> list[str]:
+    """Return layer_types. Without the key, layers for which ``is_windowed`` is true have a window."""
+    kinds = reader.get_strings("layer_types") or [
+        SLIDING_ATTENTION if is_windowed(i) else FULL_ATTENTION for i in range(min(n_layers, MAX_LAYERS))
+    ]
+    if len(kinds) != n_layers or not set(kinds) <= {SLIDING_ATTENTION, FULL_ATTENTION}:
+        raise reader.value_error(
+            "layer_types", f"{SLIDING_ATTENTION} or {FULL_ATTENTION} for each of {n_layers} layers"
+        )
+    return kinds
+
+
+def shortest_period(layers: Sequence[T]) -> list[T]:
+    """Return the shortest prefix that the layers repeat."""
+    lengths = range(1, len(layers) + 1)
+    return list(
+        next(layers[:n] for n in lengths if all(layer == layers[i % n] for i, layer in enumerate(layers)))
+    )
+
+
+def build_pattern(kinds: Sequence[str], overrides: Mapping[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the layer pattern of these types, empty if all layers have the parts of the model."""
+    pattern = [overrides[kind] for kind in shortest_period(kinds)]
+    return pattern if any(pattern) else []
+
+
+def rope_options(config: ModelConfig) -> dict[str, Any]:
+    """Return the rope options of the first layer with positions, or the model's."""
+    layers = (layer_choice(config, "position", i) for i in range(config.n_layers))
+    return next((position for position in layers if position.name != "none"), config.position).options
+
+
+def read_window(reader: ConfigReader) -> int:
+    """Return the window size of a config in which some layer has a window."""
+    return reader.get_int("sliding_window", None if reader.is_null("sliding_window") else 4096)
+
+
+def write_windows(config: ModelConfig, default_window: int | None = None) -> dict[str, Any]:
+    """Inverse of ``parse_layer_types``, with the size of the first window.
+
+    ``default_window`` is written if no layer has a window, since transformers builds window masks anyway.
+    """
+    sizes = [layer_choice(config, "attention", i).options.get("window") for i in range(config.n_layers)]
+    return {
+        "sliding_window": next((size for size in sizes if size is not None), default_window),
+        "layer_types": [FULL_ATTENTION if size is None else SLIDING_ATTENTION for size in sizes],
+    }

@@ -9,6 +9,7 @@ from typing import Any
 from polyhead.config.model import ModelConfig
 from polyhead.hf.config_map import (
     DECODER,
+    MAX_LAYERS,
     PARALLEL_BLOCK,
     ConfigField,
     ConfigReader,
@@ -25,8 +26,8 @@ from polyhead.hf.config_map import (
     map_sizes,
     map_tied_embeddings,
     require,
+    shortest_period,
 )
-from polyhead.hf.families.layer_types import MAX_LAYERS, shortest_period
 from polyhead.hf.family import (
     CONCAT,
     CONCAT_TRANSPOSE,

@@ -12,6 +12,7 @@ from polyhead.config.model import ModelConfig
 from polyhead.core.errors import UserError
 from polyhead.hf.config_map import (
     DECODER,
+    FULL_ATTENTION,
     ConfigField,
     ConfigReader,
     ModelFields,
@@ -25,7 +26,6 @@ from polyhead.hf.config_map import (
     map_tied_embeddings,
     require,
 )
-from polyhead.hf.families.layer_types import FULL_ATTENTION
 from polyhead.hf.family import (
     FAMILY,
     FINAL_NORM,

@@ -10,22 +10,20 @@ from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError
 from polyhead.core.option_types import resolve_factor
 from polyhead.hf.config_map import (
+    FULL_ATTENTION,
+    SLIDING_ATTENTION,
     ConfigField,
     ConfigReader,
     ModelFields,
+    build_pattern,
     constant,
     defaults,
     ignore,
     map_bool,
     map_float,
     map_int,
-    require,
-)
-from polyhead.hf.families.layer_types import (
-    FULL_ATTENTION,
-    SLIDING_ATTENTION,
-    build_pattern,
     parse_layer_types,
+    require,
     write_windows,
 )
 from polyhead.hf.families.layernorm_llama import GATE_UP

@@ -6,9 +6,12 @@ from typing import Any
 
 from polyhead.config.model import ModelConfig
 from polyhead.hf.config_map import (
+    FULL_ATTENTION,
+    SLIDING_ATTENTION,
     ConfigField,
     ConfigReader,
     ModelFields,
+    build_pattern,
     constant,
     defaults,
     ignore,
@@ -18,7 +21,9 @@ from polyhead.hf.config_map import (
     map_int,
     map_norm,
     map_sizes,
+    parse_layer_types,
     require,
+    write_windows,
 )
 from polyhead.hf.families.bert import BODY, FIRST_POOLING, bert_keys
 from polyhead.hf.families.encoder_common import (
@@ -33,13 +38,6 @@ from polyhead.hf.families.encoder_common import (
     tied_head_weights,
     write_heads,
     write_labels,
-)
-from polyhead.hf.families.layer_types import (
-    FULL_ATTENTION,
-    SLIDING_ATTENTION,
-    build_pattern,
-    parse_layer_types,
-    write_windows,
 )
 from polyhead.hf.families.llama import BIASES, BUFFERS, DIVISIBLE_HEADS, HEAD_DIM, TIED, llama_keys, map_rope
 from polyhead.hf.families.llama import TABLE as LLAMA

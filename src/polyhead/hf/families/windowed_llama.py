@@ -7,10 +7,14 @@ from typing import Any
 from polyhead.config.model import ModelConfig
 from polyhead.core.option_types import resolve_factor
 from polyhead.hf.config_map import (
+    FULL_ATTENTION,
+    MAX_LAYERS,
     PARALLEL_BLOCK,
+    SLIDING_ATTENTION,
     ConfigField,
     ConfigReader,
     ModelFields,
+    build_pattern,
     constant,
     defaults,
     ignore,
@@ -18,15 +22,9 @@ from polyhead.hf.config_map import (
     map_bool,
     map_float,
     map_norm,
-    require,
-)
-from polyhead.hf.families.layer_types import (
-    FULL_ATTENTION,
-    MAX_LAYERS,
-    SLIDING_ATTENTION,
-    build_pattern,
     parse_layer_types,
     read_window,
+    require,
     rope_options,
     shortest_period,
     write_windows,
