@@ -65,10 +65,10 @@ def choose_recurrent(kind: str, **options: bool) -> dict[str, Choice]:
 
 LENGTH, N_VALUES = 32, 8
 LATCH_TASK = make_latch_task(LENGTH, N_VALUES)
-PLAIN_RNN, GATED_RNNS, CNN, FULL_ATTENTION = "RNN", ("LSTM", "GRU"), "CNN", "Transformer"
+PLAIN_RNN, GATED_RNNS, CNN, TRANSFORMER = "RNN", ("LSTM", "GRU"), "CNN", "Transformer"
 # only the decoder reads the text, so attention to the source would add nothing
 _DESIGNS: dict[str, dict[str, Any]] = {
-    FULL_ATTENTION: {},
+    TRANSFORMER: {},
     PLAIN_RNN: choose_recurrent("rnn", attention=False, bidirectional=False),
     "LSTM": choose_recurrent("lstm", attention=False, bidirectional=False),
     "GRU": choose_recurrent("gru", attention=False, bidirectional=False),
@@ -136,9 +136,9 @@ def make_claims(recall: ByDistance, gradients: ByDistance) -> list[Claim]:
         Claim(
             "The gradient of attention does not vanish with distance.",
             "Vaswani et al., 2017, table 1: paths of length 1",
-            f"At the start of training: Transformer {factors[FULL_ATTENTION]} (does not vanish: at least a "
+            f"At the start of training: Transformer {factors[TRANSFORMER]} (does not vanish: at least a "
             "tenth).",
-            verdict_above(decades[FULL_ATTENTION], -1.0),
+            verdict_above(decades[TRANSFORMER], -1.0),
             TOY,
         ),
         Claim(

@@ -41,7 +41,8 @@ def write_table(name: str, rows: Sequence[dict[str, Any]]) -> str:
 
 
 def write_lines(*names: str, lines: Sequence[str] = SENTENCES) -> list[str]:
-    """Write the same lines to files of these names."""
+    """Write lines to files of these names; those of a target, such as b.txt or train.de, end in a dot."""
     for name in names:
-        Path(name).write_text("".join(f"{line}\n" for line in lines))
+        end = " ." if Path(name).stem == "b" or name.endswith(".de") else ""
+        Path(name).write_text("".join(f"{line}{line and end}\n" for line in lines))
     return list(names)

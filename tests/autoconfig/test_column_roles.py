@@ -142,7 +142,7 @@ def test_header_of_a_tsv_is_detected(header, columns, expected):
 @pytest.mark.parametrize("indent", [None, 2])
 def test_json_list_is_refused_with_advice(indent):
     Path("a.json").write_text(json.dumps(REVIEWS, indent=indent))
-    with pytest.raises(UserError, match=r"a.json is one JSON list; .*jq -c '.\[\]' a.json > a.jsonl"):
+    with pytest.raises(UserError, match=r"a.json is one JSON list[,;] .*jq -c '.\[\]'"):
         inspect_data(["a.json"], {})
 
 

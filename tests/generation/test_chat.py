@@ -107,7 +107,7 @@ def test_messages_and_options_of_a_chat(run):
     assert "".join(session.answer(HELLO, seed=4)) == answer == session.reply(HELLO, seed=4).content
     plain = Run(run.model, run.tokenizer, GenerationConfig())
     for request, message in (
-        (lambda: plain.chat(HELLO), r"^[^\n]*set it with --chat or chat=: chatml, gemma[^\n]*$"),
+        (lambda: plain.chat(HELLO), r"^[^\n]*set it with chat=: chatml, gemma[^\n]*$"),
         (lambda: plain.chat(HELLO, chat="chatlm"), "did you mean 'chatml'"),
         (lambda: plain.chat(HELLO, chat="llama3"), "needs the token"),
         (lambda: plain.generate(["x"], chat="plain"), "chat has no effect on sampled text"),

@@ -92,7 +92,7 @@ def test_valid_and_invalid_templates_in_tokenizer_config(checkpoint):
         write_older_template(checkpoint, template)
         run = load(checkpoint)
         assert run.generation.chat is None
-        with pytest.raises(UserError, match="set it with --chat"):
+        with pytest.raises(UserError, match="set it with chat="):
             run.chat(QUESTION)
         assert not list(checkpoint.glob("evil"))
     assert isinstance(run.chat(QUESTION, chat="chatml", max_new_tokens=3), str)

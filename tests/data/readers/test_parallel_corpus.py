@@ -152,7 +152,7 @@ CORPORA = {
     "film": ({"a.en": b"\0\0\0\x20ftypisom\0\0", "a.de": "1\n"}, "a.en is sound or a film.*whisper"),
     "XML": ({"a.en": '<?xml version="1.0"?>\n<tmx/>\n', "a.de": "1\n2\n"}, "a.en is XML.*sed"),
     "notebook": ({"a.en": '{\n "cells": [{"cell_type": "code"}]}\n', "a.de": "1\n"}, "is a notebook.*jq"),
-    "pretty": ({"a.en": '[\n  {"text": "one"}\n]\n', "a.de": "1\n2\n3\n"}, "is JSON on several lines.*jq"),
+    "pretty": ({"a.en": '[\n  {"text": "one"}\n]\n', "a.de": "1\n2\n3\n"}, "is one JSON list.*jq"),
     "short SRT": ({"a.en": "1\n0:00:01,000 --> 0:00:02,000\none\n", "a.de": "1\n"}, "is subtitles"),
     "picture": ({"a.en": b"\x89PNG\r\n\x1a\n", "a.de": "1\n"}, "a picture.*tesseract"),
     "7-Zip": ({"a.en": b"7z\xbc\xaf\x27\x1c\x00", "a.de": "1\n"}, "with 7-Zip.*7z x"),
