@@ -30,6 +30,7 @@ _SUPERSCRIPTS = str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789")
 _UNITS = {"k": 1e3, "M": 1e6, "G": 1e9}
 _FUNCTIONS = {name: getattr(math, name) for name in ("exp", "floor", "sqrt", "cos", "sin", "tanh", "ceil")}
 _FUNCTIONS |= {"ln": math.log, "min": min, "max": max, "abs": abs, "σ": lambda x: 1 / (1 + math.exp(-x))}
+_FUNCTIONS["inf"] = math.inf
 
 
 def open_walk(open_page, location, **options):
@@ -101,7 +102,7 @@ def evaluate_formula(text):
     text = re.sub(r"√([\d.]+)", r"(\1**0.5)", text).replace("√(", "sqrt(").replace("×", "*")
     text = re.sub(r"\|([^|]+)\|", r"abs(\1)", text)
     text = text.replace("·", "*").replace("^", "**").replace("⌊", "floor(").replace("⌈", "ceil(")
-    text = text.replace("⌋", ")").replace("⌉", ")")
+    text = text.replace("⌋", ")").replace("⌉", ")").replace("∞", "inf")
     if "…" in text or set(re.findall(r"[^\W\d_]+", text)) - _FUNCTIONS.keys():
         return None
     return float(eval(text, {"__builtins__": {}}, _FUNCTIONS))

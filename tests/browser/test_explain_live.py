@@ -146,7 +146,7 @@ def test_lever_forms_match_changed_model(open_page, service):
         page.get_by_role("button", name="Compute").click()
         wait_for_cases(page, lever, 2)
         other = compute_log_probs(service.run.model, ids, lever, setting)
-        kl = (other.exp() * (other - plain)).sum(-1)
+        kl = (plain.exp() * (plain - other)).sum(-1)
         assert kl.max() > 1e-4
         numbers = read_numbers(page, "#card-lever")
         assert select_values(numbers, "KL") == pytest.approx(kl.tolist(), rel=1e-3, abs=1e-9), lever
