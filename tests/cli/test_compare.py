@@ -30,7 +30,7 @@ def workdir(tmp_path, monkeypatch):
 
 
 def start(*arguments):
-    command = [sys.executable, "-m", "polyhead", "compare", "toy.yaml", *arguments]
+    command = [sys.executable, "-m", "polyhead", "compare", "toy.yaml", "--vary", "norm=rmsnorm", *arguments]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
