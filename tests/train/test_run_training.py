@@ -362,6 +362,18 @@ def test_files_of_no_run_are_not_overwritten(name, corpus_dir):
         run_training(recipe.model_copy(update={"out": recipe.out / "notes.txt"}), report=Notes())
 
 
+@pytest.mark.parametrize("resume", [False, True])
+@pytest.mark.parametrize(
+    "name", ["README.md", "metrics.jsonl", "baseline.json", "tracker.json", "checkpoints/latest"]
+)
+def test_directory_in_place_of_file_is_refused(name, resume, corpus_dir):
+    """Before training, and not at its end, when it writes the file."""
+    recipe = small_recipe(corpus_dir, "damaged", steps=1)
+    (recipe.out / name).mkdir(parents=True)
+    with user_error(f"^{re.escape(str(recipe.out / name))} is a directory; expected a file"):
+        check_directory(recipe, resume=resume)
+
+
 @pytest.mark.acceptance("A8")
 def test_failed_start_leaves_no_files(corpus_dir):
     recipe = small_recipe(corpus_dir, steps=2)

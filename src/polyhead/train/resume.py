@@ -47,6 +47,7 @@ DESCRIPTION_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
 )
+_WRITTEN_FILES = (*DESCRIPTION_FILES, "metrics.jsonl", "baseline.json", "tracker.json", "checkpoints/latest")
 CHANGEABLE_KEYS = {f"train.{name}" for name in _CHANGEABLE_TRAIN_KEYS}
 
 
@@ -65,6 +66,9 @@ def check_directory(recipe: Recipe, resume: bool) -> Recipe | None:
     has_run = has_weights(recipe.out)
     if recipe.out.exists() and not recipe.out.is_dir():
         raise UserError(f"out: {recipe.out} is a file; expected a directory")
+    for path in (recipe.out / name for name in _WRITTEN_FILES):
+        if path.is_dir():  # an error now, and not when training writes the file, after its last step
+            raise UserError(f"{path} is a directory; expected a file")
     if not resume:
         if has_run:
             raise UserError(
