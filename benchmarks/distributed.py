@@ -32,6 +32,8 @@ from polyhead.train.distributed.local_tensor import get_local
 from polyhead.train.distributed.torch_process_group import init_process_group
 from polyhead.train.loggers import Reporters
 from polyhead.train.run_training import run_training
+from polyhead.train.strategies.base import Strategy
+from polyhead.train.update import PendingMetrics, StepMetrics
 from polyhead.viz.run_record import read_metrics
 
 
@@ -226,14 +228,14 @@ def train_rank(recipe_file: Path, result_file: Path) -> None:
     seen: dict[str, Any] = {}
     real_step = loop.train_step
 
-    def count_step(training: Any, *arguments: Any) -> str:
-        reason = real_step(training, *arguments)
+    def count_step(strategy: Strategy, *arguments: Any) -> StepMetrics | PendingMetrics:
+        metrics, training = real_step(strategy, *arguments), strategy.training
         seen["parameters"] = count_numbers(training.model.parameters())
         states = (optimizer.state_dict()["state"].values() for optimizer in training.optimizers)
         seen["state"] = count_numbers(x for entries in states for entry in entries for x in entry.values())
-        return reason
+        return metrics
 
-    loop.train_step = count_step  # type: ignore[assignment]
+    loop.train_step = count_step
     recipe = Recipe.model_validate_json(recipe_file.read_text())
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     try:

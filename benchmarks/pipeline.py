@@ -28,6 +28,7 @@ from polyhead.config.model import ModelConfig
 from polyhead.data.batching.token_windows import TokenWindows
 from polyhead.models import build
 from polyhead.nn.loss import Loss
+from polyhead.nn.stack import StackLayers
 from polyhead.train.distributed.pipeline import SCHEDULES, PipelineModel
 from polyhead.train.tasks.common import causal_lm_loss, count_causal_lm_labels
 
@@ -82,7 +83,7 @@ def measure_bubble(mesh: DeviceMesh, schedule: Any, n_micro_batches: int, second
     config = ModelConfig(kind="decoder", vocab_size=8, d_model=4, n_heads=1, n_layers=size * stages_per_rank,
         d_ff=4, tie_embeddings="none", dropout=0.0)  # fmt: skip
     model = build(config, 1)
-    model.stack.layers = nn.ModuleList(
+    model.stack.layers = StackLayers(
         SleepingLayer(seconds / stages_per_rank) for _ in range(size * stages_per_rank)
     )
     pipeline = PipelineModel(model, LanguageModeling(), mesh, schedule, n_micro_batches)
