@@ -54,11 +54,11 @@ def test_time_budget_is_probed_on_the_device(corpus_dir, monkeypatch):
     devices = []
     check_memory = trial.check_memory
 
-    def rehearse(training, task, *rest):
-        assert isinstance(task, DistillationTask)
-        models = (training.model, *(teacher.run.model for teacher in task.teachers))
+    def rehearse(training, strategy, config):
+        assert isinstance(strategy.task, DistillationTask)
+        models = (training.model, *(teacher.run.model for teacher in strategy.task.teachers))
         devices.extend(p.device for one in models for p in one.parameters())
-        check_memory(training, task, *rest)
+        check_memory(training, strategy, config)
 
     monkeypatch.setattr(trial, "check_memory", rehearse)
     monkeypatch.setattr(trial, "PROBE_SHARE", 0.0)
