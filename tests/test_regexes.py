@@ -17,6 +17,8 @@ import pytest
 
 from polyhead.config import yaml_io
 from polyhead.data.readers.csv import _RecordLines
+from polyhead.data.readers.detect_encoding import _ENCODINGS
+from polyhead.data.readers.files import _PATTERNS
 from polyhead.hf.family import FAMILY
 from polyhead.hf.hub import KNOWN_OWNERS
 
@@ -26,10 +28,15 @@ CHARACTERS = sorted({*string.printable, "é", "你", "\udc80"})
 LONGEST = 32_000  # characters
 # made of escaped words, or of what another place or a test yields
 COMPUTED_PATTERNS = (
+    "chat/formats.py",
     "chat/jinja.py",  # also of what a template wrote for a short conversation of ours
+    "chat/sandbox/placeholders.py",
+    "cli/verb_help.py",  # of our own help
     "config/yaml_io.py",
     "core/i18n.py",  # of our own messages
     "data/readers/csv.py",
+    "data/readers/detect_encoding.py",
+    "evaluate/metrics.py",
     "hf/hub.py",
     "hf/load.py",
     "tokenizers/tokenizer.py",
@@ -39,6 +46,7 @@ SMALL = 0.02  # seconds of the processor, below which nothing is compared
 
 def find_patterns():
     """Where a pattern stands, the pattern, and the methods it is used with."""
+    matched = {regex.pattern for regex, *_ in _PATTERNS}  # which have no names of their own
     for path in sorted(SOURCE.rglob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute)]
@@ -58,6 +66,7 @@ def find_patterns():
             except (NameError, AttributeError):
                 assert place.split(":")[0] in COMPUTED_PATTERNS, f"{place}: which pattern is it?"
                 continue
+            methods = {"match"} if pattern in matched else methods
             pattern = pattern.decode("latin-1") if isinstance(pattern, bytes) else pattern
             yield place, pattern, ({*methods} & CALLS or {"search"}) if method == "compile" else {method}
     for tag, (pattern, _) in yaml_io._NUMBERS.items():
@@ -69,6 +78,8 @@ def find_patterns():
         lines = _RecordLines(iter(()), delimiter, 0)
         yield "csv spaced quote", lines.spaced_quote.pattern, {"search"}
         yield "csv field", lines.field.pattern, {"match"}
+    for names, regex, _ in _ENCODINGS:
+        yield f"encoding {names[0]}", regex.pattern, {"findall"}
     yield from ((f"hub {owner}", names, {"fullmatch"}) for owner, names in KNOWN_OWNERS.items())
 
 

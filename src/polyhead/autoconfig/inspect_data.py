@@ -231,7 +231,8 @@ def _choose_validation(summary: DataSummary) -> dict[str, Any]:
     splits: dict[str, Any] = {}
     for split, words in _SPLIT_WORDS.items():
         for word in words:
-            candidates = [re.sub(r"train(?=[^/]*$)", word, name) for name in names]
+            parts = (name.rpartition("/") for name in names)
+            candidates = [folder + slash + base.replace("train", word) for folder, slash, base in parts]
             is_renamed = all(other != name for other, name in zip(candidates, names, strict=True))
             unpacked = [name.removesuffix(".gz") for name in candidates]
             if existing := next(

@@ -63,7 +63,7 @@ def _lower_first(message: object) -> str:
 
 def _extra_argument_hint(params: list[Any], message: str) -> str:
     """Return a hint for an unexpected argument, whose name is in the message."""
-    is_path = re.search(r"\.\w+\b[^ ]*\)", message)
+    is_path = re.search(r"\.\w[^ .)]*\)", message)
     if any("TEXT" in str(param.metavar) for param in params) and not is_path:
         return "; quote a text of several words"
     if any("--output" in param.opts for param in params):

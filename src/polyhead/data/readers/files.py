@@ -83,8 +83,8 @@ _PATTERNS = [
         "a notebook",
         "jq -r '.cells[].source | add'",
     ),
-    (re.compile(rb'\s*\[\s*\n\s*["\[{]'), "one JSON list", "jq -c '.[]'"),
-    (re.compile(rb'\s*\{\s*\n\s*"[^"\n]*"\s*:'), "JSON on several lines", "jq -c ."),
+    (re.compile(rb'\s*\[[^\S\n]*\n\s*["\[{]'), "one JSON list", "jq -c '.[]'"),
+    (re.compile(rb'\s*\{[^\S\n]*\n\s*"[^"\n]*"\s*:'), "JSON on several lines", "jq -c ."),
     (
         re.compile(rb"WEBVTT|\s*(\d+\r?\n)?\d+:\d\d:\d\d[,.]\d{3}( --> |,\d+:\d\d:)"),
         "subtitles",
