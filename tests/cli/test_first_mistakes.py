@@ -66,7 +66,7 @@ OPEN_TEXT = "expected a text opened by polyhead.data.readers.plain_text.open_tex
             lambda: ph.estimate("bert-bse"),
             "'bert-bse' is neither a recipe nor the name of a model; did you mean",
         ),
-        (lambda: ph.estimate(CONFIG, layout=5), "layout is 5; expected ParallelLayout"),
+        (lambda: ph.estimate(CONFIG, layout=5), "layout is 5; expected a ParallelLayout"),
         (
             lambda: ph.estimate(CONFIG, batch_size=10**12),
             "batch_size x seq_len is 32,000,000,000,000; expected",

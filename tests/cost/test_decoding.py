@@ -29,7 +29,9 @@ MODELS = [
 def read_tokens(model, choice, n_rows, length):
     cache = make_cache(CACHE.check(choice), model.cache_shape, n_rows, length)
     pos = torch.arange(length).expand(n_rows, -1)
-    memory = model.encode(torch.zeros(n_rows, 9, dtype=torch.int64)) if hasattr(model, "encode") else None
+    memory = (
+        model.encode(torch.zeros(n_rows, 9, dtype=torch.int64)) if getattr(model, "encode", None) else None
+    )
     cache.prepare_step(range(n_rows), pos)
     model.decode(torch.zeros_like(pos), pos, cache, memory)
     return cache, memory

@@ -81,7 +81,7 @@ def test_parallel_files_are_sampled_by_lines(workdir, monkeypatch):
 def test_columns_of_the_test_text_only(workdir):
     for name in ("train", "valid"):
         for side in ("en", "de"):
-            write_lines(f"{name}.{side}", make_lines(20))
+            write_lines(f"{name}.{side}", [f"{side} {line}" for line in make_lines(20)])
     write_lines("test.tsv", [f"x\t{line}\t{line}" for line in make_lines(5)])
     files = ["train.en", "train.de"], ["valid.en", "valid.de"]
     columns = {"source": 1, "target": 2}

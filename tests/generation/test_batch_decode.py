@@ -99,7 +99,7 @@ def test_prefixes_start_the_outputs_of_their_lines():
     assert [len(h[0].tokens) for h in outputs] == [3, 6, 12]
     assert [max_output_len(n, config) for n in (0, 1, 2, 3)] == [2, 3, 5, 6]
     for sources, prefix, message in (
-        (SOURCES, [[3]], "7 lines, but 1 prefixes"),
+        (SOURCES, [[3]], "1 prefixes for 7 texts"),
         ([[1]], [[3] * 12], "prefix of line 1 has 12 tokens"),
         ([[1], [1]], [[], [1, EOS]], "prefix of line 2 contains the end-of-sentence token 0"),
     ):

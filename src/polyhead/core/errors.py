@@ -96,11 +96,12 @@ def did_you_mean(name: object, allowed: Iterable[str], prefix: str = "", kind: s
     another toolkit comes first.
     """
     word, known = str(name).lower(), {str(candidate).lower(): str(candidate) for candidate in allowed}
-    exact = aliased_name(kind, name), word.partition(".")[0]  # "rope.theta=5" names rope
-    matches = [match for match in exact if match in known][:1]
+    matches = [match for match in (aliased_name(kind, name),) if match in known]
     if not matches and len(word) > 2:
         matches = [candidate for candidate in known if candidate.startswith(word)]
     match = matches[0] if len(matches) == 1 else isinstance(name, str) and find_similar(word, known)
+    if not match and (first_word := word.partition(".")[0]) in known:
+        match = first_word  # "rope.theta=5" names rope
     return f"; did you mean {prefix + known[match]!r}?" if match else ""
 
 

@@ -111,7 +111,10 @@ def known_true(condition: Tensor) -> bool:
     Reading a number of another device waits for all its work. Callers use this only to take a shortcut; the
     path for False must be correct in any case.
     """
-    return not is_traced() and condition.device.type == "cpu" and bool(condition)
+    is_graph = (
+        torch.compiler.is_compiling() or torch.compiler.is_exporting()
+    )  # no call: it runs in each layer
+    return not is_graph and condition.device.type == "cpu" and bool(condition)
 
 
 def true_indices(mask: Tensor, device: torch.device) -> Tensor:

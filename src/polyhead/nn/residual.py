@@ -51,14 +51,13 @@ class Residual(nn.Module):
         self, x: Tensor, sublayer: Callable[..., Tensor], pos: Tensor | None = None, *inputs: Any
     ) -> Tensor:
         """(B, T, C), (B, T) -> (B, T, C); ``inputs`` are what the sub-layer takes after x and pos."""
-        out = self.add(x, self.compute_branch(x, sublayer, pos, *inputs))
+        branch = self.compute_branch(x, sublayer, pos, *inputs)
+        out = x + branch if self.skip == 1 else self.add(x, branch)
         return out if self.norm_first else self.norm(out, pos)
 
     def add(self, x: Tensor, branch: Tensor) -> Tensor:
         """``skip`` · x + branch, without x if ``skip`` is 0."""
-        if self.skip == 0:
-            return branch
-        return x + branch if self.skip == 1 else self.skip * x + branch
+        return branch if self.skip == 0 else self.skip * x + branch
 
     def compute_branch(
         self, x: Tensor, sublayer: Callable[..., Tensor], pos: Tensor | None = None, *inputs: Any
