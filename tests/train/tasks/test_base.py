@@ -7,9 +7,9 @@ from polyhead.train.run_training import run_training
 @pytest.mark.usefixtures("no_report")
 def test_skipped_pairs_are_counted_and_reported(corpus_dir):
     def append_pairs(n, mode="a"):
-        for side in ("de", "en"):
+        for side, word in (("de", "hund"), ("en", "dog")):
             with (corpus_dir / f"train.{side}").open(mode) as file:
-                file.write(f"{'hund ' * 60}\n" * n)
+                file.write(f"{f'{word} ' * 60}\n" * n)
 
     def train(out):
         notes, recipe = Notes(), small_recipe(corpus_dir, out, steps=1, max_tokens=400)  # max_len 32
