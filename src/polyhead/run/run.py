@@ -15,7 +15,7 @@ from polyhead.config.model import ModelConfig
 from polyhead.config.recipe import Recipe
 from polyhead.core.atomic_io import replace_file
 from polyhead.core.choice import Choice
-from polyhead.core.errors import UserError
+from polyhead.core.errors import UserError, format_value
 from polyhead.core.output_paths import check_output_dir
 from polyhead.core.registry import SPECULATIVE
 from polyhead.core.strict_kwargs import strict_methods
@@ -463,6 +463,8 @@ class Run:
                 "a run that was loaded for inference only cannot be saved; load it in fp32 or bf16 "
                 "without fast"
             )
+        if not isinstance(selection, WeightSelection | None):
+            raise UserError(f"selection is {format_value(selection)}; expected WeightSelection")
         directory = check_output_dir(Path(directory), "directory")
         own_directories = self._own_directories | ({self.directory.resolve()} if self.directory else set())
         if has_weights(directory) and directory.resolve() not in own_directories:
