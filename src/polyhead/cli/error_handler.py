@@ -42,7 +42,7 @@ def _parameter_prefix(error: Any) -> str:
 
 def _describe_reason(error: Any) -> str:
     if type(error).__name__ == "NoSuchOption":
-        params = [param for param in error.ctx.command.params if not getattr(param, "hidden", False)]
+        params = [param for param in error.ctx.command.params if not param.hidden]
         names = [name for param in params for name in (*param.opts, *param.secondary_opts)]
         long_options = [name for name in names if name.startswith("--")]
         takes_keys = any(param.metavar == "KEY=VALUE" for param in params)
