@@ -21,7 +21,14 @@ from polyhead.train.tasks.language import LanguageModelingTask
 
 KINDS = ("decoder", "encoder", "encoder-decoder")
 DESIGNS = list(CASES.values())
-DECODER_KEYS = {"decoder_block", "decoder_attention", "cross_attention", "n_decoder_layers", "tie_embeddings"}
+PAIR_KEYS = {
+    "encoder",
+    "decoder_block",
+    "decoder_attention",
+    "cross_attention",
+    "n_decoder_layers",
+    "tie_embeddings",
+}
 """Keys of an encoder-decoder."""
 
 WINDOW = {"attention": {"name": "softmax", "window": 3, "sink": 1}, "n_kv_heads": 2}
@@ -116,7 +123,7 @@ def train_steps(config, ranks=None):
 
 
 def make_config(kind, changes):
-    changes = {k: v for k, v in changes.items() if kind == "encoder-decoder" or k not in DECODER_KEYS}
+    changes = {k: v for k, v in changes.items() if kind == "encoder-decoder" or k not in PAIR_KEYS}
     return ModelConfig.model_validate({"vocab_size": VOCAB, "kind": kind, **SIZES, "dropout": 0.0, **changes})
 
 
@@ -176,7 +183,7 @@ def test_four_ranks_train_as_one_process():
 def test_only_recurrent_parts_are_refused(case):
     changes = CASES[case]
     for kind in KINDS[2:] if "encoder" in changes else KINDS:
-        parts = [part for key, part in changes.items() if kind == KINDS[2] or key not in DECODER_KEYS]
+        parts = [part for key, part in changes.items() if kind == KINDS[2] or key not in PAIR_KEYS]
         has_state = any(f'"{name}"' in json.dumps(parts) for name in STATES)
         assert (find_obstacle((kind, changes)) is not None) == has_state, kind
 
