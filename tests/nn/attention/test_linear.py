@@ -89,8 +89,8 @@ def test_attention_factor_cancels_in_the_output(causal, scaling, fraction):
 @pytest.mark.parametrize("n_kv_heads", [1, 2, 6])
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_recurrent_form_equals_the_chunked_form(options, n_kv_heads, widths):
-    # in fp32 (x . y)^2 near 0 is a sum that cancels
-    rounding = 5e-4 if options.get("feature_map") == "square" else 1e-5
+    # in fp32 (x . y)^2 near 0 is a sum that cancels, and processors add it in different orders
+    rounding = 2e-3 if options.get("feature_map") == "square" else 1e-5
     for dtype, atol in ((torch.double, 1e-10), (torch.float, rounding)):
         a = make_attention(n_kv_heads=n_kv_heads, causal=True, chunk=3, dtype=dtype, **options)
         x = draw(2, 11).to(dtype)
