@@ -14,8 +14,8 @@ N_EACH |= {"recipe": 25, "template": 15, "text": 30}
 @pytest.fixture(scope="module")
 def directories(tmp_path_factory):
     root = tmp_path_factory.mktemp("hostile")
-    for side in ("src", "tgt"):
-        (root / f"train.{side}").write_text("\n".join(TEXTS * 4) + "\n")
+    for side, texts in (("src", TEXTS), ("tgt", TEXTS[::-1])):
+        (root / f"train.{side}").write_text("\n".join(texts * 4) + "\n")
     (root / "recipe.yaml").write_text(
         f"task: translation\ndata: {{train: [{root}/train.src, {root}/train.tgt], valid_fraction: 0.5}}\n"
         "model: {d_model: 16, n_heads: 2, n_layers: 1, d_ff: 32}\ntokenizer: {kind: bpe, vocab_size: 290}\n"
@@ -37,9 +37,9 @@ def find_problem(outcome, hostile):
     refusals = [line for line in lines if line.startswith("polyhead: ")]
     if outcome.code == 2 and (not refusals or lines[-1] != refusals[-1] or len(lines) > 3):
         return f"{len(lines)} lines of errors"
-    n_lines = hostile.text.count(b"\n")
-    if outcome.code == 0 and hostile.files and len(outcome.output.splitlines()) != n_lines:
-        return f"{len(outcome.output.splitlines())} lines of output for {n_lines} of input"
+    n_lines, n_outputs = hostile.text.count(b"\n"), outcome.output.count("\n")
+    if outcome.code == 0 and hostile.files and n_outputs != n_lines:
+        return f"{n_outputs} lines of output for {n_lines} of input"
     return ""
 
 

@@ -62,6 +62,7 @@ CALL = {"role": "assistant", "content": "I look.", "tool_calls": [NOW]}
 RESULT = {"role": "tool", "content": "noon", "tool_call_id": "call00001"}
 CALL_TEXT = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
 REASONING_TEXT = "<think>\nhm\nso\n</think>\n\n"
+NO_THOUGHT = "<think>\n\n</think>\n\n"  # as Qwen 3 learned answers without reasoning
 SKIP_FLAG, LATER = {"train": False}, [NEXT_QUESTION, NEXT_ANSWER]
 REASONING_ANSWER, UNLEARNED_ANSWER = ANSWER | {"reasoning_content": "hm\nso"}, ANSWER | SKIP_FLAG
 
@@ -82,7 +83,7 @@ NO_TOOLS = "but this chat format does not support tools"
         ("chatml", [QUESTION, REASONING_ANSWER], None, NO_REASONING),
         ("smollm3", [QUESTION, REASONING_ANSWER], None, NO_REASONING),
         ("thinks", [QUESTION, REASONING_ANSWER, *LATER], None, f"{NO_REASONING} before a later"),
-        ("thinks", [QUESTION, REASONING_ANSWER | SKIP_FLAG, *LATER], None, ["Good 🐕"]),
+        ("thinks", [QUESTION, REASONING_ANSWER | SKIP_FLAG, *LATER], None, [f"{NO_THOUGHT}Good 🐕"]),
         ("plain", SHORT, TOOLS, f"tools are given (now), {NO_TOOLS}"),
         (
             "deepseek-r1",

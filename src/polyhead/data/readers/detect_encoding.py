@@ -31,7 +31,7 @@ _ENCODINGS = [
         ("SHIFT_JIS CP932 EUC-JP", "\u3041-\u30fc", _IN_OTHER_WORD, 0.3),
         ("EUC-KR CP949", _HANGUL, _IN_OTHER_WORD, 0.25),
         ("LATIN1 CP1252", _ROMAN, _IN_LATIN_WORD, 0.5),
-        ("LATIN1 CP1252", "áéíóúýþæöð", _IN_LATIN_WORD, 0.5),
+        ("LATIN1 CP1252", "áéíóúýþæöðÞ", _IN_LATIN_WORD, 0.5),
         ("MACINTOSH CP850 CP437", _ROMAN_SMALL, _IN_LATIN_WORD, 0.5),
         ("CP1250 ISO-8859-2 ISO-8859-16 CP852", _CENTRAL, _IN_LATIN_WORD, 0.5),
         ("CP1257", "ąčęėįšųūžāēģīķļņŠŽ", _IN_LATIN_WORD, 0.5),
