@@ -1,25 +1,36 @@
 """The page of ``explain`` in a browser: the walk by pointer and keyboard, with the model's own numbers."""
 
 import json
+import math
 import re
 
 import numpy as np
 import pytest
 import torch
-from tests.browser.conftest import PHONE, check_accessibility, mark_slow
-from tests.browser.explain_pages import go_to_station, list_stations, open_walk, read_data_values
+from tests.browser.conftest import PHONE, check_accessibility, mark_slow, wait_until
+from tests.browser.explain_pages import (
+    check_numbers,
+    go_to_station,
+    list_stations,
+    open_walk,
+    parse_value,
+    read_data_values,
+    read_numbers,
+)
 from tests.browser.page_texts import find_english
 from tests.explain.explain_helpers import DESIGNS, TARGET, TEXT, ReferenceWalk, make_run, walk_model
 
 from polyhead.explain.chapters import load_chapters
 from polyhead.explain.document import explain
 from polyhead.explain.walk_page import render_walk_page
+from polyhead.introspect.attention_map import displayed_tokens
 from polyhead.viz.html_page import save_page
 
 TECHNICAL_TERMS = {"English id softmax logit RMS exp max ln KL top sum kB MB GB"}
 OTHER_DESIGNS = {
     "linear attention": {"kind": "decoder", "attention": "linear", "position": "sinusoidal"},
     "recurrent": {"kind": "decoder", "block": "lstm"},
+    "beams": {"generation": {"beam_size": 3, "n_best": 2, "max_length_ratio": 0.0, "max_length_extra": 6}},
     "experts": {"kind": "decoder", "feed_forward": "moe"},
     "head transform": {"kind": "encoder", "norm_first": True, "head_transform_activation": "gelu"},
 }
@@ -35,7 +46,9 @@ def make_page(tmp_path_factory):
         if design not in documents:
             run = make_run(**(DESIGNS[design][0] if design in DESIGNS else OTHER_DESIGNS[design]))
             is_pair = run.kind == "encoder-decoder"
-            document = explain(run, TEXT, *([TARGET] if is_pair else []), has_lever_cases=is_pair)
+            document = explain(
+                run, TEXT, *([TARGET] if is_pair else []), has_lever_cases=design == "Vaswani et al."
+            )
             documents[design] = run, document
         path = directory / f"{re.sub('[^a-zA-Z]', '', design)}-{language}.html"
         if not path.exists():
@@ -95,6 +108,128 @@ def test_score_is_scaled_dot_product(make_page, open_page):
     page.keyboard.press("ArrowLeft")
     assert read_data_values(page.locator("#inspector output")) == [score]
     assert "q · k" in page.locator("#inspector").inner_text()
+
+
+def read_row_labels(page, card):
+    return page.locator(f"{card} .heat .token.end").all_text_contents()
+
+
+def test_rows_of_decoder_have_tokens_of_attention_page(make_page, open_page):
+    run, _, path = make_page("Vaswani et al.")
+    page = open_walk(open_page, path)
+    maps = run.attention_maps(TEXT, TARGET)
+    for station, kind in (("cross", "cross"), ("attn", "decoder")):
+        go_to_station(page, f"decoder.layers.0.{station}")
+        labels = displayed_tokens(maps[kind])[1]
+        assert read_row_labels(page, "#card-softmax") == labels
+        assert labels[0].startswith("▶\u00a0<s> → ") and labels[-1].endswith("■\u00a0</s>")
+
+
+def test_query_is_drawn_beside_keys_weights_and_values(make_page, open_page):
+    run, document, path = make_page("Vaswani et al.")
+    walk = ReferenceWalk()
+    walk_model(run, document, walk)
+    page = open_walk(open_page, path)
+    go_to_station(page, "decoder.layers.1.cross")
+    page.evaluate("explain.go({ head: 1, tokens: [3, 2] })")
+    q, k, v, weights = (
+        walk.arrays[f"decoder.layers.1.cross.{role}"][1] for role in ("q", "k", "v", "weights")
+    )
+    best = weights[2].topk(min(10, len(k))).indices.sort().values
+    rows = [q[2], *k[best]], [weights[2] @ v, *v[best]]
+    for drawing, vectors in zip(("together-k", "together-v"), rows, strict=True):
+        page.locator(f"[data-focus='{drawing}']").focus()
+        page.keyboard.press("Home")
+        for vector in vectors:
+            (value,) = read_data_values(page.locator("#inspector output"))
+            assert value == pytest.approx(float(vector[0]), abs=1e-5)
+            page.keyboard.press("ArrowDown")
+    shown = page.locator("#card-together tbody tr")
+    assert shown.count() == len(best)
+    tops = "all => all.map((one) => Math.round(one.getBoundingClientRect().top))"
+    images = page.locator("[data-focus='together-k'] image").evaluate_all(tops)[1:]
+    assert images == pytest.approx(shown.evaluate_all(tops), abs=6)  # each key in the row of its weight
+    page.set_viewport_size({"width": PHONE.width, "height": 800})
+    lefts = page.locator("#card-together .block").evaluate_all("all => all.map((one) => one.offsetLeft)")
+    assert len(set(lefts)) == 1
+
+
+def test_loss_is_cross_entropy_of_target(make_page, open_page):
+    run, document, path = make_page("Vaswani et al.")
+    ids = [torch.tensor([[token["id"] for token in side["tokens"]]]) for side in document["sides"]]
+    with torch.no_grad():
+        logits = run.model(*ids)[0].double()
+    labels = torch.tensor(document["sides"][1]["next"])
+    losses = torch.nn.functional.cross_entropy(logits, labels, reduction="none")
+    page = open_walk(open_page, path)
+    go_to_station(page, "output")
+    numbers = [
+        one
+        for one in read_numbers(page, "#card-all-positions")
+        if one["title"].startswith(("Loss of", "loss, the mean", "perplexity"))
+    ]
+    mean = float(losses.mean())
+    assert [parse_value(one) for one in numbers] == pytest.approx(
+        [mean, math.exp(mean), *losses.tolist()], rel=1e-5
+    )
+    assert check_numbers(numbers) >= len(losses) + 1
+
+
+def test_film_shows_state_after_chosen_token(make_page, open_page):
+    run, document, path = make_page("linear attention")
+    layer = run.model.stack.layers[0].attn
+    inputs = []
+    hook = layer.register_forward_pre_hook(lambda _, args: inputs.append(args[0]))
+    with torch.no_grad():
+        run.model(torch.tensor([[token["id"] for token in document["sides"][0]["tokens"]]]))
+        hook.remove()
+        states = [torch.cat(layer.project_kv(inputs[0][:, :n], None).sums, -1)[0, 1] for n in (1, 4, 7)]
+    page = open_walk(open_page, path)
+    go_to_station(page, "stack.layers.0.attn")
+    page.evaluate("explain.go({ head: 1 })")
+    for n, state in zip((1, 4, 7), states, strict=True):
+        page.locator(f"[data-focus='S-{n - 1}']").click()
+        assert page.evaluate("explain.state.tokens[0]") == n - 1
+        page.locator("[data-focus='linear-state']").focus()
+        page.keyboard.press("Home")
+        page.keyboard.press("End")
+        for row in range(3):
+            numbers = read_data_values(page.locator("#inspector output"))
+            assert numbers == pytest.approx([float(state[row, -1])], rel=1e-5)
+            page.keyboard.press("ArrowDown")
+    names = page.locator("[data-focus='linear-state'] .tick").all_text_contents()
+    assert names[0] == "v 1" and names[-1] == "z"
+    page = open_walk(open_page, make_page("recurrent")[2])
+    go_to_station(page, "stack.layers.0.rnn")
+    page.locator("[data-focus='h-2']").click()
+    assert page.evaluate("explain.state.tokens[0]") == 2
+
+
+def test_winning_path_spells_first_output(make_page, open_page):
+    _, document, path = make_page("beams")
+    page = open_walk(open_page, path)
+    go_to_station(page, "generation")
+    best = document["generation"]["outputs"][0]
+    x = "all => all.sort((a, b) => a.getAttribute('x') - b.getAttribute('x')).map((one) => one.textContent)"
+    won = page.locator("#card-beams .token.won").evaluate_all(x)
+    beams = [beam for step in document["generation"]["steps"] for beam in step["beams"]]
+    names = {one["id"]: one["text"] for beam in beams for one in beam["candidates"]}
+    assert won[: len(best["ids"])] == [names[i] for i in best["ids"]]
+    assert len(won) - len(best["ids"]) in (0, 1)
+    assert page.locator("#card-teacher").count() == 1  # a target was given
+    assert "nothing written yet" in page.locator("#card-beams").inner_text()
+
+
+def test_wide_drawing_fades_where_it_goes_on(make_page, open_page):
+    page = open_walk(open_page, make_page("beams")[2])
+    page.evaluate("explain.go({ station: 'generation', step: 0 })")
+    region = page.locator("#card-beams .scroll").first
+    edges = "e => ['more-before', 'more-after'].map((name) => e.classList.contains(name))"
+    wait_until(page, "document.querySelector('#card-beams .more-after') !== null")
+    assert region.evaluate(edges) == [False, True]
+    region.evaluate("e => { e.scrollLeft = e.scrollWidth; }")
+    wait_until(page, "document.querySelector('#card-beams .more-before') !== null")
+    assert region.evaluate(edges) == [True, False]
 
 
 def test_weights_table_shows_selected_head_and_token(make_page, open_page):

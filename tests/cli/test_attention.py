@@ -2,6 +2,7 @@
 
 import json
 import re
+from itertools import pairwise
 
 import pytest
 import torch
@@ -72,9 +73,14 @@ def test_page_has_all_maps_and_terminal_one(tiny, tmp_path, cli):
         assert_weights(m, weights[kind])
     assert [len(m["source"]) for m in maps] == [len(source) + 1, len(source) + 1, len(target) + 1]
     assert [len(m["target"]) for m in maps] == [len(target) + 1, len(source) + 1, len(target) + 1]
-    assert maps[2]["source"][0] == "▶"
-    assert [m["target"][-1] for m in maps] == ["■"] * 3
-    expected = AttentionMap(["▶", *target], [*target, "■"], weights["decoder"], kinds[2])
+    start, end = "▶\u00a0<s>", "■\u00a0</s>"
+    assert maps[2]["source"][0] == start
+    assert [m["target"][-1] for m in maps] == [end] * 3
+    # a row of a decoder has the token that goes in and the one that is written
+    names = [token.strip() for token in [start, *target, end]]
+    rows = [f"{token} → {next_token}" for token, next_token in pairwise(names)]
+    assert maps[0]["rows"] == maps[2]["rows"] == rows and maps[1]["rows"] == maps[1]["source"]
+    expected = AttentionMap([start, *target], [*target, end], weights["decoder"], kinds[2], row_labels=rows)
     assert out == f"{attention_text(expected, 0, 2)}\n\nall layers and heads: {page}\n"
     assert f"Given: {TARGET}" in page.read_text()
 

@@ -89,6 +89,45 @@ def test_flops_of_steps_add_up(config):
         assert sum(step["cost"]["parts"].values()) == step["cost"]["flops"]
 
 
+def count_layer_flops(T, S, C, F):
+    """Encoder layer of S tokens, decoder layer of T new ones that see T, keys and values of the source."""
+    encoder = 8 * S * C**2 + 4 * S * S * C + 4 * S * C * F
+    decoder = 8 * T * C**2 + 4 * T * T * C + 4 * T * C**2 + 4 * T * S * C + 4 * T * C * F
+    return encoder, decoder, 4 * S * C**2
+
+
+def test_prefill_of_translator_is_source_and_first_token():
+    run = make_run()
+    document = explain_walk(run, TEXT, TARGET)
+    S, T = (len(side["tokens"]) for side in document["sides"])
+    for length, flops in ((1, "prefill"), (T, "total")):
+        encoder, decoder, source_kv = count_layer_flops(length, S, 32, 48)
+        expected = 2 * (encoder + decoder + source_kv) + 2 * length * 32 * run.config.vocab_size
+        assert document["costs"][flops]["flops"] == expected
+    assert sum(document["costs"]["prefill"]["parts"].values()) == document["costs"]["prefill"]["flops"]
+    document = explain_walk(make_run(kind="decoder"))
+    assert document["costs"]["prefill"]["flops"] == document["costs"]["total"]["flops"]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"tie_embeddings": "all"},
+        {"kind": "decoder", "position": "learned", "d_embedding": 8, "share_layers": True},
+        {"kind": "decoder", "position": "t5", "norm_first": True},
+        {"kind": "encoder", "labels": ("yes", "no"), "embedding_norm": True},
+        {"kind": "decoder", "feed_forward": "moe"},
+    ],
+    ids=str,
+)
+def test_weights_of_steps_add_up_to_parameters(config):
+    run = make_run(**config)
+    document = explain_walk(run, TEXT, TARGET if run.kind == "encoder-decoder" else None)
+    own = [step["cost"]["weight_bytes"] - step["cost"]["shared_bytes"] for step in document["walk"]]
+    assert sum(own) == 4 * sum(p.numel() for p in run.model.parameters())
+    assert min(own) >= 0
+
+
 def test_bytes_of_weights_and_activations():
     config = {"kind": "decoder", "position": "learned", "feed_forward": {"name": "relu", "bias": False}}
     document, _ = explain_config(config)
@@ -97,7 +136,9 @@ def test_bytes_of_weights_and_activations():
     assert costs["stack.layers.0.ffn"]["weight_bytes"] == 4 * 2 * 32 * 48
     assert costs["stack.layers.0.ffn"]["activation_bytes"] == 2 * rows
     assert costs["stack.layers.0.attn"]["weight_bytes"] == 4 * 4 * (32 * 32 + 32)
-    assert costs["embedding"]["weight_bytes"] == costs["embedding.position"]["weight_bytes"] == rows
+    vocab_size = make_run(**config).config.vocab_size
+    assert costs["embedding"]["weight_bytes"] == 4 * vocab_size * 32
+    assert costs["embedding.position"]["weight_bytes"] == 4 * 64 * 32
     assert costs["stack.layers.0.attn_residual"]["weight_bytes"] == 0
     n_parameters = sum(p.numel() for p in make_run(**config).model.parameters())
     assert document["costs"]["total"]["weight_bytes"] == 4 * n_parameters

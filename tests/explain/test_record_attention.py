@@ -78,6 +78,30 @@ def test_linear_attention_state_gives_next_output():
     assert read(f"{path}.out")[-1] == pytest.approx(out, abs=1e-5)
 
 
+@pytest.mark.parametrize("position", ["none", "rope"])
+def test_linear_state_of_window_continues_earlier_tokens(position):
+    config = {"kind": "decoder", "attention": "linear", "position": position}
+    path, roles = "stack.layers.0.attn", ("phi_q", "phi_k", "v")
+    _, whole = explain_config(config)
+    _, read = explain_config(config, first=3, n_shown=5)
+    features = [whole(f"{path}.{role}").astype(float) for role in roles]
+    norm_q, norm_k = (
+        whole(f"{path}.norm_{role}") if position == "rope" else features["qk".index(role)] for role in "qk"
+    )
+    phi_q, phi_k, v = features
+
+    def sum_until(stop):
+        sums = np.einsum("hsp,hsd->hpd", phi_k[:, :stop], v[:, :stop])
+        return np.concatenate([sums, norm_k[:, :stop].sum(1)[..., None]], -1)
+
+    assert read(f"{path}.start") == pytest.approx(sum_until(3), abs=1e-5)
+    assert read(f"{path}.state") == pytest.approx(sum_until(8), abs=1e-5)
+    state = sum_until(6)
+    read_out = np.einsum("hp,hpd->hd", phi_q[:, 5], state[..., :-1])
+    read_out /= np.einsum("hp,hp->h", norm_q[:, 5], state[..., -1])[:, None] + 1e-6
+    assert np.einsum("hs,hsd->hd", whole(f"{path}.weights")[:, 5], v) == pytest.approx(read_out, abs=1e-5)
+
+
 def explain_scheme(config, **options):
     document, read = explain_config(config, **options)
     return list_steps(document, "position")[0], list_steps(document, "attention"), read

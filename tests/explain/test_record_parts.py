@@ -1,6 +1,8 @@
 import copy
 import itertools
+import math
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -39,6 +41,10 @@ def test_units_are_those_with_largest_effect():
     effect = act.abs() * ffn.down_proj.weight.norm(dim=0)
     assert effect.gather(1, unit).min(1).values.ge(effect.topk(32, 1).values[:, -1] - 1e-6).all()
     assert part_step.step["facts"]["active"] == pytest.approx((act > 0).float().mean(1).tolist())
+    edges = [-math.inf, *np.arange(-4, 4.1, 0.25), math.inf]
+    counts = np.stack([np.histogram(row, edges)[0] for row in pre.double().numpy()])
+    assert part_step.read_value("counts").tolist() == counts.tolist() and counts.sum() == pre.numel()
+    part_step.check("curve", F.gelu(torch.arange(-4, 4.1, 0.125)))
     # a gate is multiplied
     part_step = RecordedStep("feed_forward", feed_forward="swiglu")
     ffn = part_step.layer.ffn

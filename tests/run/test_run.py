@@ -46,7 +46,7 @@ def test_saved_run_is_loaded_with_its_options(run_dir):
     assert run.generation == GENERATION, "options of one call do not persist"
     source, target, weights = run.cross_attention("ein hund", "a dog")
     assert weights.shape == (1, 2, len(target), len(source))
-    assert (source[-1], target[-1]) == ("■", "■")
+    assert (source[-1], target[-1]) == ("■\u00a0</s>",) * 2
     assert torch.allclose(weights.sum(-1), torch.ones(()), atol=1e-5)
     outputs = run.translate(TEXTS[:2])
     evaluation = run.evaluate(TEXTS[:2], outputs)

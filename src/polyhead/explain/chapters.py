@@ -1,4 +1,4 @@
-"""The lesson of the page: fifteen chapters in Markdown, checked and split into spans.
+"""The lesson of the page: sixteen chapters in Markdown, checked and split into spans.
 
 A chapter is a file ``chapters/LANGUAGE/NN-name.md``: front matter in YAML, then paragraphs. The front matter
 binds it to states of the page (``look``), to levers, to claims of ``polyhead experiments`` and to papers.

@@ -19,7 +19,7 @@ from polyhead.explain.part_notes import (
     describe_part,
     list_sources,
 )
-from polyhead.explain.record_parts import SHOWN_UNITS
+from polyhead.explain.record_parts import CURVE_BINS, SHOWN_UNITS
 from polyhead.explain.search import describe_logits, describe_predictions, explain_search
 from polyhead.explain.trace import Facts, Trace
 from polyhead.explain.watch import watch_model
@@ -60,10 +60,11 @@ def explain(
         output = run_model(run, inputs)
     steps, layers = _order_steps(trace)
     itemsize = next(run.model.parameters()).element_size()
-    walk = []
+    walk, counted_ids = [], set[int]()
     for step in steps:
         notes = describe_part(run.config, step)
-        walk.append(step.to_json() | notes | {"cost": count_step(run.config, step, lengths, itemsize)})
+        cost = count_step(run.config, step, lengths, itemsize, counted_ids)
+        walk.append(step.to_json() | notes | {"cost": cost})
     costs = count_costs(run.config, lengths)
     total = {
         "flops": costs["flops"],
@@ -91,7 +92,7 @@ def explain(
         "costs": {
             "total": total,
             "decode_step": costs["decode_step"],
-            "prefill": {"flops": costs["flops"]},
+            "prefill": costs["prefill"],
         },
         "levers": explain_levers(run, inputs, windows[-1], has_cases=has_lever_cases, progress=progress),
         "sources": list_sources(),
@@ -167,7 +168,7 @@ def _count_layer(config: ModelConfig, block: Choice, projections: int) -> tuple[
         return _RECURRENT_ARRAYS[block.name] * units + config.d_model, 0
     feed_forward = config.feed_forward
     experts = feed_forward.options["top_k"] * config.d_model if feed_forward.name == "moe" else 0
-    return projections + 2 * config.d_model + 4 * SHOWN_UNITS + experts, 1
+    return projections + 2 * config.d_model + 4 * SHOWN_UNITS + CURVE_BINS + 2 + experts, 1
 
 
 def describe_run(run: Run) -> Facts:

@@ -13,7 +13,7 @@ from polyhead.introspect.compute_attention import check_length, encode_input
 from polyhead.models import Seq2Seq
 from polyhead.nn.device import to_model_device
 from polyhead.run.run import Run
-from polyhead.tokenizers.display import spell_token
+from polyhead.tokenizers.display import BEGIN_MARK, name_token
 from polyhead.tokenizers.languages import with_languages
 from polyhead.tokenizers.tokenizer import Tokenizer
 from polyhead.tokenizers.word_boundaries import decode_token_bytes
@@ -84,13 +84,14 @@ def _read_pair(run: Run, text: str, target: str | None) -> ModelInputs:
 def describe_side(side: InputSide, window: tuple[int, int], tokenizer: Tokenizer) -> dict[str, Any]:
     """A text for the page: all of its tokens, those that are shown, and what should follow each."""
     special, spelling = set(tokenizer.special_ids), decode_token_bytes(tokenizer)
+    start_mark = BEGIN_MARK if side.name == "target" else ""
     return {
         "name": side.name,
         "role": "decoder input" if side.is_decoder else "encoder input",
         "tokens": [
             {
                 "id": i,
-                "text": spell_token(tokenizer, i),
+                "text": name_token(tokenizer, i, start_mark if position == 0 else ""),
                 "bytes": None if i in special else list(spelling.get(i, b"")),
                 "special": i in special,
                 "mark": _mark(tokenizer, i, position, side) if i in special else "",
@@ -100,6 +101,7 @@ def describe_side(side: InputSide, window: tuple[int, int], tokenizer: Tokenizer
         ],
         "window": list(window),
         "next": side.next_ids,
+        "next_text": [None if i is None else name_token(tokenizer, i) for i in side.next_ids],
     }
 
 

@@ -44,25 +44,42 @@ _ENDS = {
 
 
 def count_costs(config: ModelConfig, lengths: list[int]) -> Facts:
-    """Operations of the whole pass, and of one decoding step after it; None where a part has no formula."""
-    batch, step = _batch_shape(lengths), None
+    """Operations of the whole pass, its prefill and one decoding step after it; None without a formula.
+
+    The prefill of an encoder-decoder is the source and the first token of the target.
+    """
+    batch, step, prefill = _batch_shape(lengths), None, None
     try:
         total = sum(work.total for work in count_forward(config, batch))
+        if config.kind in ("decoder", "encoder-decoder"):
+            start = batch._replace(length=1) if batch.source else batch
+            parts = {work.name: work.total for work in count_forward(config, start)}
+            prefill = {"flops": sum(parts.values()), "parts": parts}
         if config.kind in ("decoder", "encoder-decoder"):
             parts = {work.name: work.total for work in count_token(config, lengths[-1] + 1, batch.source)}
             step = {"flops": sum(parts.values()), "parts": parts}
     except UnknownFormulaError:
         total = None
-    return {"flops": total, "decode_step": step}
+    return {"flops": total, "prefill": prefill, "decode_step": step}
 
 
-def count_step(config: ModelConfig, step: Step, lengths: list[int], itemsize: int) -> Facts:
-    """Operations of a step, bytes of its weights and of its input and output."""
+def count_step(
+    config: ModelConfig, step: Step, lengths: list[int], itemsize: int, counted_ids: set[int]
+) -> Facts:
+    """Operations of a step, bytes of its weights and of its input and output.
+
+    ``counted_ids`` are the parameters of the steps before: ``shared_bytes`` are those of its weights that are
+    among them, and the others are added to it.
+    """
+    weights = _list_weights(step)
+    shared = [p for p in weights if id(p) in counted_ids]
+    counted_ids.update(map(id, weights))
     parts = _find_counts(config, step, _batch_shape(lengths))
     numbers = sum(_product(shape) for shape in (step.shape_in, step.shape_out))
     return {
         "flops": None if parts is None else sum(parts.values()),
-        "weight_bytes": _read_bytes(step, itemsize),
+        "weight_bytes": sum(p.numel() * p.element_size() for p in weights),
+        "shared_bytes": sum(p.numel() * p.element_size() for p in shared),
         "activation_bytes": numbers * itemsize,
         "parts": parts or {},
     }
@@ -73,14 +90,13 @@ def count_weight_bytes(module: nn.Module) -> int:
     return sum(p.numel() * p.element_size() for p in module.parameters())
 
 
-def _read_bytes(step: Step, itemsize: int) -> int:
-    """Bytes of the weights that a step reads: of an embedding and of added positions a row for each token."""
-    if step.kind == "residual" or step.module is None:
-        return 0
-    if step.kind == "embedding" or (step.kind == "position" and step.shape_out):
-        return _product(step.shape_out) * itemsize
-    own = dict(step.module.named_parameters())
-    return sum(p.numel() * p.element_size() for name, p in own.items() if not name.startswith("position."))
+def _list_weights(step: Step) -> list[nn.Parameter]:
+    """The parameters of the part of a step, without those of parts of it that have steps of their own."""
+    if step.module is None:
+        return []
+    inner = ("position.", "norm.", "proj.") if step.kind == "embedding" else ("position.",)
+    own = step.module.named_parameters(recurse=step.kind != "residual")
+    return [p for name, p in own if not name.startswith(inner)]
 
 
 def _batch_shape(lengths: list[int]) -> BatchShape:

@@ -264,24 +264,36 @@ def record_kernel(call: Call, attn: KernelAttention) -> None:
 
 @records(LinearAttention)
 def record_linear(call: Call, attn: LinearAttention) -> None:
-    """Linear attention: features of queries and keys, and the state into which the past is summed."""
+    """Linear attention: features of queries and keys, and the state into which the past is summed.
+
+    Of a causal one it is the state after the last shown token, and ``start`` is the one before the first.
+    """
     at, x, pos = _AttentionCall.from_call(call, attn), call.x, call.pos
 
-    def map_heads(proj: nn.Module, tokens: slice) -> Tensor:
+    def map_heads(role: str, proj: nn.Module, tokens: slice) -> dict[str, Tensor]:
+        """Features, and with rotary positions those of the denominator, which are not turned."""
         features = attn.phi(at_least_fp32(split_heads(proj(x), attn.head_dim)))
-        return at.position.rotate(features, pos)[0, :, tokens]
+        maps = {f"phi_{role}": at.position.rotate(features, pos)}
+        if attn.is_rotary:
+            maps[f"norm_{role}"] = at.position.scale_only(features)
+        return {name: features[0, :, tokens] for name, features in maps.items()}
 
-    arrays: dict[str, Tensor | None] = {"phi_q": map_heads(attn.q_proj, at.queries)}
+    def sum_until(stop: int) -> Tensor:
+        """The state after the first ``stop`` tokens."""
+        tokens = None if pos is None else pos[:, :stop]
+        return torch.cat(attn.project_kv(x[:, :stop], tokens).sums, -1)[0]
+
+    arrays: dict[str, Tensor | None] = {**map_heads("q", attn.q_proj, at.queries)}
     if at.memory is None:
         record_position(call, attn.position)
-        arrays["phi_k"] = map_heads(attn.k_proj, at.keys)
+        arrays |= map_heads("k", attn.k_proj, at.keys)
         arrays["v"] = split_heads(attn.v_proj(x), attn.v_head_dim)[0, :, at.keys]
-        seen = x[:, : at.queries.stop] if attn.causal else x
-        sums = attn.project_kv(seen, None if pos is None else pos[:, : seen.size(1)]).sums
+        arrays["state"] = sum_until(at.queries.stop if attn.causal else x.size(1))
+        if attn.causal and at.queries.start:
+            arrays["start"] = sum_until(at.queries.start)
     else:
-        sums = at.memory.sums
         arrays["phi_k"] = None if at.memory.keys is None else at.memory.keys[0, :, at.keys]
-    arrays["state"] = torch.cat(sums, -1)[0]
+        arrays["state"] = torch.cat(at.memory.sums, -1)[0]
     weights = call.inputs.get("weights")  # those that the forward pass reported
     arrays["weights"] = None if weights is None else weights[0, :, at.queries, at.keys]
     facts = {"eps": attn.eps, "features": attn.n_features, "is_rotary": attn.is_rotary}

@@ -20,6 +20,7 @@ from polyhead.nn.norm import BatchNorm, LayerNorm, NoNorm, RMSNorm
 from polyhead.nn.pooling import DenseMap, Pooler
 
 SHOWN_UNITS = 32  # of a feed-forward layer, for each token
+CURVE_END, CURVE_BINS = 4.0, 32  # an activation is drawn from -4 to 4, with as many bins for its inputs
 
 
 @records(LayerNorm)
@@ -98,11 +99,19 @@ def _record_units(
     inner: Tensor,
     arrays: Mapping[str, Tensor],
 ) -> None:
-    """The units that add most to each token: by their activation and the length of their output vector."""
+    """The units that add most to each token: by their activation and the length of their output vector.
+
+    Of all units the counts of their inputs in each bin, the first and the last for those beyond the curve.
+    """
     lengths = ffn.down_proj.weight.flatten(1).norm(dim=0)
     inner = inner[0, call.window]
     unit = (inner * lengths).abs().topk(min(SHOWN_UNITS, inner.size(-1)), -1).indices
     rows = {role: array[0, call.window].gather(-1, unit) for role, array in arrays.items()}
+    edges = torch.linspace(-CURVE_END, CURVE_END, CURVE_BINS + 1, device=inner.device)
+    bins = torch.bucketize(arrays["pre"][0, call.window].float(), edges, right=True)
+    counts = torch.stack([row.bincount(minlength=CURVE_BINS + 2) for row in bins])
+    curve = torch.linspace(-CURVE_END, CURVE_END, 2 * CURVE_BINS + 1).to(inner)
+    rows |= {"counts": counts, "curve": ffn.activation(curve)}
     share = (arrays["act"][0, call.window] > 0).double().mean(-1)
     facts = {
         "units": inner.size(-1),

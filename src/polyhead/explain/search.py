@@ -28,7 +28,7 @@ from polyhead.generation.settings import eos_ids_for, sampling_from_config
 from polyhead.generation.shortlist.shortlist import ShortlistHead
 from polyhead.models import CausalLM, Classifier, MaskedLM, Model, ReplacedTokenDetector, Seq2Seq
 from polyhead.run.run import Run
-from polyhead.tokenizers.display import spell_token, tokens_to_text
+from polyhead.tokenizers.display import END_MARK, name_token, tokens_to_text
 from polyhead.tokenizers.languages import with_languages
 from polyhead.tokenizers.tokenizer import Tokenizer
 
@@ -75,7 +75,7 @@ def describe_logits(
     _, ids = logits.topk(min(k, len(logits)))
 
     def describe(i: int) -> Facts:
-        text = spell_token(tokenizer, i) if i <= tokenizer.max_id else f"<{i}>"
+        text = name_token(tokenizer, i) if i <= tokenizer.max_id else f"<{i}>"
         return {
             "id": i,
             "text": text,
@@ -248,7 +248,9 @@ def _describe_candidates(
     return [
         {
             "id": i,
-            "text": spell_token(tokenizer, i) if i <= tokenizer.max_id else f"<{i}>",
+            "text": name_token(tokenizer, i, END_MARK if i in eos_ids else "")
+            if i <= tokenizer.max_id
+            else f"<{i}>",
             "p": round_float(float(torch.exp(log_p[i]))),
             "log_prob": round_float(float(log_p[i])),
             "total": round_float(log_prob + float(log_p[i])),

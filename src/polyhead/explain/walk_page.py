@@ -26,6 +26,7 @@ PAGE_SCRIPTS = (
     "page/parts_input.js",
     "page/parts_layer.js",
     "page/parts_attention.js",
+    "page/parts_states.js",
     "page/parts_output.js",
     "page/levers.js",
     "page/live.js",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from rich.cells import cell_len
@@ -22,7 +23,8 @@ class AttentionMap(NamedTuple):
 
     ``weights`` is (layers, heads, T, S): nested lists, or anything that has ``tolist`` (numpy, torch).
     ``title`` is the source as one text, by default the joined tokens. ``layers`` are the numbers of these
-    layers in the model, from 1, by default all.
+    layers in the model, from 1, by default all. ``row_labels`` name the rows where the target token is not
+    enough: those of a decoder by the token that goes in and the one that is written.
     """
 
     source_tokens: Sequence[str]
@@ -31,6 +33,7 @@ class AttentionMap(NamedTuple):
     kind: str = "cross-attention"
     title: str = ""
     layers: Sequence[int] = ()
+    row_labels: Sequence[str] = ()
 
 
 def nested_weights(attention: AttentionMap) -> list[list[WeightMatrix]]:
@@ -107,6 +110,19 @@ def display_token(token: str) -> str:
     return escape_controls(token.replace("\n", "⏎")).strip() or "␣"
 
 
+def label_rows(inputs: Sequence[str], written: Sequence[str]) -> list[str]:
+    """Labels of the rows of a decoder, "in → written"; after the last token of a text nothing is written."""
+    pairs = zip_longest(inputs, written, fillvalue="…")
+    return [f"{display_token(token)} → {display_token(next_token)}" for token, next_token in pairs]
+
+
+def displayed_tokens(attention: AttentionMap) -> tuple[list[str], list[str]]:
+    """Labels of the columns and of the rows."""
+    rows = attention.row_labels or attention.target_tokens
+    source, target = ([display_token(t) for t in tokens] for tokens in (attention.source_tokens, rows))
+    return source, target
+
+
 def attention_text(
     attention: AttentionMap, layer: int | None = -1, head: int | None = None, width: int | None = None
 ) -> str:
@@ -115,7 +131,7 @@ def attention_text(
     Columns that do not fit into ``width`` are printed below.
     """
     matrix = select_weights(attention, layer, head)
-    source, target = ([display_token(t) for t in tokens] for tokens in attention[:2])
+    source, target = displayed_tokens(attention)
     left, right = (max(map(cell_len, tokens), default=0) for tokens in (target, source))
     fits = len(source) if width is None else max(1, (width - left - right - 9) // 3)
     weights = nested_weights(attention)

@@ -18,12 +18,12 @@ from polyhead.core.errors import MAX_INT, UserError
 from polyhead.data.batching.encoder_inputs import build_encoder_input, collate_encoder_inputs
 from polyhead.generation.engine.request import Hypothesis
 from polyhead.generation.prompt_template import PromptTemplate
-from polyhead.introspect.attention_map import AttentionMap
+from polyhead.introspect.attention_map import AttentionMap, label_rows
 from polyhead.models import CausalLM, Classifier, MaskedLM, Model, Seq2Seq
 from polyhead.nn.block.base import ShowsWeights
 from polyhead.nn.device import to_model_device
 from polyhead.nn.kv import WeightsHook
-from polyhead.tokenizers.display import spell_token
+from polyhead.tokenizers.display import BEGIN_MARK, END_MARK, name_token
 from polyhead.tokenizers.languages import with_languages
 from polyhead.tokenizers.mask_tokens import count_masks, encode_masked
 from polyhead.tokenizers.special_tokens import Seq2SeqTemplate
@@ -125,9 +125,6 @@ def compute_self_attention(model: nn.Module, *inputs: Tensor | None) -> LayerAtt
     with torch.inference_mode(), record_attention(model) as weights_by_name:
         model(*inputs)
     return LayerAttention.from_pass(weights_by_name)
-
-
-BEGIN_MARK, END_MARK = "▶", "■"
 
 
 def build_attention_maps(
@@ -248,32 +245,32 @@ def pair_maps(
 ) -> dict[str, AttentionMap]:
     """All attention maps of a pair: "cross", "encoder", "decoder". Rows are queries, columns are keys.
 
-    A row of the decoder is the token predicted there; its columns are the tokens read so far, the start token
-    first.
+    A row of the decoder is the token predicted there, its label has the token that goes in before it; its
+    columns are the tokens read so far, the start token first.
     """
     template = languages or with_languages(tokenizer)
-    prefix_labels, source_labels, suffix_labels, target_labels = (
-        axis_labels(tokenizer, ids)
-        for ids in (template.source_prefix, source, template.source_suffix, target)
-    )
-    encoder_labels = [
-        *prefix_labels,
-        *source_labels,
-        *(
-            END_MARK if i == template.eos_id else name
-            for i, name in zip(template.source_suffix, suffix_labels, strict=True)
-        ),
+    encoder_labels = axis_labels(tokenizer, [*template.source_prefix, *source])
+    encoder_labels += [
+        name_token(tokenizer, i, END_MARK if i == template.eos_id else "") for i in template.source_suffix
     ]
-    target_labels = [*axis_labels(tokenizer, template.opening_ids), *target_labels]
-    columns = {"cross": encoder_labels, "encoder": encoder_labels, "decoder": [BEGIN_MARK, *target_labels]}
-    predicted = [*target_labels, END_MARK]
+    target_labels = axis_labels(tokenizer, [*template.opening_ids, *target])
+    inputs = [name_token(tokenizer, template.decoder_start_id, BEGIN_MARK), *target_labels]
+    columns = {"cross": encoder_labels, "encoder": encoder_labels, "decoder": inputs}
+    predicted = [*target_labels, name_token(tokenizer, template.eos_id, END_MARK)]
     rows = {"cross": predicted, "encoder": encoder_labels, "decoder": predicted}
+    row_labels = label_rows(inputs, predicted)
     device = next(model.parameters()).device
-    inputs = ([template.encoder_input(source)], [template.decoder_input(target)])
-    attention_by_kind = compute_pair_attention(model, *(torch.tensor(ids, device=device) for ids in inputs))
+    pair = ([template.encoder_input(source)], [template.decoder_input(target)])
+    attention_by_kind = compute_pair_attention(model, *(torch.tensor(ids, device=device) for ids in pair))
     return {
         kind: AttentionMap(
-            columns[kind], rows[kind], layers.weights, ATTENTION_KINDS[kind], title, layers.layer_numbers
+            columns[kind],
+            rows[kind],
+            layers.weights,
+            ATTENTION_KINDS[kind],
+            title,
+            layers.layer_numbers,
+            () if kind == "encoder" else row_labels,
         )
         for kind, layers in attention_by_kind.items()
     }
@@ -299,13 +296,11 @@ def self_maps(
     tokens = axis_labels(tokenizer, ids)
     if layers is None:
         return {}
-    return {
-        "self": AttentionMap(
-            tokens, tokens, layers.weights, ATTENTION_KINDS["self"], title, layers.layer_numbers
-        )
-    }
+    row_labels = label_rows(tokens, tokens[1:]) if isinstance(model, CausalLM) else ()
+    kind, numbers = ATTENTION_KINDS["self"], layers.layer_numbers
+    return {"self": AttentionMap(tokens, tokens, layers.weights, kind, title, numbers, row_labels)}
 
 
 def axis_labels(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
     """Tokens as axis labels; spaces stay spaces, because the page draws them in its own way."""
-    return [spell_token(tokenizer, i) for i in ids]
+    return [name_token(tokenizer, i) for i in ids]

@@ -26,10 +26,21 @@ def visible_token(tokenizer: Tokenizer, token: int) -> str:
     return spell_token(tokenizer, token).replace(" ", "␣")
 
 
+BEGIN_MARK, END_MARK = "▶", "■"
+"""Signs before the name of the token that a decoder starts from, and of the one that ends a text."""
+
+
 def spell_token(tokenizer: Tokenizer, token: int) -> str:
     """A token for display with spaces as they are: the text that it adds, or its vocabulary entry."""
     check_int("token", token, 0)
     return tokens_to_text(tokenizer, [token]) or tokenizer.ids_to_tokens([token])[0]
+
+
+def name_token(tokenizer: Tokenizer, token: int, mark: str = "") -> str:
+    """A token for drawings: with a sign before its name, by default only for the one that ends a text."""
+    mark = mark or (END_MARK if token == tokenizer.role_ids.get("eos_token") else "")
+    name = spell_token(tokenizer, token)
+    return f"{mark}\u00a0{name}" if mark else name
 
 
 def tokens_to_text(tokenizer: Tokenizer, ids: Sequence[int]) -> str:

@@ -14,25 +14,26 @@ from polyhead.core.i18n import tr
 from polyhead.introspect.attention_map import (
     AttentionMap,
     display_token,
+    displayed_tokens,
     layer_numbers,
     nested_weights,
     select_weights,
 )
+from polyhead.tokenizers.display import END_MARK
 from polyhead.viz.html_page import PageSection, json_script, render_html, save_page
 from polyhead.viz.plot import clip_label, svg, tag, text
 
 CROSS_ATTENTION_HELP = (
-    "Each row is a target token; the stronger the colour of a cell, the higher its attention weight for the "
-    "source token above it. Every row sums to one. Choose an example, a layer and a head; point at a cell, "
-    "or move with the arrow keys."
+    "Each row is a step of the decoder: the token that goes in → the token that it writes. The stronger the "
+    "colour of a cell, the higher its attention weight for the source token above it. Every row sums to "
+    "one. Choose an example, a layer and a head; point at a cell, or move with the arrow keys."
 )
 ATTENTION_HELP = (
-    "Each row is a query token; the stronger the colour of a cell, the higher its attention weight for the "
-    "token above it. Every row sums to one. Choose a kind of attention, a layer and a head; point at a "
-    "cell, or move with the arrow keys."
+    "Each row is a query token, in a decoder with the token that it writes (in → written). The stronger the "
+    "colour of a cell, the higher its attention weight for the token above it. Every row sums to one. "
+    "Choose a kind of attention, a layer and a head; point at a cell, or move with the arrow keys."
 )
 CELL = 26  # pixels of a cell and its margin
-_END_TOKENS = ("</s>", "■")  # end-of-sentence tokens
 
 
 def write_attention_page(
@@ -64,6 +65,7 @@ def map_to_json(attention: AttentionMap) -> dict[str, Any]:
         "title": attention.title or join_tokens(attention.source_tokens),
         "source": [display_token(token) for token in attention.source_tokens],
         "target": [display_token(token) for token in attention.target_tokens],
+        "rows": displayed_tokens(attention)[1],
         "weights": [
             [[[round(1000 * w) for w in row] for row in head] for head in layer] for layer in weights
         ],
@@ -73,7 +75,7 @@ def map_to_json(attention: AttentionMap) -> dict[str, Any]:
 
 def join_tokens(tokens: Sequence[str]) -> str:
     """Join tokens to a text: with their own spaces if they have any, without spaces for Chinese."""
-    words = [token for token in tokens if token not in _END_TOKENS]
+    words = [token for token in tokens if token != "</s>" and not token.startswith(END_MARK)]
     has_spaces = any(token.startswith(" ") for token in words) or any(
         cell_len(token) > len(token) for token in words
     )
@@ -83,7 +85,7 @@ def join_tokens(tokens: Sequence[str]) -> str:
 def heat_map_svg(attention: AttentionMap, layer: int | None = -1, head: int | None = None) -> str:
     """One map as an SVG element: the larger a weight, the stronger the colour of its cell."""
     matrix = select_weights(attention, layer, head)
-    source, target = ([clip_label(display_token(t)) for t in tokens] for tokens in attention[:2])
+    source, target = ([clip_label(token) for token in tokens] for tokens in displayed_tokens(attention))
     left, top = 12 + 7.4 * max(map(cell_len, target)), 24 + 6.6 * max(map(cell_len, source))
     right = 14 + 5.4 * cell_len(source[-1])
     width, height = round(left + CELL * len(source) + right), round(top + CELL * len(target) + 4)

@@ -67,7 +67,9 @@ const kindName = (kind) => ({
   "cross-attention": t("cross-attention"), "self-attention": t("self-attention"),
   "encoder self-attention": t("encoder self-attention"), "decoder self-attention": t("decoder self-attention"),
 })[kind] ?? kind;
-const clip = (text) => [...text].length <= 14 ? text : [...text].slice(0, 13).join("") + "…";
+const clip = (text, n = 14) => [...text].length <= n ? text : [...text].slice(0, n - 1).join("") + "…";
+/* The label of a row, of a decoder "in → written". */
+const clipRow = (text) => { const parts = text.split(" → "); return parts.map((part) => clip(part, parts.length > 1 ? 9 : 14)).join(" → "); };
 
 function attention(root) {
   const maps = embedded(root);
@@ -147,7 +149,7 @@ function attention(root) {
 
   function drawMap() {
     const m = maps[state.map], size = Math.max(26, Math.min(38, Math.floor(420 / m.source.length)));
-    const source = m.source.map(clip), target = m.target.map(clip);
+    const source = m.source.map((text) => clip(text)), target = m.rows.map(clipRow);
     weights = matrix(state.layer, state.head);
     const x0 = 14 + 7.6 * Math.max(...target.map(width)), y0 = 24 + 6.6 * Math.max(...source.map(width));
     const w = x0 + size * source.length + 14 + 5.4 * width(source[source.length - 1]), h = y0 + size * target.length + 4;
@@ -204,7 +206,7 @@ function attention(root) {
       chip.title = (weights[row][s] / 1000).toFixed(3);
     });
     clear(readout).append(
-      make("b", {}, m.target[row]), ` ${t("looks at")} `, make("b", {}, m.source[best]), ": ",
+      make("b", {}, m.rows[row]), ` ${t("looks at")} `, make("b", {}, m.source[best]), ": ",
       make("output", {}, (weights[row][best] / 1000).toFixed(3)), " ", t("({layer}, {head})", chosen()),
     );
   }

@@ -90,8 +90,16 @@ def test_single_steps_are_lossless_and_save_flops(kind):
     assert detail["prefill_flops"] == sum(w.total for w in count_forward(config, BatchShape(1, 9, source)))
     decoder = [w for w in count_forward(config, BatchShape(1, 5, source, 1)) if "encoder" not in w.name]
     assert recompute[4] == sum(work.total for work in decoder)
-    assert detail["saved"] == pytest.approx(1 - sum(steps) / sum(recompute), rel=1e-5)
-    assert detail["sum_step"] == sum(steps) < detail["sum_recompute"]
+    # of each layer the encoder once, and keys and values of two heads, once with a cache
+    S, C, F, kv_width = source, 16, 24, 2 * 4
+    encoder = 2 * (2 * S * (2 * C * C + 2 * C * kv_width) + 4 * S * S * C + 4 * S * C * F)
+    assert (detail["source_flops"], detail["source_kv_flops"]) == (encoder, 2 * 4 * S * C * kv_width)
+    assert detail["sum_step"] == encoder + 8 * S * C * kv_width + sum(steps) < detail["sum_recompute"]
+    assert detail["sum_recompute"] == encoder + sum(recompute)
+    assert detail["saved"] == pytest.approx(1 - detail["sum_step"] / detail["sum_recompute"], rel=1e-5)
+    # all at once every query meets every key, one after the other those before it
+    pairs = 2 * 4 * C * (9 * 9 - sum(range(1, 10)))
+    assert detail["prefill_flops"] - detail["sum_step"] == pairs
     assert detail["cache_bytes"] == [(t + 1) * detail["cache_bytes"][0] for t in range(9)]
     if kind == "decoder":  # the first token costs the same with and without a cache
         assert steps[0] == recompute[0] == sum(work.total for work in count_token(config, 1))

@@ -159,11 +159,14 @@ def compare_prefill(lever_input: LeverInput, setting: Setting) -> LeverOutput:
 def count_operations(lever_input: LeverInput) -> dict[str, Any]:
     """Operations of the prefill, of each step with a cache, and of each step that reads the row again.
 
-    Without a cache the encoder is not computed again, but the keys and values of its output are.
+    The source of an encoder-decoder is encoded once, also without a cache: ``source_flops``. The keys and
+    values of its output are computed once with a cache, ``source_kv_flops``, and else in each step.
     """
     config, n = lever_input.model.config, len(lever_input.tokens)
     source = len(lever_input.source or ())
-    prefill = sum(work.total for work in count_forward(config, BatchShape(1, n, source)))
+    works = count_forward(config, BatchShape(1, n, source))
+    prefill = sum(work.total for work in works)
+    encoder = sum(work.total for work in works if work.name.startswith("encoder "))
     steps = [token_flops(config, t + 1, source) for t in range(n)]
     again = [
         sum(
@@ -173,13 +176,18 @@ def count_operations(lever_input: LeverInput) -> dict[str, Any]:
         )
         for t in range(n)
     ]
+    # the first step with a cache differs from the one without by what the cache keeps of the source
+    source_kv = again[0] - steps[0] if source else 0
+    sum_step, sum_again = encoder + source_kv + sum(steps), encoder + sum(again)
     return {
         "prefill_flops": prefill,
+        "source_flops": encoder,
+        "source_kv_flops": source_kv,
         "step_flops": steps,
         "recompute_flops": again,
-        "sum_step": sum(steps),
-        "sum_recompute": sum(again),
-        "saved": round_number(1 - sum(steps) / sum(again)),
+        "sum_step": sum_step,
+        "sum_recompute": sum_again,
+        "saved": round_number(1 - sum_step / sum_again),
     }
 
 

@@ -23,7 +23,7 @@ from polyhead.explain.levers.lever_input import LeverInput, read_lever_input
 from polyhead.explain.trace import Facts, locate_function
 from polyhead.models import Classifier, ReplacedTokenDetector, SentenceEncoder
 from polyhead.run.run import Run
-from polyhead.tokenizers.display import spell_token
+from polyhead.tokenizers.display import name_token
 
 LEVERS = {
     lever.name: lever
@@ -209,6 +209,6 @@ def make_speller(run: Run) -> SpellOutput:
     def spell(i: int) -> str:
         if labels:
             return labels[i]
-        return spell_token(tokenizer, i) if i <= tokenizer.max_id else f"<{i}>"
+        return name_token(tokenizer, i) if i <= tokenizer.max_id else f"<{i}>"
 
     return spell

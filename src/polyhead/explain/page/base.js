@@ -55,8 +55,24 @@ const clipText = (text, n = 14) => [...text].length <= n ? text : `${[...text].s
 const textWidth = (text) => [...text].reduce((sum, c) => sum + (c > "\u2e7f" ? 2 : 1), 0);
 const keepIn = (value, n) => Math.min(Math.max(value, 0), n - 1);
 
-/* A region that scrolls sideways if it does not fit, also by keyboard. */
-const scrollRegion = (name, ...children) => h("div", { class: "scroll", role: "region", tabindex: 0, "aria-label": t("{name}, scrollable", { name }) }, ...children);
+/* A region that scrolls sideways if it does not fit, also by keyboard. It fades at an edge behind which there is more. */
+function scrollRegion(name, ...children) {
+  const region = h("div", { class: "scroll", role: "region", tabindex: 0, "aria-label": t("{name}, scrollable", { name }), onscroll: (event) => markEdges(event.currentTarget) }, ...children);
+  resizes.observe(region);
+  return region;
+}
+const resizes = new ResizeObserver((all) => all.forEach(({ target }) => {
+  const chosen = target.querySelector(".still[aria-pressed=true], .tree .tick.on"); // of a film or a tree, in sight
+  if (chosen) centre(target, chosen);
+  markEdges(target);
+}));
+function markEdges(region) {
+  region.classList.toggle("more-before", region.scrollLeft > 1);
+  region.classList.toggle("more-after", region.scrollLeft + region.clientWidth < region.scrollWidth - 1);
+}
+
+/* Sentences one after the other; null is left out. */
+const joinSentences = (...all) => all.filter(Boolean).join(page.language === "zh" ? "" : " ");
 
 /* The numbers behind a drawing as a table, built when it is opened. */
 function numbersTable(name, columns, rows) {

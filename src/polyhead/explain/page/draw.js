@@ -15,14 +15,13 @@ function readColor(name) {
 const shade = (value, most) => most > 0 ? Math.min(Math.abs(value) / most, 1) ** 0.7 : 0;
 const largest = (values) => { let most = 0; for (const v of values) if (Math.abs(v) > most && Number.isFinite(v)) most = Math.abs(v); return most; };
 
-/* A row of numbers as an image of one pixel each: the accent colour above zero, the second colour below. */
-function pixelRow(values, most, colors) {
-  const canvas = document.createElement("canvas");
-  canvas.width = values.length; canvas.height = 1;
-  const brush = canvas.getContext("2d"), image = brush.createImageData(values.length, 1);
+const signColors = () => ({ plus: readColor("--accent"), minus: readColor("--second") });
+/* Numbers as an image of one pixel each, in rows of `width`: the accent colour above zero, the second colour below. */
+function paintNumbers(values, most, colors, width = values.length) {
+  const down = Math.ceil(values.length / width), canvas = h("canvas", { width, height: down }), brush = canvas.getContext("2d"), image = brush.createImageData(width, down);
   values.forEach((value, i) => image.data.set([...(value < 0 ? colors.minus : colors.plus), Math.round(255 * shade(value, most))], 4 * i));
   brush.putImageData(image, 0, 0);
-  return canvas.toDataURL();
+  return canvas;
 }
 
 /* Pointer and keys over a grid of rows and columns: `at` finds the cell of a point, `show` marks a cell, `choose` takes it. */
@@ -46,26 +45,28 @@ function pointAtCells(svg, [rows, columns], at, show, choose, start = [0, 0]) {
 }
 
 /* Rows of numbers, one strip each: rows = [{label, values, on, of}]; `tell(r, c)` says what the inspector shows of a number,
-   `choose(r, c)` is a click. `groups` is the width of a group of columns (a head) that lines set apart. */
-function drawStrips({ name, rows, tell, choose = null, groups = 0, height = 0, most = null, width = page.width, focus = name, legend = true, columnName = null, start = 0 }) {
-  const n = rows[0].values.length, colors = { plus: readColor("--accent"), minus: readColor("--second") };
+   `choose(r, c)` is a click. `groups` is the width of a group of columns (a head) that lines set apart; `columns` are the
+   names of the columns, of which those are above them that have room. */
+function drawStrips({ name, rows, tell, choose = null, groups = 0, height = 0, gap: given = null, most = null, width = page.width, focus = name, legend = true, columnName = null, columns = null, start = 0 }) {
+  const n = rows[0].values.length, colors = signColors();
   const top = most ?? largest(rows.flatMap((one) => [largest(one.values)]));
   const left = rows.some((one) => one.label) ? Math.min(16 + 7.8 * Math.max(...rows.map((one) => textWidth(clipText(one.label ?? "")))), 130) : 0;
-  const cell = Math.min(Math.max((width - left - 2) / n, 1.2), 18), size = height || (rows.length > 12 ? 12 : rows.length > 5 ? 15 : 22), gap = rows.length > 12 ? 2 : rows.length > 5 ? 3 : 6;
-  const across = cell * n, w = Math.ceil(left + across + 2), down = rows.length * (size + gap);
+  const cell = Math.min(Math.max((width - left - 2) / n, 1.2), 18), size = height || (rows.length > 12 ? 12 : rows.length > 5 ? 15 : 22), gap = given ?? (rows.length > 12 ? 2 : rows.length > 5 ? 3 : 6), head = columns ? 16 : 0, every = Math.ceil(34 / cell);
+  const across = cell * n, w = Math.ceil(left + across + 2), down = head + rows.length * (size + gap);
   const span = rows.reduce(([lo, hi], one) => { const [a, b] = d3.extent(one.values); return [Math.min(lo, a), Math.max(hi, b)]; }, [Infinity, -Infinity]);
   const label = t("{name}: {rows} rows of {n} numbers from {lo} to {hi}; arrow keys move", { name, rows: rows.length, n, lo: formatNumber(span[0], 3), hi: formatNumber(span[1], 3) });
   const svg = d3.create("svg").attr("class", "strips").attr("viewBox", `0 0 ${w} ${down}`).attr("width", w).attr("height", down)
     .attr("role", "img").attr("tabindex", 0).attr("aria-label", label).attr("data-focus", focus);
-  const y = (r) => r * (size + gap) + gap / 2;
+  const y = (r) => head + r * (size + gap) + gap / 2;
   const lines = svg.selectAll("g").data(rows).join("g").attr("class", (one) => one.on ? "on" : null).attr("transform", (_, r) => `translate(0 ${y(r)})`);
   lines.filter((one) => one.label).append("text").attr("class", "label").attr("x", left - 8).attr("y", size / 2).attr("dy", ".35em").text((one) => clipText(one.label));
+  svg.append("g").selectAll("text").data(columns ? d3.range(n).filter((c) => c === n - 1 || (c % every === 0 && c + every < n)) : []).join("text").attr("class", (c) => c === n - 1 ? "tick end" : "tick middle").attr("x", (c) => left + (c === n - 1 ? across : (c + 0.5) * cell)).attr("y", 11).text((c) => columns[c]);
   lines.append("rect").attr("class", "under").attr("x", left).attr("width", across).attr("height", size).attr("rx", 2);
   lines.append("image").attr("x", left).attr("width", across).attr("height", size).attr("preserveAspectRatio", "none")
-    .attr("href", (one) => pixelRow(one.values, one.most ?? top, colors)).attr("opacity", (one) => one.opacity ?? 1);
+    .attr("href", (one) => paintNumbers(one.values, one.most ?? top, colors).toDataURL());
   if (groups > 0 && groups < n) {
     svg.selectAll("line").data(d3.range(groups, n, groups)).join("line").attr("class", "divider")
-      .attr("x1", (c) => left + c * cell).attr("x2", (c) => left + c * cell).attr("y1", 0).attr("y2", down);
+      .attr("x1", (c) => left + c * cell).attr("x2", (c) => left + c * cell).attr("y1", head).attr("y2", down);
   }
   lines.filter((one) => one.on).append("rect").attr("class", "chosen").attr("x", left - 1).attr("y", -1).attr("width", across + 2).attr("height", size + 2).attr("rx", 3);
   const here = svg.append("rect").attr("class", "here").attr("width", Math.max(cell, 3)).attr("height", size).attr("visibility", "hidden");
@@ -73,19 +74,25 @@ function drawStrips({ name, rows, tell, choose = null, groups = 0, height = 0, m
     here.attr("visibility", "visible").attr("x", left + c * cell - (cell < 3 ? (3 - cell) / 2 : 0)).attr("y", y(r));
     inspect(tell(r, c), here.node());
   };
-  const at = (px, py) => px < left || px >= left + across || py < 0 || py >= down ? null : [keepIn(Math.floor(py / (size + gap)), rows.length), keepIn(Math.floor((px - left) / cell), n)];
+  const at = (px, py) => px < left || px >= left + across || py < head || py >= down ? null : [keepIn(Math.floor((py - head) / (size + gap)), rows.length), keepIn(Math.floor((px - left) / cell), n)];
   pointAtCells(svg.node(), [rows.length, n], at, show, choose, [Math.max(rows.findIndex((one) => one.on), 0), start]);
   svg.node().addEventListener("pointerleave", () => here.attr("visibility", "hidden"));
-  const table = numbersTable(name, () => d3.range(n).map((i) => columnName ? columnName(i) : `${i + 1}`), () => rows.map((one) => [one.label ?? "", ...one.values]));
+  const table = numbersTable(name, () => d3.range(n).map((i) => columnName ? columnName(i) : columns?.[i] ?? `${i + 1}`), () => rows.map((one) => [one.label ?? "", ...one.values]));
   return h("div", { class: "strip-set" }, scrollRegion(name, svg.node()), h("div", { class: "below" }, legend ? rampOf(top) : null, table));
 }
 
 const rampOf = (most) => h("p", { class: "ramp" }, h("span", {}, formatNumber(-most, 2)), h("i", { class: "both" }), h("span", {}, formatNumber(most, 2)));
 const shareRamp = () => h("p", { class: "ramp" }, h("span", {}, "0"), h("i", { class: "plus" }), h("span", {}, "1"));
 
+/* The label of a row: of a decoder the token that goes in and the one that is written, "in → written". */
+function clipRow(text) {
+  const parts = text.split(" → "), n = parts.length === 1 ? 14 : page.width < 540 ? 6 : 9;
+  return parts.map((part) => clipText(part, n)).join(" → ");
+}
+
 /* A matrix of query rows and key columns. `value(r, c)`; `code(r, c)` is why a cell is hidden (0: visible). */
 function drawMatrix({ name, rows, columns, value, code = () => 0, share = false, chosen = [null, null], tell, choose, focus = name, width = page.width }) {
-  const left = 14 + 7.4 * Math.min(Math.max(...rows.map(textWidth)), 14), tilt = 6.4 * Math.min(Math.max(...columns.map(textWidth)), 14);
+  const labels = rows.map(clipRow), left = 14 + 7.4 * Math.max(...labels.map(textWidth)), tilt = 6.4 * Math.min(Math.max(...columns.map(textWidth)), 14);
   const right = 12 + 5.2 * Math.min(textWidth(columns[columns.length - 1]), 14);
   const size = Math.min(Math.max(Math.floor((width - left - right) / columns.length), 15), 40), top = 22 + tilt;
   const w = Math.ceil(left + size * columns.length + right), down = Math.ceil(top + size * rows.length + 2);
@@ -97,8 +104,8 @@ function drawMatrix({ name, rows, columns, value, code = () => 0, share = false,
   const x = (c) => left + size * c, y = (r) => top + size * r;
   svg.append("g").selectAll("text").data(columns).join("text").attr("class", (_, c) => c === chosen[1] ? "token on" : "token")
     .attr("transform", (_, c) => `translate(${x(c) + size / 2} ${top - 8}) rotate(-50)`).text((text) => clipText(text));
-  svg.append("g").selectAll("text").data(rows).join("text").attr("class", (_, r) => r === chosen[0] ? "token end on" : "token end")
-    .attr("x", left - 8).attr("y", (_, r) => y(r) + size / 2).attr("dy", ".35em").text((text) => clipText(text));
+  svg.append("g").selectAll("text").data(labels).join("text").attr("class", (_, r) => r === chosen[0] ? "token end on" : "token end")
+    .attr("x", left - 8).attr("y", (_, r) => y(r) + size / 2).attr("dy", ".35em").text((text) => text);
   const box = (selection) => selection.attr("x", (d) => x(d.c)).attr("y", (d) => y(d.r)).attr("width", size - 2).attr("height", size - 2).attr("rx", 3);
   box(svg.append("g").selectAll("rect").data(cells).join("rect").attr("class", (d) => d.code ? `hidden-${d.code}` : "under"));
   box(svg.append("g").selectAll("rect").data(cells.filter((d) => !d.code)).join("rect"))
@@ -141,8 +148,8 @@ function hatchPatterns() {
 
 /* Who looks at whom: lines from the query tokens to the key tokens, as thick as the weights. */
 function drawLinks({ name, queries, keys, weight, chosen, choose }) {
-  const width = Math.min(page.width, 460), size = 24, down = Math.max(queries.length, keys.length) * size + 8;
-  const side = Math.min(16 + 7.4 * Math.min(Math.max(...[...queries, ...keys].map(textWidth)), 14), width * 0.36);
+  const width = Math.min(page.width, 460), size = 24, down = Math.max(queries.length, keys.length) * size + 8, labels = queries.map(clipRow);
+  const side = Math.min(16 + 7.4 * Math.min(Math.max(...[...labels, ...keys].map(textWidth)), 22), width * 0.36);
   const svg = d3.create("svg").attr("class", "links").attr("viewBox", `0 0 ${width} ${down}`).attr("width", width).attr("height", down).attr("role", "img")
     .attr("aria-label", t("{name}: what each token looks at", { name }));
   const y = (i) => 4 + size * (i + 0.5), path = d3.linkHorizontal();
@@ -152,7 +159,7 @@ function drawLinks({ name, queries, keys, weight, chosen, choose }) {
     .attr("stroke-width", (d) => (0.5 + 9 * d.w).toFixed(2)).attr("stroke-opacity", (d) => d.r === chosen ? 0.85 : 0.08);
   const names = (texts, x, kind, on) => svg.append("g").selectAll("text").data(texts).join("text").attr("class", (_, i) => `token ${kind}${on(i) ? " on" : ""}`)
     .attr("x", x).attr("y", (_, i) => y(i)).attr("dy", ".35em").text((text) => clipText(text));
-  names(queries, side - 8, "end", (i) => i === chosen).style("cursor", "pointer").on("click", (event, text) => choose(queries.indexOf(text)));
+  names(labels, side - 8, "end", (i) => i === chosen).style("cursor", "pointer").on("click", (event, text) => choose(labels.indexOf(text)));
   names(keys, width - side + 8, "", (i) => chosen !== null && weight(chosen, i) > 0.15);
   return svg.node();
 }

@@ -25,6 +25,16 @@ function tellEntropy(one, step) {
   return { lines: ["H = −Σ p · log₂ p", `${addedText(terms, n)} = ${formatNumber(one.entropy)}`], value: one.entropy, shape: [], flops: 3 * n, bytes: 4 * n, source: step?.source ?? sourceOf("logits") };
 }
 
+/* ---- the loss: minus ln p of each true token, in nats ---- */
+const lossOf = ({ logsumexp, expected }) => logsumexp - expected.logit;
+const tellLoss = (one) => ({ title: t("Loss of “{token}”", { token: showToken(one.expected.text) }), value: lossOf(one), shape: [], flops: 1, bytes: 8, source: sourceOf("logits"),
+  lines: ["ℓ = −ln p = ln Σ exp(z) − z", `${formatNumber(one.logsumexp, 8)} − ${bracket(one.expected.logit, 8)} = ${formatNumber(lossOf(one))}`] });
+function tellMeanLoss(all) {
+  const losses = all.map(lossOf), mean = d3.sum(losses) / losses.length;
+  return { value: mean, shape: [losses.length], flops: losses.length, bytes: 8 * losses.length, source: sourceOf("logits"), lines: ["Σ ℓ / n", `(${addedText(losses.slice(0, 4).map((one) => formatNumber(one)), losses.length)}) / ${losses.length} = ${formatNumber(mean)}`, { soft: t("in nats: with the natural logarithm") }] };
+}
+const tellPerplexity = (mean) => ({ value: Math.exp(mean), shape: [], flops: 1, bytes: 8, source: sourceOf("logits"), lines: ["exp(Σ ℓ / n)", `exp(${formatNumber(mean, 6)}) = ${formatNumber(Math.exp(mean))}`, { soft: t("as if the model chose each token from so many that are equally likely") }] });
+
 /* The logit of a token that may be replaced, and its probability by the logistic function. */
 const sumOfFeatures = (n) => t("sum over the {n} features of x times a row of the matrix", { n });
 const tellDetectorLogit = ({ logits }, i, name) => ({ title: t("Logit of “{token}”", { token: name }), value: logits[i], shape: [logits.length], step: page.data.walk.find(({ role }) => role === "detector"), flops: 2 * page.data.run.config.d_model, bytes: 8 * page.data.run.config.d_model, lines: ["z = x · w + b", sumOfFeatures(page.data.run.config.d_model)] });
@@ -236,10 +246,19 @@ function tellDrawn(candidates, one, { temperature }) {
       : [{ soft: one.q > 0 ? t("After temperature, top-k, top-p and penalties.") : t("Cut by top-k, top-p, min-p or a penalty.") }] };
 }
 
+/* Where an output ended: the step, the beam of it, and its last token; null if it is not among the shown steps. */
+function findEnd({ steps }, output) {
+  const ends = (beam, one) => String(one.ends ? beam.tokens : [...beam.tokens, one.id]) === String(output.ids) && Math.abs(one.total - output.log_prob) < 1e-4;
+  for (const [s, step] of steps.entries()) for (const [b, beam] of step.beams.entries()) {
+    const last = beam.candidates.find((one) => ends(beam, one));
+    if (last) return { s, b, beam, last };
+  }
+  return null;
+}
+
 /* The ln p of an output: that of the beam that it ended, plus that of its last token. */
 function tellOutputSum(generation, output) {
-  const ends = (beam, one) => String(one.ends ? beam.tokens : [...beam.tokens, one.id]) === String(output.ids);
-  const [beam, last] = generation.steps.flatMap((step) => step.beams.flatMap((beam) => beam.candidates.filter((one) => ends(beam, one) && Math.abs(one.total - output.log_prob) < 1e-4).map((one) => [beam, one])))[0] ?? [];
+  const { beam, last } = findEnd(generation, output) ?? {};
   return { title: t("Sum of ln p of “{text}”", { text: clipText(output.text, 24) }), value: output.log_prob, shape: [], flops: output.ids.length, source: sourceOf("beams"),
     lines: ["Σ ln p", beam ? `${formatNumber(beam.log_prob)} + ${bracket(last.log_prob, 4)} = ${formatNumber(output.log_prob)}` : { soft: t("{n} terms", { n: output.ids.length }) }] };
 }
@@ -251,7 +270,11 @@ const PART_NAMES = {
   projections: () => t("projections"), "scores and values": () => t("scores and values"), "features and sums": () => t("features and sums"), "feed-forward": () => t("Feed-forward"), recurrence: () => t("Recurrence"), convolution: () => t("Convolution"),
   embeddings: () => t("embeddings"), transform: () => t("transform"), head: () => t("Output head"), "pooler and classes": () => t("pooler and classes"), "replaced or not": () => t("replaced or not"),
 };
-const partName = (name) => name.startsWith("cross ") ? `${t("Cross-attention")}, ${partName(name.slice(6))}` : PART_NAMES[name]?.() ?? name;
+const PART_PREFIXES = { "encoder ": () => t("Encoder"), "decoder ": () => t("Decoder"), "cross ": () => t("Cross-attention") };
+function partName(name) {
+  const prefix = Object.keys(PART_PREFIXES).find((one) => name.startsWith(one));
+  return prefix ? `${PART_PREFIXES[prefix]()}, ${partName(name.slice(prefix.length))}` : PART_NAMES[name]?.() ?? name;
+}
 
 /* Products of sizes that are the operations of a part: [letters, numbers of each term]. */
 function productsOf(step, part) {
@@ -273,13 +296,15 @@ function partLines(step) {
 }
 
 /* A number of a group of steps: how it comes about in the first that has it, and the sum over all. */
-function tellGroup(name, of, steps, read, lines, none) {
+function tellGroup(name, of, steps, read, lines) {
   const counted = steps.filter((step) => read(step) > 0), numbers = counted.map(read), total = d3.sum(numbers), isSame = new Set(numbers).size === 1;
   const sum = counted.length < 2 ? null : isSame ? `${numbers.length} · ${formatCount(numbers[0])} = ${formatCount(total)}` : `${addedText(numbers.slice(0, 4).map(formatCount), numbers.length)} = ${formatCount(total)}`;
-  return { title: labelled(name, of), value: total, shape: (counted[0] ?? steps[0]).shape.out, source: sourceOf("step"), lines: [...(counted.length ? lines(counted[0]) : [{ soft: none }]), sum].filter(Boolean) };
+  return { title: labelled(name, of), value: total, shape: (counted[0] ?? steps[0]).shape.out, source: sourceOf("step"), lines: [...(counted.length ? lines(counted[0]) : []), sum].filter(Boolean) };
 }
 const sizeText = (shape) => shape.map(formatCount).join("·");
-const weightLines = ({ cost }) => [t("numbers · bytes of each"), `${formatCount(cost.weight_bytes / numberBytes())} · ${numberBytes()} = ${formatCount(cost.weight_bytes)}`];
+/* The bytes of the weights of a step that no step before it has. */
+const ownBytes = ({ cost }) => cost.weight_bytes - cost.shared_bytes;
+const weightLines = (step) => [t("numbers · bytes of each"), `${formatCount(ownBytes(step) / numberBytes())} · ${numberBytes()} = ${formatCount(ownBytes(step))}`];
 const activationLines = ({ shape, cost }) => [t("(in + out) · bytes of each"), `(${[shape.in, shape.out].filter((one) => one.length).map(sizeText).join(" + ")}) · ${numberBytes()} = ${formatCount(cost.activation_bytes)}`];
 
 /* A sum over named parts. */

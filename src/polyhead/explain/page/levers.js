@@ -149,9 +149,10 @@ function prefillDetail(detail, source) {
   svg.append("path").attr("class", "curve").attr("d", curve(detail.step_flops));
   const curves = [[t("with the cache"), detail.step_flops], [t("without"), detail.recompute_flops]], here = svg.append("circle").attr("class", "spot on").attr("r", 4.5).attr("visibility", "hidden");
   const show = (r, c) => { const [name, flops] = curves[r]; here.attr("visibility", "visible").attr("cx", x(c + 1)).attr("cy", y(flops[c])); inspect(tellStepFlops(flops, c, t("Operations of token {n}, {name}", { n: c + 1, name }), source), here.node()); };
-  const at = (px, py) => { const c = keepIn(Math.round(x.invert(px)) - 1, n); return [d3.leastIndex(curves, ([, flops]) => Math.abs(y(flops[c]) - py)), c]; };
+  const at = (px, py) => { const c = keepIn(Math.round(x.invert(px)) - 1, n); const far = ([, flops]) => Math.abs(y(flops[c]) - py); return [Number(far(curves[1]) < far(curves[0])), c]; };
   pointAtCells(svg.attr("tabindex", 0).attr("data-focus", "step-flops").node(), [2, n], at, show, null, [0, n - 1]);
-  const facts = factRow([[t("with the cache"), formatLarge(detail.sum_step), tellSum(detail.step_flops, detail.sum_step, source)], [t("without"), formatLarge(detail.sum_recompute), tellSum(detail.recompute_flops, detail.sum_recompute, source)],
+  const [encoder, kv] = [detail.source_flops, detail.source_kv_flops], once = encoder ? [[t("reading the source, once"), formatLarge(encoder + kv), tellParts([[t("Encoder"), encoder], [t("keys and values of the source"), kv]], encoder + kv, "pass")]] : [];
+  const facts = factRow([...once, [t("with the cache"), formatLarge(detail.sum_step), tellSum([...(encoder ? [encoder, kv] : []), ...detail.step_flops], detail.sum_step, source)], [t("without"), formatLarge(detail.sum_recompute), tellSum([...(encoder ? [encoder] : []), ...detail.recompute_flops], detail.sum_recompute, source)],
     [t("saved"), formatPercent(detail.saved), ratioTell(detail.sum_step, detail.sum_recompute, detail.saved, source, formatLarge, "1 − a / b")], [t("all at once"), formatLarge(detail.prefill_flops), tellPass(groupCosts())]]);
   return h("div", {}, facts, h("figure", { class: "small-plot" }, svg.node(), h("figcaption", {}, h("span", { class: "key" }, t("with the cache")), " ", h("span", { class: "key second" }, t("without")))));
 }

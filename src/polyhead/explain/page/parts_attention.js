@@ -1,8 +1,17 @@
 /* ---- attention: queries, keys and values of a head, scores, weights, the weighted sum, the heads joined ---- */
 
 const kvHead = (step, head = state.head) => Math.floor(head * step.facts.kv_heads / step.facts.heads);
-const queryNames = (step) => shownPositions(step.side).map((p) => tokenText(step.side, p));
-const keyNames = (step) => shownPositions(keySide(step)).map((p) => tokenText(keySide(step), p));
+/* A token in a row or a column of a matrix: without the space that it starts with. */
+const cellName = (text) => showToken(text.trim() || text);
+/* A row of a decoder has two tokens, the one that goes in and the one that is written. */
+function rowName(side, position) {
+  const { tokens, role, next_text: next } = sideOf(side), name = cellName(tokens[position].text);
+  return role === "decoder input" ? `${name} → ${next[position] === null ? "…" : cellName(next[position])}` : name;
+}
+const queryNames = (step) => shownPositions(step.side).map((p) => rowName(step.side, p));
+const keyNames = (step) => shownPositions(keySide(step)).map((p) => cellName(sideOf(keySide(step)).tokens[p].text));
+/* How the rows of a decoder are named, before a lead. */
+const rowLead = (step, lead) => joinSentences(lead, sideOf(step.side).role === "decoder input" && t("Rows: the token that goes in → the token that is written there."));
 const hiddenCode = (step, q, k) => {
   if (!hasValue(step.values.hidden)) return 0;
   const heads = shapeOf(step.values.hidden)[0];
@@ -21,7 +30,7 @@ function chooseCell(step, q, k) {
 
 function showAttention(step) {
   const q = rowOf(step.side), weights = row(step.values.weights, state.head, q), k = chosenKey(step, weights);
-  return [vectorsCard(step, q), scoresCard(step, q, k), weightsCard(step, q, k, weights), mixCard(step, q, k, weights), headsCard(step, q)].filter(Boolean);
+  return [togetherCard(step, q, weights), vectorsCard(step, q), scoresCard(step, q, k), weightsCard(step, q, k, weights), mixCard(step, q, k, weights), headsCard(step, q)].filter(Boolean);
 }
 
 function vectorsCard(step, q) {
@@ -38,6 +47,28 @@ function vectorsCard(step, q) {
     : t("Each token makes three vectors: a query (what it looks for), a key (what it offers) and a value (what it hands over).");
   return card("qkv", t("Q, K and V of head {h}", { h: head + 1 }), lead, note, h("div", { class: three ? "columns three" : "columns" },
     block("Q", t("queries"), values.q, head, step.side), block("K", t("keys"), values.k, kv, other), block("V", t("values"), values.v, kv, other)), turnedBlock(step, q));
+}
+
+/* The keys with the largest weights for a query, in their order. */
+const heaviestKeys = (weights, n) => d3.range(weights.length).filter((k) => weights[k] > 0).sort((a, b) => weights[b] - weights[a]).slice(0, n).sort((a, b) => a - b);
+
+/* The chosen query beside its keys: in each row a key, its score, its weight and its value; on a small screen below each other. */
+function togetherCard(step, q, weights) {
+  const { values } = step, head = state.head, kv = kvHead(step), keys = heaviestKeys(weights, 10), names = keyNames(step), query = queryNames(step)[q], wide = page.width >= 540, stored = values.scores ?? values.similarity, rowHeight = { height: 20, gap: 6 };
+  if (!hasValue(stored) || !keys.length) return null;
+  const tell = (rows) => (i, c) => ({ value: rows[i].values[c], step, ...rows[i].tell(c) });
+  const named = (letter, token, index, c) => t("{letter} of “{token}”, head {h}, feature {n}", { letter, token, h: index + 1, n: c + 1 });
+  const left = [{ label: `q ${clipRow(query)}`, values: row(values.q, head, q), on: true, tell: (c) => ({ title: named("Q", query, head, c), lines: vectorLines(step, "Q", values.q, head, q, c), shape: shapeOf(values.q) }) },
+    ...keys.map((k) => ({ label: `k ${names[k]}`, values: row(values.k, kv, k), tell: (c) => ({ title: named("K", names[k], kv, c), lines: vectorLines(step, "K", values.k, kv, k, c), shape: shapeOf(values.k) }) }))];
+  const right = [{ label: "o", values: row(values.mix, head, q), on: true, tell: (c) => ({ title: t("Weighted sum, feature {n}", { n: c + 1 }), lines: mixLines(step, head, q, c), shape: shapeOf(values.mix) }) },
+    ...keys.map((k) => ({ label: `v ${names[k]}`, values: row(values.v, kv, k), tell: (c) => ({ title: named("V", names[k], kv, c), lines: vectorLines(step, "V", values.v, kv, k, c), shape: shapeOf(values.v) }) }))];
+  const middle = h("table", { class: "bars in-step" }, h("caption", { class: "unseen" }, t("What “{q}” looks at", { q: query })), h("thead", {}, h("tr", {}, wide ? null : h("td"), h("th", { scope: "col", class: "number" }, hasValue(values.scores) ? t("score") : t("similarity")), h("td", {}), h("th", { scope: "col", class: "number" }, t("weight")))),
+    h("tbody", {}, keys.map((k) => h("tr", {}, wide ? null : h("th", { scope: "row" }, names[k]), numberCell(formatNumber(valueAt(stored, head, q, k), 3), () => tellScore(step, q, k)), h("td", { class: "bar-cell" }, bar(weights[k])), numberCell(formatPercent(weights[k]), () => tellWeight(step, q, k))))));
+  const strips = (name, rows, share, focus) => drawStrips({ name, rows: wide && focus === "together-v" ? rows.map((one) => ({ ...one, label: "" })) : rows, tell: tell(rows), focus, ...rowHeight, width: wide ? (page.width - 28) * share : page.width });
+  const part = (title, ...children) => h("div", { class: "block" }, h("h4", {}, title), ...children);
+  const some = keys.length < weights.filter((w) => w > 0).length ? h("p", { class: "note" }, t("The {n} keys with the largest weights are shown.", { n: keys.length })) : null;
+  return card("together", t("One query at a glance"), t("“{q}”, head {h}: the query meets the key of each token; the score becomes a weight; the values, each times its weight, sum to the output o.", { q: query, h: head + 1 }), some,
+    h("div", { class: wide ? "together" : "columns" }, part(t("query q and keys k"), strips(t("query q and keys k"), left, 0.455, "together-k")), part(t("score and weight"), moveInTable(middle)), part(t("output o and values v"), strips(t("output o and values v"), right, 0.26, "together-v"))));
 }
 
 /* The formula of a number of a query, key or value: a map of the token, then perhaps a norm, and with rotary positions a turn. */
@@ -93,7 +124,7 @@ function scoresCard(step, q, k) {
   const about = tellScore(step, q, k), chain = (hasValue(values.scores) ? [[t("sum of the products"), parts.product], [`× ${formatNumber(facts.scale)}`, parts.scaled], facts.softcap ? [t("capped"), parts.capped] : null, parts.bias ? [t("with bias"), parts.score] : null] : [[t("similarity"), about.value]]).filter(Boolean)
     .map(([name, value]) => [name, value, { lines: about.lines, shape: about.shape, flops: about.flops, bytes: about.bytes, step }]);
   const hidden = parts.code && hasValue(values.scores) ? h("p", { class: "note" }, t("This cell is hidden: {why}. It counts as minus infinity, so its weight is 0.", { why: HIDDEN[parts.code]() })) : null;
-  return card("scores", t("Scores"), t("The query of a row meets the key of each column: the products of their features are summed and scaled. Hatched cells are hidden by the mask."),
+  return card("scores", t("Scores"), rowLead(step, t("The query of a row meets the key of each column: the products of their features are summed and scaled. Hatched cells are hidden by the mask.")),
     h("div", { class: "beside-each" }, matrix, h("div", { class: "block" }, h("h4", {}, t("“{q}” looks at “{k}”", names)), strips, factRow(chain), hidden)));
 }
 
@@ -138,22 +169,25 @@ function weightsCard(step, q, k, weights) {
   const table = h("table", { class: "bars" }, h("caption", {}, t("What “{q}” looks at", { q: queryNames(step)[q] })), h("thead", {}, head), h("tbody", {}, rows, outside));
   const links = drawLinks({ name: t("Weights of head {h}", { h: state.head + 1 }), queries: queryNames(step), keys: names, weight: (r, c) => hiddenCode(step, r, c) ? 0 : valueAt(step.values.weights, state.head, r, c), chosen: q, choose: (r) => chooseCell(step, r, null) });
   const lead = softmax ? t("Softmax turns each row of scores into shares that sum to 1.") : t("Each row of similarities is divided by its sum.");
-  return card("softmax", softmax ? t("Softmax: the weights") : t("The weights"), lead,
+  return card("softmax", softmax ? t("Softmax: the weights") : t("The weights"), rowLead(step, lead),
     h("div", { class: "beside-each" }, matrix, h("div", { class: "block" }, table)), h("div", { class: "block" }, h("h4", {}, t("From each query to its keys")), scrollRegion(t("Links"), links)));
 }
 
 function mixCard(step, q, k, weights) {
-  const { values } = step, kv = kvHead(step), names = keyNames(step), mix = row(values.mix, state.head, q);
-  const order = d3.range(weights.length).filter((i) => weights[i] > 0).sort((a, b) => weights[b] - weights[a]).slice(0, 8).sort((a, b) => a - b);
-  const rows = order.map((i) => ({ label: `${formatPercent(weights[i])} ${names[i]}`, values: row(values.v, kv, i), opacity: 0.25 + 0.75 * Math.sqrt(weights[i]), key: i }));
-  const sum = { label: t("sum"), values: mix, on: true, most: largest(mix) };
-  const tell = (i, c) => {
-    if (i < rows.length) return { title: t("V of “{token}”, feature {n}", { token: names[rows[i].key], n: c + 1 }), value: rows[i].values[c], shape: shapeOf(values.v), step,
-      lines: [...vectorLines(step, "V", values.v, kv, rows[i].key, c), { soft: labelled(t("times its weight"), `${formatNumber(weights[rows[i].key])} · ${bracket(rows[i].values[c], 4)} = ${formatNumber(weights[rows[i].key] * rows[i].values[c])}`) }] };
-    return { title: t("Weighted sum, feature {n}", { n: c + 1 }), value: mix[c], shape: shapeOf(values.mix), step, flops: 2 * weights.length, bytes: 8 * weights.length, lines: mixLines(step, state.head, q, c) };
-  };
-  return card("mix", t("Weighted sum of the values"), t("The value of each key, as strong as its weight; their sum is what this head hands on."),
-    drawStrips({ name: t("Values and their sum"), focus: "mix", rows: [...rows, sum], height: 18, tell, start: 0 }));
+  const { values } = step, kv = kvHead(step), names = keyNames(step), mix = row(values.mix, state.head, q), terms = heaviestKeys(weights, 8).map((k) => [names[k], weights[k], row(values.v, kv, k)]);
+  const tellSumOf = (c) => ({ title: t("Weighted sum, feature {n}", { n: c + 1 }), value: mix[c], shape: shapeOf(values.mix), step, flops: 2 * weights.length, bytes: 8 * weights.length, lines: mixLines(step, state.head, q, c) });
+  return card("mix", t("Weighted sum of the values"), t("The value of each key times its weight, all on one scale; their sum is what this head hands on."),
+    drawWeighted({ name: t("Values and their sum"), letter: "v", focus: "mix", terms, sum: mix, step, shape: shapeOf(values.v), tellSum: tellSumOf }));
+}
+
+/* Vectors times their weights on one scale, what is not shown of them, and their sum: terms = [[name, weight, vector]]. */
+function drawWeighted({ name, letter, focus, terms, sum, step, shape, tellSum }) {
+  const rows = terms.map(([label, weight, vector]) => ({ label: `${formatPercent(weight)} ${label}`, values: vector.map((one) => weight * one),
+    tell: (c) => ({ title: t("{name}, feature {n}", { name: `w · ${letter} (${label})`, n: c + 1 }), flops: 1, bytes: 8, shape, lines: [`w · ${letter}`, `${formatNumber(weight)} · ${bracket(vector[c], 4)} = ${formatNumber(weight * vector[c])}`] }) }));
+  const added = sum.map((_, c) => d3.sum(rows, (one) => one.values[c])), rest = sum.map((one, c) => one - added[c]);
+  if (largest(rest) > 1e-4 * largest(sum)) rows.push({ label: t("the rest"), values: rest, tell: (c) => ({ title: t("{name}, feature {n}", { name: t("the rest"), n: c + 1 }), shape, lines: [`${formatNumber(sum[c], 7)} − ${bracket(added[c], 7)} = ${formatNumber(rest[c], 3)}`, { soft: t("what is not shown above") }] }) });
+  rows.push({ label: t("sum"), values: sum, on: true, tell: tellSum });
+  return drawStrips({ name, focus, rows, height: 18, tell: (i, c) => ({ value: rows[i].values[c], step, ...rows[i].tell(c) }) });
 }
 
 function headsCard(step, q) {
@@ -176,23 +210,3 @@ function thumbOf(weights, head) {
   brush.putImageData(image, 0, 0);
   return canvas;
 }
-
-/* Linear attention keeps a state of fixed size in place of a matrix of weights. */
-function showLinearAttention(step) {
-  const { values, facts } = step, side = step.side, kv = kvHead(step), q = rowOf(side), other = keySide(step), names = queryNames(step);
-  const strip = (name, value, head, s) => h("div", { class: "block" }, h("h4", {}, name), drawStrips({ name, focus: `linear-${name}`, rows: shownPositions(s).map((p, i) => ({ label: tokenText(s, p), values: row(value, head, i), on: s === side && i === q })),
-    width: halfWidth(), tell: plainHeadTell(name, value, head, step), choose: (r) => chooseToken(s, windowOf(s)[0] + r) }));
-  const cards = [card("qkv", t("Features of Q and K, and V, of head {h}", { h: state.head + 1 }), t("The map {name} makes queries and keys positive, so that no softmax is needed.", { name: facts.feature_map ?? "φ" }),
-    h("div", { class: "columns" }, strip("φ(Q)", values.phi_q, state.head, side), strip("φ(K)", values.phi_k, kv, other), strip("V", values.v, kv, other)))];
-  if (hasValue(values.state)) {
-    const [, height, width] = shapeOf(values.state);
-    cards.push(card("state", t("State after the last token"), t("All keys and values so far are summed into a state of {a} by {b} numbers, however long the text is. The last column is the normaliser.", { a: height, b: width }),
-      drawStrips({ name: t("State after the last token"), focus: "linear-state", rows: d3.range(height).map((i) => ({ label: `φ ${i + 1}`, values: row(values.state, kv, i) })), tell: (r, c) => ({ title: t("State, row {r}, column {c}", { r: r + 1, c: c + 1 }), value: row(values.state, kv, r)[c], shape: shapeOf(values.state), step, flops: 2 * sideOf(other).tokens.length, bytes: 8 * sideOf(other).tokens.length, lines: stateLines(step, kv, r, c) }) })));
-  }
-  if (hasValue(values.weights)) cards.push(card("softmax", t("The weights that it amounts to"), t("The same result, written as weights: no such matrix is ever built."), drawMatrix({ name: t("Weights of head {h}", { h: state.head + 1 }), rows: names, columns: keyNames(step), value: (r, c) => valueAt(values.weights, state.head, r, c), code: (r, c) => hiddenCode(step, r, c),
-    share: true, chosen: [q, state.key], focus: "weights", tell: (r, c) => ({ title: t("Weight of “{k}” for “{q}”, head {h}", { q: names[r], k: keyNames(step)[c], h: state.head + 1 }), value: valueAt(values.weights, state.head, r, c), shape: shapeOf(values.weights), step, flops: 4 * facts.features, bytes: 12 * facts.features, lines: linearWeightLines(step, r, c) }), choose: (r, c) => chooseCell(step, r, c) })));
-  if (hasValue(values.mix)) cards.push(card("mix", t("What the head hands on"), null, drawStrips({ name: t("What the head hands on"), focus: "mix", rows: [{ label: names[q], values: row(values.mix, state.head, q), on: true }], tell: plainHeadTell("o", values.mix, state.head, step, q) })));
-  if (hasValue(values.weights)) cards.push(headsCard(step, q));
-  return cards;
-}
-const plainHeadTell = (name, value, head, step, fixed = null) => (r, c) => ({ title: t("{name}, feature {n}", { name, n: c + 1 }), value: row(value, head, fixed ?? r)[c], shape: shapeOf(value), step, lines: [...linearVectorLines(step.facts, name), ...(step.facts.is_rotary && name !== "V" ? [{ soft: t("Then its pairs are turned by the position.") }] : [])] });

@@ -8,8 +8,8 @@ function card(id, title, lead, ...children) {
 }
 
 /* The stage of a rotation of words: all rows of an array with the tokens of a side as labels; a click chooses the token. */
-function tokenStrips({ name, value, side, tell, focus, ...options }) {
-  const rows = shownPositions(side).map((position, i) => ({ label: tokenText(side, position), values: row(value, i), on: i === rowOf(side) }));
+function tokenStrips({ name, value, side, tell, focus, letter = "", ...options }) {
+  const rows = shownPositions(side).map((position, i) => ({ label: `${letter && `${stateName(letter, position)} `}${tokenText(side, position)}`, values: row(value, i), on: i === rowOf(side) }));
   return drawStrips({ name, rows, tell, focus, choose: (r) => chooseToken(side, windowOf(side)[0] + r), ...options });
 }
 

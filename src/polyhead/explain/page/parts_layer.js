@@ -20,10 +20,24 @@ function normCard(step, id) {
     [isRms ? "RMS" : t("standard deviation"), Math.sqrt(spread), about([`√${formatNumber(spread)} = ${formatNumber(Math.sqrt(spread))}`], 1, 4)]].filter(Boolean) : [];
   const lead = isRms ? t("The vector is divided by the root of its mean square, so that it always has the same size.")
     : t("The mean is taken away and the spread is made 1, so that the vector always has the same size.");
-  const tells = [tellAgain(t("before"), step.in, step, r), (i, c) => ({ ...tellOutput(t("after"), step, r)(i, c), flops: isRms ? 4 : 6, bytes: isRms ? 12 : 16 })];
-  return card(id, t("Norm"), lead, factRow(facts, side),
-    drawStrips({ name: t("Norm: before and after"), focus: id, legend: false, rows: [{ label: t("before"), values: x, most: largest(x) }, { label: t("after"), values: y, most: largest(y), on: true }], tell: (i, c) => tells[i](i, c) }));
+  const parts = [[t("before"), x, tellAgain(t("before"), step.in, step, r)]];
+  if (hasValue(values.weight)) parts.push([isRms ? t("size 1") : t("spread 1"), x.map((_, c) => normed(step, r, c)), tellNormed(step, r)]);
+  parts.push([t("after"), y, (i, c) => ({ ...tellOutput(t("after"), step, r)(i, c), flops: isRms ? 4 : 6, bytes: isRms ? 12 : 16 })]);
+  const learned = !hasValue(values.weight) ? null : hasValue(values.bias) ? t("Then each feature is multiplied by a learned weight g, and a learned bias b is added.") : t("Then each feature is multiplied by a learned weight g.");
+  return card(id, t("Norm"), joinSentences(lead, learned), factRow(facts, side),
+    drawStrips({ name: t("Norm: before and after, on one scale"), focus: id, rows: parts.map(([label, numbers], i) => ({ label, values: numbers, on: i === parts.length - 1 })), tell: (i, c) => parts[i][2](i, c) }));
 }
+
+/* Feature c of row r of a norm before its learned weight and bias. */
+function normed(step, r, c) {
+  const { mean, spread } = normParts(step, r, c);
+  return (row(step.in, r)[c] - mean) / Math.sqrt(spread + step.facts.eps);
+}
+const tellNormed = (step, r) => (_, c) => {
+  const { mean, spread, isRms } = normParts(step, r, c), x = row(step.in, r)[c], above = isRms ? formatNumber(x) : `(${formatNumber(x)} − ${bracket(mean, 4)})`;
+  return { title: t("{name}, feature {n}", { name: isRms ? t("size 1") : t("spread 1"), n: c + 1 }), value: normed(step, r, c), shape: shapeOf(step.in), step, flops: isRms ? 3 : 4, bytes: 12,
+    lines: [isRms ? "x / √(mean(x²) + ε)" : "(x − μ) / √(σ² + ε)", `${above} / √(${formatNumber(spread)} + ${formatNumber(step.facts.eps)}) = ${formatNumber(normed(step, r, c))}`] };
+};
 
 /* Numbers of the chosen token in a row: [name, number, what the inspector shows of it]. */
 function factRow(facts, side = null) {
@@ -71,29 +85,43 @@ function showFeedForward(step) {
   const about = up ? t("Every unit looks for one thing in the token's vector. A gate decides how much of each unit passes.")
     : t("Every unit looks for one thing in the token's vector; what it finds passes an activation.");
   const cards = [card("feed-forward", t("Units"), about,
-    factRow([[t("units"), facts.units ?? n], active === null ? null : [t("active"), formatPercent(active), { value: active, step, shape: [act.length], flops: facts.units, bytes: 4 * facts.units, lines: ["#{a > 0} / F", `${formatCount(Math.round(active * facts.units))} / ${formatCount(facts.units)} = ${formatNumber(active)}`] }]].filter(Boolean), side),
+    factRow([[t("units"), facts.units ?? n], active === null ? null : [t("active"), formatPercent(active), { value: active, step, shape: [facts.units ?? n], flops: facts.units, bytes: 4 * facts.units, lines: ["#{a > 0} / F", `${formatCount(Math.round(active * facts.units))} / ${formatCount(facts.units)} = ${formatNumber(active)}`] }]].filter(Boolean), side),
     n < (facts.units ?? n) ? h("p", { class: "note" }, t("The {n} units that write most are shown, strongest first.", { n })) : null,
     drawStrips({ name: t("Units of the feed-forward layer"), focus: "units", legend: false, rows, tell, columnName: (c) => `${unit(c)}` }),
-    curveOf(values.pre, values.act, name, r))];
+    hasValue(values.counts) ? activationPlot(step, r) : null)];
   if (hasValue(step.out) && shapeOf(step.out).length === 2) cards.push(card("feed-forward-out", t("What the units write"), t("Each active unit adds its own vector; the sum is what this layer writes to the path."),
     drawStrips({ name: t("What the units write"), focus: "ffn-out", rows: [{ label: t("out"), values: row(step.out, r), on: true }], tell: tellOutput(t("out"), step, r) })));
   return cards;
 }
 
-/* The activation as the dots (before, after) of all shown units; those of the chosen token stand out. */
-function curveOf(pre, act, name, chosen) {
-  const width = Math.min(page.width, 380), down = 190, left = 34, below = 22;
-  const dots = d3.range(shapeOf(pre)[0]).flatMap((i) => [...row(pre, i)].map((x, c) => ({ x, y: row(act, i)[c], on: i === chosen }))).slice(0, 1500);
-  const x = d3.scaleLinear().domain(d3.extent(dots, (d) => d.x)).nice().range([left, width - 8]), y = d3.scaleLinear().domain(d3.extent(dots, (d) => d.y)).nice().range([down - below, 8]);
-  const svg = d3.create("svg").attr("class", "curve-plot").attr("viewBox", `0 0 ${width} ${down}`).attr("width", width).attr("height", down).attr("role", "img")
-    .attr("aria-label", t("Activation {name}: each dot is a unit, before (across) and after (up)", { name }));
-  for (const tick of x.ticks(5)) svg.append("text").attr("class", "tick middle").attr("x", x(tick)).attr("y", down - 6).text(formatNumber(tick));
+/* The activation from -4 to 4, and below it how many units of the chosen token come in at each place; units beyond
+   are in the two outer bars. The dots are the units that are listed above. */
+function activationPlot(step, r) {
+  const { values, facts } = step, counts = row(values.counts, r), curve = page.arrays.get(values.curve).data, n = counts.length, end = 4, units = d3.sum(counts);
+  const width = Math.min(page.width, 460), left = 40, middle = 150, down = 250, x = d3.scaleLinear().domain([-end, end]).range([left + (width - left - 8) / n, width - 8 - (width - left - 8) / n]);
+  const edges = d3.range(n + 1).map((i) => i === 0 ? left : i === n ? width - 8 : x(-end + 2 * end * (i - 1) / (n - 2)));
+  const y = d3.scaleLinear().domain(d3.extent(curve)).nice().range([middle - 10, 8]), z = d3.scaleLinear().domain([0, d3.max(counts)]).range([0, down - middle - 44]), floor = down - 22;
+  const name = facts.activation ?? "f", svg = d3.create("svg").attr("class", "curve-plot").attr("viewBox", `0 0 ${width} ${down}`).attr("width", width).attr("height", down).attr("role", "img").attr("tabindex", 0).attr("data-focus", "activation")
+    .attr("aria-label", t("Activation {name} from -4 to 4, and the {n} units of the token below it; arrow keys move", { name, n: formatCount(units) }));
   for (const tick of y.ticks(4)) {
     svg.append("line").attr("class", "grid").attr("x1", left).attr("x2", width - 8).attr("y1", y(tick)).attr("y2", y(tick));
     svg.append("text").attr("class", "tick end").attr("x", left - 6).attr("y", y(tick)).attr("dy", ".35em").text(formatNumber(tick));
   }
-  svg.append("g").selectAll("circle").data(dots.sort((a, b) => a.on - b.on)).join("circle").attr("class", (d) => d.on ? "spot on" : "spot").attr("cx", (d) => x(d.x)).attr("cy", (d) => y(d.y)).attr("r", (d) => d.on ? 3 : 1.8);
-  return h("figure", { class: "small-plot" }, svg.node(), h("figcaption", {}, t("{name}: before (across) and after (up)", { name })));
+  svg.append("line").attr("class", "grid").attr("x1", x(0)).attr("x2", x(0)).attr("y1", 8).attr("y2", floor);
+  for (const tick of x.ticks(8)) svg.append("text").attr("class", "tick middle").attr("x", x(tick)).attr("y", down - 6).text(formatNumber(tick));
+  svg.append("path").attr("class", "curve").attr("d", d3.line().x((_, i) => x(-end + 2 * end * i / (curve.length - 1))).y((one) => y(one))(curve));
+  const dots = [...row(values.pre, r)].map((a, i) => [a, row(values.act, r)[i]]).filter(([a]) => Math.abs(a) <= end);
+  svg.append("g").selectAll("circle").data(dots).join("circle").attr("class", "spot on").attr("cx", ([a]) => x(a)).attr("cy", ([, b]) => y(b)).attr("r", 3.2);
+  svg.append("g").selectAll("rect").data([...counts]).join("rect").attr("class", (_, i) => 2 * i >= n ? "cell" : "off").attr("x", (_, i) => edges[i] + 0.5).attr("width", (_, i) => edges[i + 1] - edges[i] - 1)
+    .attr("y", (one) => floor - z(one)).attr("height", (one) => z(one));
+  if (Array.isArray(facts.active)) for (const [text, where] of [[t("{p} off", { p: formatPercent(1 - facts.active[r]) }), -end / 2], [t("{p} active", { p: formatPercent(facts.active[r]) }), end / 2]]) svg.append("text").attr("class", "tick middle").attr("x", x(where)).attr("y", middle + 14).text(text);
+  const here = svg.append("rect").attr("class", "here").attr("y", middle + 20).attr("height", floor - middle - 20).attr("visibility", "hidden"), edge = (i) => formatNumber(-end + 2 * end * (i - 1) / (n - 2));
+  const where = (i) => i === 0 ? `x < ${edge(1)}` : i === n - 1 ? `x ≥ ${edge(n - 1)}` : `${edge(i)} ≤ x < ${edge(i + 1)}`;
+  const show = (_, i) => { here.attr("visibility", "visible").attr("x", edges[i]).attr("width", edges[i + 1] - edges[i]); inspect({ title: t("Units with {where}", { where: where(i) }), value: counts[i], shape: [units], step, lines: [{ soft: t("{p} of all {n} units of the layer", { p: formatPercent(counts[i] / units), n: formatCount(units) }) }] }, here.node()); };
+  const at = (px, py) => px < left || px >= width - 8 || py < middle ? null : [0, keepIn(edges.filter((edge) => edge <= px).length - 1, n)];
+  pointAtCells(svg.node(), [1, n], at, show, null, [0, Math.floor(n / 2)]);
+  svg.node().addEventListener("pointerleave", () => here.attr("visibility", "hidden"));
+  return h("figure", { class: "small-plot" }, svg.node(), h("figcaption", {}, t("{name}: what comes in (across) and what goes on (up); below, how many of the {n} units come in at each place. Dots: the units above.", { name, n: formatCount(units) })));
 }
 
 function showExperts(step) {
@@ -108,12 +136,11 @@ function showExperts(step) {
 
 /* What the chosen experts write, and their weighted sum. */
 function writtenCard(step, r) {
-  const { values } = step, weights = row(values.weight, r), experts = [...row(values.expert, r)].map((e) => t("expert {n}", { n: Math.round(e) + 1 }));
-  const rows = experts.map((name, i) => ({ label: `${formatPercent(weights[i])} ${name}`, values: row(values.written, r, i), opacity: 0.25 + 0.75 * Math.sqrt(weights[i]) })), sum = { label: t("sum"), values: row(step.out, r), on: true };
-  const units = page.data.run.config.d_ff, tell = (i, c) => i === rows.length ? { ...tellOutput(t("sum"), step, r)(i, c), flops: 2 * rows.length, bytes: 8 * rows.length }
-    : { title: t("{name}, feature {n}", { name: experts[i], n: c + 1 }), value: rows[i].values[c], shape: shapeOf(values.written), step, flops: 2 * units, bytes: 8 * units,
-      lines: ["E(x) = a · W", t("sum over the {n} units", { n: formatCount(units) }), { soft: labelled(t("times its weight"), `${formatNumber(weights[i])} · ${bracket(rows[i].values[c], 4)} = ${formatNumber(weights[i] * rows[i].values[c])}`) }] };
-  return card("out", t("What the chosen experts write"), t("Each chosen expert computes a vector. The layer writes their sum, each as strong as its weight."), drawStrips({ name: t("What the chosen experts write"), focus: "part-out", rows: [...rows, sum], tell }));
+  const { values } = step, weights = row(values.weight, r), units = page.data.run.config.d_ff;
+  const terms = [...row(values.expert, r)].map((e, i) => [t("expert {n}", { n: Math.round(e) + 1 }), weights[i], row(values.written, r, i)]);
+  return card("out", t("What the chosen experts write"), t("Each chosen expert computes a vector. Each is drawn times its weight, all on one scale; the layer writes their sum."),
+    drawWeighted({ name: t("What the chosen experts write"), letter: "E(x)", focus: "part-out", terms, sum: row(step.out, r), step, shape: shapeOf(values.written), tellSum: (c) => ({ ...tellOutput(t("sum"), step, r)(0, c), flops: 2 * terms.length, bytes: 8 * terms.length }) }),
+    h("p", { class: "note" }, t("E(x) = a · W: sum over the {n} units of the expert.", { n: formatCount(units) })));
 }
 
 /* The gates of a recurrent network: [the sum that enters it, its name]. */
@@ -125,8 +152,9 @@ const GATES = {
 function showRecurrent(step) {
   const { values, facts } = step, side = step.side, backwards = facts.is_reverse ? t("state, read backwards") : t("state");
   const parts = [[backwards, values.state, recurrentLines], [t("cell"), values.cell, cellLines]].filter(([, name]) => hasValue(name));
-  return [card("state", t("State after each token"), t("There is no matrix of weights: {name} reads one token after the other and keeps what it needs in a state of {n} numbers.", { name: facts.network, n: facts.units }),
-    ...parts.map(([name, value, lines]) => h("div", { class: "block" }, h("h4", {}, name), tokenStrips({ name, value, side, focus: `recurrent-${value}`, tell: plainTell(name, value, step, (i, c) => lines(step, i, c)) })))), gatesCard(step), ...outCard(step)];
+  const film = drawFilm({ name: backwards, letter: "h", frames: shownPositions(side).map((_, i) => row(values.state, i)), width: Math.ceil(Math.sqrt(facts.units)), side, isReverse: facts.is_reverse });
+  return [card("state", t("State after each token"), t("There is no matrix of weights: {name} reads one token after the other and keeps what it needs in a state of {n} numbers.", { name: facts.network, n: facts.units }), film,
+    ...parts.map(([name, value, lines]) => h("div", { class: "block" }, h("h4", {}, name), tokenStrips({ name, value, side, letter: value === values.cell ? "c" : "h", columns: countNames(facts.units), focus: `recurrent-${value}`, tell: plainTell(name, value, step, (i, c) => lines(step, i, c)) })))), gatesCard(step), ...outCard(step)];
 }
 
 /* How the state of the chosen token comes about: the state before it, the gates, the state after it. */

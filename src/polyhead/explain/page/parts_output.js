@@ -39,15 +39,19 @@ function positionCards(output) {
 }
 
 function allPositionsCard(output, side) {
-  const head = currentStation().steps[0], share = (one, token) => pointable(formatPercent(token.p), () => tellProbability({ ...token, text: showToken(token.text) }, one.logsumexp, { step: head }));
+  const hasLoss = output.kind === "next token" && output.positions.some((one) => one.expected), head = currentStation().steps[0], share = (one, token) => pointable(formatPercent(token.p), () => tellProbability({ ...token, text: showToken(token.text) }, one.logsumexp, { step: head }));
   const rows = output.positions.map((one) => {
     const on = one.position === output.positions[chosenOutput(output)].position, right = one.expected && one.expected.rank === 1;
     return h("tr", { class: on ? "on" : null }, h("th", { scope: "row" }, h("button", { class: "link-button", type: "button", "data-focus": `output-${one.position}`, onclick: () => chooseToken(side, one.position) }, tokenText(side, one.position))),
       h("td", {}, showToken(one.top[0].text)), h("td", { class: "number" }, share(one, one.top[0])),
-      one.expected ? h("td", {}, h("span", { class: right ? "yes" : "no" }, right ? "✓ " : "✗ "), showToken(one.expected.text)) : h("td", {}), one.expected ? h("td", { class: "number" }, share(one, one.expected)) : h("td", {}));
+      one.expected ? h("td", {}, h("span", { class: right ? "yes" : "no" }, right ? "✓ " : "✗ "), showToken(one.expected.text)) : h("td", {}), one.expected ? h("td", { class: "number" }, share(one, one.expected)) : h("td", {}),
+      !hasLoss ? null : one.expected ? numberCell(formatNumber(lossOf(one), 3), () => tellLoss(one)) : h("td", {}));
   });
-  return card("all-positions", t("At every position"), output.kind === "masked token" ? t("Each position gets its own guess, from the tokens on both sides.") : t("Each position makes its own guess, all at once: this is how the model learns."), scrollRegion(t("At every position"), moveInTable(h("table", { class: "bars" }, h("caption", { class: "unseen" }, t("At every position")),
-    h("thead", {}, h("tr", {}, [output.kind === "masked token" ? t("token") : t("after"), t("best guess"), t("probability"), t("expected"), t("its probability")].map((text, i) => h("th", { scope: "col", class: i === 2 || i === 4 ? "number" : null }, text)))), h("tbody", {}, rows)))));
+  const true_ones = output.positions.filter((one) => one.expected), mean = hasLoss ? tellMeanLoss(true_ones) : null, perplexity = hasLoss ? tellPerplexity(mean.value) : null;
+  const facts = hasLoss ? [factRow([[t("loss, the mean of −ln p"), t("{n} nats", { n: formatNumber(mean.value, 3) }), mean], [t("perplexity"), formatNumber(perplexity.value, 4), perplexity]]),
+    page.data.inputs.target_is === "output" ? h("p", { class: "note" }, t("The expected tokens are the model's own output, so this is the loss of what it would write anyway. Give a second text to see the loss of a translation.")) : null] : [];
+  return card("all-positions", t("At every position"), output.kind === "masked token" ? t("Each position gets its own guess, from the tokens on both sides.") : t("Each position makes its own guess, all at once: this is how the model learns. Training makes the loss small: −ln p of each expected token."), ...facts, scrollRegion(t("At every position"), moveInTable(h("table", { class: "bars" }, h("caption", { class: "unseen" }, t("At every position")),
+    h("thead", {}, h("tr", {}, [output.kind === "masked token" ? t("token") : t("after"), t("best guess"), t("probability"), t("expected"), t("its probability"), hasLoss ? "−ln p" : null].filter(Boolean).map((text, i) => h("th", { scope: "col", class: [2, 4, 5].includes(i) ? "number" : null }, text)))), h("tbody", {}, rows)))));
 }
 
 function classesCard(output) {
@@ -72,9 +76,11 @@ function showGeneration() {
   const penalty = generation.settings.length_penalty, score = (one) => one.length ? [` · ${t("score")} = `, pointable(formatNumber(one.score), () => tellScored(one, penalty))] : [];
   const outputs = h("ol", { class: "outputs" }, generation.outputs.map((one) => h("li", {}, h("span", { class: "sentence-text" }, one.text), h("span", { class: "soft" }, " ln p = ", pointable(formatNumber(one.log_prob), () => tellOutputSum(generation, one)), score(one)))));
   const cards = [card("outputs", t("What the model writes"), t("Written by {method}: one token after the other, each given those before it.", { method: names[generation.method] ?? generation.method }), outputs, factRow(settings))];
-  if (generation.steps.length) cards.push(card("beams", t("The choices at each step"), t("Choose a step. Marked candidates were kept."), beamTree(generation, chosen), stepPicker(generation, chosen), candidateTables(generation, generation.steps[chosen])));
-  if (generation.free?.length) cards.push(card("teacher", t("Own tokens, true tokens"), generation.teacher ? t("Above: each token given the model's own tokens before it. Below: each true token given the true ones before it (teacher forcing). The stronger the colour, the more probable.") : t("Each token given the model's own tokens before it. The stronger the colour, the more probable."),
-    tokenRun(t("free running"), generation.free, sourceOf("logits")), generation.teacher ? tokenRun(t("teacher forcing"), generation.teacher, sourceOf("logits")) : null));
+  if (generation.steps.length) cards.push(card("beams", t("The choices at each step"), t("Choose a step. Marked candidates were kept."), beamTree(generation, chosen), stepPicker(generation, chosen), candidateTables(generation, generation.steps[chosen]),
+    h("p", { class: "note" }, isDrawn(generation.steps[chosen]) ? t("p is the model's probability of a token; q is the probability with which it is drawn, after temperature, top-k, top-p and penalties.") : t("p is the model's probability of a token; the sum of ln p is that of the whole text so far. The candidates with the largest sums are kept."))));
+  const isTrue = page.data.inputs.target_is === "text", forced = page.data.output.positions?.filter(({ expected }) => expected) ?? [];
+  if (generation.free?.length && isTrue && forced.length) cards.push(card("teacher", t("Own tokens, true tokens"), t("Above: each token given the model's own tokens before it. Below: each true token given the true ones before it (teacher forcing). The stronger the colour, the more probable."),
+    tokenRun(t("free running"), generation.free, sourceOf("logits")), tokenRun(t("teacher forcing"), forced.map((one) => ({ ...one.expected, logsumexp: one.logsumexp })), sourceOf("logits"))));
   return cards;
 }
 const stepPicker = (generation, chosen) => h("div", { class: "picker", role: "group", "aria-label": t("Step") }, generation.steps.map((_, i) =>
@@ -86,28 +92,40 @@ function tokenRun(name, tokens, source) {
   return h("div", { class: "token-run" }, h("b", {}, name), moveInRows(list, [list]));
 }
 
+const isDrawn = (step) => step.beams[0]?.candidates[0].q !== undefined;
 function candidateTables(generation, step) {
-  const isDrawn = step.beams[0]?.candidates[0].q !== undefined;
-  return h("div", { class: "columns" }, step.beams.map((beam, b) => moveInTable(h("table", { class: "bars" }, h("caption", {}, step.beams.length > 1 ? `${t("beam {n}", { n: b + 1 })}: ` : "", h("span", { class: "soft" }, clipText(beam.text || "∅", 40))),
-    h("thead", {}, h("tr", {}, h("th", { scope: "col" }, t("token")), h("td", {}), h("th", { scope: "col", class: "number" }, "p"), isDrawn ? h("th", { scope: "col", class: "number" }, "q") : null, h("th", { scope: "col", class: "number" }, t("sum of ln p")))),
-    h("tbody", {}, beam.candidates.map((one) => h("tr", { class: one.kept ? "on" : "faint" }, h("th", { scope: "row" }, showToken(one.text), one.ends ? h("span", { class: "soft" }, ` ${t("(end)")}`) : null), h("td", { class: "bar-cell" }, bar(one.p)), numberCell(formatPercent(one.p), () => tellCandidate(one)), isDrawn ? numberCell(formatPercent(one.q), () => tellDrawn(beam.candidates, one, generation.settings)) : null, numberCell(formatNumber(one.total), () => tellTotal(beam, one)))))))));
+  const hasDrawn = isDrawn(step), finished = generation.outputs.map((one) => findEnd(generation, one)?.last);
+  return h("div", { class: "columns" }, step.beams.map((beam, b) => moveInTable(h("table", { class: "bars" }, h("caption", {}, step.beams.length > 1 ? `${t("beam {n}", { n: b + 1 })}: ` : "", h("span", { class: "soft" }, beam.text ? clipText(beam.text, 40) : t("nothing written yet"))),
+    h("thead", {}, h("tr", {}, h("th", { scope: "col" }, t("token")), h("td", {}), h("th", { scope: "col", class: "number" }, "p"), hasDrawn ? h("th", { scope: "col", class: "number" }, "q") : null, h("th", { scope: "col", class: "number" }, t("sum of ln p")))),
+    h("tbody", {}, beam.candidates.map((one) => h("tr", { class: one.kept || finished.includes(one) ? "on" : "faint" }, h("th", { scope: "row" }, showToken(one.text)), h("td", { class: "bar-cell" }, bar(one.p)), numberCell(formatPercent(one.p), () => tellCandidate(one)), hasDrawn ? numberCell(formatPercent(one.q), () => tellDrawn(beam.candidates, one, generation.settings)) : null, numberCell(formatNumber(one.total), () => tellTotal(beam, one)))))))));
 }
 
-/* The beams of all steps as a tree: a column for each step, a line from each beam to those that go on from it. */
+/* The beams of all steps as a tree: a column for each step, a line from each beam to those that go on from it, finished
+   outputs below them; the path of the first output is marked. */
 function beamTree(generation, chosen) {
-  const steps = generation.steps, beams = Math.max(...steps.map((step) => step.chosen.length));
-  const across = 118, size = 28, width = across * (steps.length + 0.4), down = beams * size + 26, y = (b) => 26 + size * (b + 0.5), x = (s) => across * s + 10;
-  const svg = d3.create("svg").attr("class", "tree").attr("viewBox", `0 0 ${width} ${down}`).attr("width", width).attr("height", down).attr("role", "img").attr("aria-label", t("Tree of the beams over {n} steps; the tables below have the numbers", { n: steps.length }));
-  const path = d3.linkHorizontal();
-  const text = (step, id) => step.beams.flatMap((beam) => beam.candidates).find((one) => one.id === id)?.text ?? String(id);
-  steps.forEach((step, s) => {
-    svg.append("text").attr("class", s === chosen ? "tick on" : "tick").attr("x", x(s)).attr("y", 14).text(String(s + 1));
-    step.chosen.forEach(({ beam }, b) => { if (s > 0) svg.append("path").attr("class", "link on").attr("stroke-width", 1.5).attr("d", path({ source: [x(s - 1) + 66, y(beam)], target: [x(s) - 6, y(b)] })); });
+  const { steps, outputs } = generation, ends = outputs.map((one) => findEnd(generation, one)).filter(Boolean), won = wonPath(generation);
+  const nodes = steps.flatMap((step, s) => {
+    const kept = step.chosen.map(({ beam, id }, b) => ({ s, b, from: beam, text: textOf(step, id), isWon: won.get(s) === b }));
+    return [...kept, ...ends.filter((end) => end.s === s && !step.chosen.some(({ beam, id }) => beam === end.b && id === end.last.id)).map((end, i) => ({ s, b: kept.length + i, from: end.b, text: end.last.text, isDone: true, isWon: end === ends[0] && won.get(s) === "end" }))];
   });
-  steps.forEach((step, s) => step.chosen.forEach(({ id }, b) => {
-    svg.append("text").attr("class", s === chosen ? "token on" : "token").attr("x", x(s)).attr("y", y(b)).attr("dy", ".35em").style("cursor", "pointer").text(clipText(showToken(text(step, id)), 8)).on("click", () => go({ step: s }));
-  }));
-  return scrollRegion(t("The choices at each step"), svg.node());
+  const across = 118, size = 28, width = across * (steps.length + 0.4), down = (d3.max(nodes, ({ b }) => b) + 1) * size + 26, y = (b) => 26 + size * (b + 0.5), x = (s) => across * s + 10;
+  const svg = d3.create("svg").attr("class", "tree").attr("viewBox", `0 0 ${width} ${down}`).attr("width", width).attr("height", down).attr("role", "img").attr("aria-label", t("Tree of the beams over {n} steps; the tables below have the numbers", { n: steps.length }));
+  const path = d3.linkHorizontal(), kind = (name, one) => [name, one.isWon ? "won" : "", one.isDone ? "done" : "", one.s === chosen ? "on" : ""].join(" ");
+  steps.forEach((_, s) => svg.append("text").attr("class", s === chosen ? "tick on" : "tick").attr("x", x(s)).attr("y", 14).text(String(s + 1)));
+  for (const one of nodes) if (one.s > 0) svg.append("path").attr("class", kind("link", one)).attr("d", path({ source: [x(one.s - 1) + 66, y(one.from)], target: [x(one.s) - 6, y(one.b)] }));
+  for (const one of nodes) svg.append("text").attr("class", kind("token", one)).attr("x", x(one.s)).attr("y", y(one.b)).attr("dy", ".35em").style("cursor", "pointer").text(clipText(showToken(one.text), 8)).on("click", () => go({ step: one.s }));
+  return h("div", {}, scrollRegion(t("The choices at each step"), svg.node()), won.size ? h("p", { class: "note" }, h("span", { class: "key" }, t("the output that won")), ends.length ? ` · ${t("■ finished")}` : "") : null);
+}
+const textOf = (step, id) => step.beams.flatMap((beam) => beam.candidates).find((one) => one.id === id)?.text ?? String(id);
+
+/* The row of each step that leads to the first output: {step: index, or "end" for the end token}; empty if it is not known. */
+function wonPath(generation) {
+  const end = findEnd(generation, generation.outputs[0]), rows = new Map();
+  if (!end) return rows;
+  const kept = generation.steps[end.s].chosen.findIndex(({ beam, id }) => beam === end.b && id === end.last.id);
+  rows.set(end.s, kept >= 0 ? kept : "end");
+  for (let s = end.s - 1, b = end.b; s >= 0; b = generation.steps[s].chosen[b].beam, s -= 1) rows.set(s, b);
+  return rows;
 }
 
 /* ---- cost ---- */
@@ -125,20 +143,25 @@ function groupCosts() {
 }
 
 function showCost() {
-  const { costs, run } = page.data, groups = groupCosts(), top = Math.max(...[...groups.values()].map(({ flops }) => flops), 1), { total } = costs;
-  const rows = [...groups].map(([name, { steps, flops }]) => {
-    const tells = { flops: () => tellGroup(name, t("operations"), steps, ({ cost }) => cost.flops, partLines, t("Only products of matrices are counted.")), weights: () => tellGroup(name, t("weights"), steps, ({ cost }) => cost.weight_bytes, weightLines, t("This part has no weights of its own.")),
+  const { costs, run } = page.data, groups = groupCosts(), top = Math.max(...[...groups.values()].map(({ flops }) => flops), 1), { total } = costs, isPair = run.kind === "encoder-decoder";
+  const none = (text) => h("td", { class: "number soft" }, text), rows = [...groups].map(([name, { steps, flops }]) => {
+    const tells = { flops: () => tellGroup(name, t("operations"), steps, ({ cost }) => cost.flops, partLines), weights: () => tellGroup(name, t("weights"), steps, ownBytes, weightLines),
       activations: () => tellGroup(name, t("activations"), steps, ({ cost }) => cost.activation_bytes, activationLines) };
-    return h("tr", {}, h("th", { scope: "row" }, name), h("td", { class: "bar-cell" }, bar(flops / top)), h("td", { class: "number", "data-value": flops }, flops === null ? formatLarge(flops) : pointable(formatLarge(flops), tells.flops)),
-      numberCell(formatBytes(tells.weights().value), tells.weights), numberCell(formatBytes(tells.activations().value), tells.activations, "number wide-only"));
+    const shared = steps.some(({ cost }) => cost.shared_bytes) && !d3.sum(steps, ownBytes);
+    return h("tr", {}, h("th", { scope: "row" }, name), h("td", { class: "bar-cell" }, flops ? bar(flops / top) : null), flops === null ? none(formatLarge(flops)) : flops ? h("td", { class: "number", "data-value": flops }, pointable(formatLarge(flops), tells.flops)) : none(t("not counted")),
+      tells.weights().value ? numberCell(formatBytes(tells.weights().value), tells.weights) : none(shared ? t("shared") : "–"), numberCell(formatBytes(tells.activations().value), tells.activations, "number wide-only"));
   });
-  const pass = total.flops === null ? null : tellPass(groups), bytes = numberBytes(), isProduct = run.parameters * bytes === total.weight_bytes, activations = [...groups].map(([, { steps }]) => d3.sum(steps, ({ cost }) => cost.activation_bytes));
-  const facts = [[t("operations"), formatLarge(total.flops), pass],
-    [t("weights"), formatBytes(total.weight_bytes), { value: total.weight_bytes, shape: [], source: sourceOf("weights"), lines: [t("numbers · bytes of each"), ...(isProduct ? [`${formatCount(run.parameters)} · ${bytes} = ${formatCount(total.weight_bytes)}`] : [])] }],
+  const pass = total.flops === null ? null : tellPass(groups), bytes = numberBytes(), isProduct = run.parameters * bytes === total.weight_bytes, own = [...groups].map(([name, { steps }]) => [name, d3.sum(steps, ownBytes)]).filter(([, number]) => number), activations = [...groups].map(([, { steps }]) => d3.sum(steps, ({ cost }) => cost.activation_bytes));
+  const other = total.weight_bytes - d3.sum(own, ([, number]) => number), whole = tellParts([...own, ...(other ? [[t("in no part above"), other]] : [])], total.weight_bytes, "weights");
+  if (isProduct) whole.lines.push(`${formatCount(run.parameters)} · ${bytes} = ${formatCount(total.weight_bytes)}`);
+  const facts = [[t("operations"), formatLarge(total.flops), pass], [t("weights"), formatBytes(total.weight_bytes), whole],
     [t("activations"), formatBytes(total.activation_bytes), tellSum(activations, total.activation_bytes, sourceOf("step"), formatBytes)]];
-  if (costs.prefill) facts.push([t("reading the text (prefill)"), formatLarge(costs.prefill.flops), pass]);
+  if (costs.prefill?.flops) facts.push([isPair ? t("reading the source, writing the first token (prefill)") : t("reading the text (prefill)"), formatLarge(costs.prefill.flops), tellParts(Object.entries(costs.prefill.parts).map(([name, number]) => [partName(name), number]), costs.prefill.flops, "pass")]);
   if (costs.decode_step) facts.push([t("one more token, with the cache"), formatLarge(costs.decode_step.flops), tellDecodeStep(costs.decode_step)]);
   const head = h("tr", {}, h("th", { scope: "col" }, t("part")), h("td", {}), h("th", { scope: "col", class: "number" }, t("operations")), h("th", { scope: "col", class: "number" }, t("weights")), h("th", { scope: "col", class: "number wide-only" }, t("activations")));
-  const table = moveInTable(h("table", { class: "bars" }, h("caption", { class: "unseen" }, t("What it costs")), h("thead", {}, head), h("tbody", {}, rows)));
-  return [card("cost", t("What it costs"), t("Operations are multiplications and additions of one pass over this text."), factRow(facts), scrollRegion(t("What it costs"), table))];
+  const row = (name, ...numbers) => h("tr", {}, h("th", { scope: "row" }, name), h("td", {}), numbers.map((text, i) => h("td", { class: i === 2 ? "number wide-only" : "number" }, text)));
+  const foot = h("tfoot", {}, other ? row(t("in no part above"), "", formatBytes(other), "") : null, row(t("total"), formatLarge(total.flops), formatBytes(total.weight_bytes), formatBytes(total.activation_bytes)));
+  const table = moveInTable(h("table", { class: "bars" }, h("caption", { class: "unseen" }, t("What it costs")), h("thead", {}, head), h("tbody", {}, rows), foot));
+  return [card("cost", t("What it costs"), t("Operations are the multiplications and additions of the products of matrices in one pass over this text. Weights that several parts share are counted once."), factRow(facts), scrollRegion(t("What it costs"), table),
+    h("p", { class: "note" }, t("Not counted: operations on single numbers (sums of residuals, norms, softmax, activations, rotations), which are few beside the products; and of activations what is inside of a part, such as scores and units. Activations are what goes into each part and what comes out.")))];
 }
