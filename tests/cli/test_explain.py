@@ -10,6 +10,7 @@ import polyhead
 from polyhead.config.generation_config import GenerationConfig
 from polyhead.core.errors import UserError
 from polyhead.explain.document import explain
+from polyhead.run.run_examples import write_examples
 
 SOURCE, TARGET = "ein hund bellt .", "a dog barks ."
 
@@ -32,6 +33,20 @@ def test_page_has_the_explanation(tiny, tmp_path, cli):
     assert data["inputs"]["target_is"] == "output"
     assert data["sides"][0]["window"] == [1, 4]
     (tiny / "explain.html").unlink()
+
+
+@pytest.mark.parametrize(
+    ("kind", "target"), [("encoder-decoder", TARGET), ("classifier", TARGET), ("encoder", None)]
+)
+def test_validation_text_is_the_default(kind, target, tmp_path, cli):
+    fields = {"kind": "encoder", "labels": ("n", "y")} if kind == "classifier" else {"kind": kind}
+    save_run(tmp_path, [SOURCE, TARGET], max_len=40, **fields)
+    assert "keeps no validation text" in cli("explain", tmp_path, code=2).err
+    write_examples(tmp_path, [row[: 1 + bool(target)] for row in (("hund", "dog"), (SOURCE, TARGET))])
+    cli("explain", tmp_path)
+    inputs = read_data(tmp_path / "explain.html")["inputs"]
+    target_is = {"encoder-decoder": "example", "classifier": "text", "encoder": None}[kind]
+    assert inputs == {"text": SOURCE, "target": target, "target_is": target_is}
 
 
 @pytest.mark.parametrize("kind", ["decoder", "encoder", "classifier"])

@@ -28,6 +28,21 @@ def test_inputs_have_marks_labels_and_segments():
     assert inputs.sides[0].segments == inputs.args[2][0].tolist()
 
 
+def test_target_is_that_of_an_example():
+    run, other = make_run(), "zwei katzen schlafen"
+    own = read_inputs(run, TEXT, None).target
+    cases = {
+        (TARGET, "text"): (TARGET, [(TEXT, other)]),
+        (other, "example"): (None, [("a cat", TARGET), (TEXT, other), (TEXT, TARGET)]),
+        (own, "output"): (None, [("a cat", TARGET), (TEXT,), (TEXT, "x" * 500), (TEXT, "x y " * 60)]),
+    }
+    for expected, (target, examples) in cases.items():
+        inputs = read_inputs(run, TEXT, target, examples)
+        assert (inputs.target, inputs.target_is) == expected
+    ids = read_inputs(run, TEXT, None, [(TEXT, other)]).sides[1].ids
+    assert ids[1:] == run.tokenizer.encode([other])[0]
+
+
 @pytest.mark.parametrize("text", [TEXT, "Größe 狗 🐕"])
 def test_bytes_of_tokens_spell_text(text):
     run = make_run(kind="encoder")

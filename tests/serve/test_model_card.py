@@ -3,9 +3,9 @@
 import pytest
 from tests.serve.conftest import build_run, make_recipe, serve_run
 
-from polyhead.run.run_examples import EXAMPLES_FILE, write_examples
+from polyhead.run.run_examples import EXAMPLES_FILE, first_sentence, write_examples
 from polyhead.serve.auth import ApiKeys
-from polyhead.serve.model_card import Card, everyday_samples, first_sentence, round_down
+from polyhead.serve.model_card import Card, everyday_samples, round_down
 
 SOURCES = ["a dog barks .", "two dogs bark loud .", "dogs"]
 TARGETS = ["ein hund bellt .", "zwei hunde bellen .", "hunde"]
@@ -18,10 +18,6 @@ def run(tmp_path):
     run.directory, run.recipe = tmp_path, make_recipe("translation", tmp_path, **LANGUAGES)
     write_examples(tmp_path, zip(SOURCES, TARGETS, strict=True))
     return run
-
-
-def everyday_texts(run):
-    return {text for (text,) in everyday_samples(run.tokenizer, "en")}
 
 
 def test_limit_and_examples_are_those_of_the_run(run):
@@ -43,7 +39,7 @@ def test_service_with_keys_shows_no_private_text(run):
 
 
 @pytest.mark.parametrize("source", ["own", "missing", "damaged", "outside"])
-def test_everyday_sentences_replace_other_text(run, tmp_path, source):
+def test_run_offers_no_text_of_others(run, tmp_path, source):
     if source != "own":
         (tmp_path / EXAMPLES_FILE).unlink()
     if source == "damaged":
@@ -52,7 +48,11 @@ def test_everyday_sentences_replace_other_text(run, tmp_path, source):
         (tmp_path / "valid.tsv").write_text("secret dogs\tgeheime hunde\n" * 9)
         run.recipe = make_recipe("translation", tmp_path, **LANGUAGES | {"valid": ["valid.tsv"]})
     card = Card.from_run(run, use_own_samples=source != "own")
-    assert card.limit.words and card.examples and set(card.examples) <= everyday_texts(run)
+    assert card.limit.words and card.examples == []
+    imported = build_run("decoder")  # a model without a recipe was not trained here
+    assert {(text,) for text in Card.from_run(imported, use_own_samples=True).examples} == {
+        *everyday_samples(imported.tokenizer)
+    }
     if source == "missing":
         run.recipe = make_recipe("translation", tmp_path, **LANGUAGES | {"source_lang": "tlh"})
         card = Card.from_run(run, use_own_samples=True)

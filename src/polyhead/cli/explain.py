@@ -2,21 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from polyhead.cli.options import ShownRun, ShownTarget, ShownText, check_kind, check_texts
+from polyhead.cli.options import ShownRun, check_kind, check_texts
+from polyhead.core.errors import UserError
 from polyhead.core.i18n import get_language, tr
 from polyhead.core.output_paths import check_output_file, run_artifacts
 from polyhead.core.progress import make_progress
 
+if TYPE_CHECKING:
+    from polyhead.run.run_examples import TextExample
+
 
 def run(
     directory: ShownRun,
-    source: ShownText,
-    target: ShownTarget = None,
+    source: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="TEXT",
+            help="source text; for a model other than an encoder-decoder, the text",
+            show_default="a short validation text that the run keeps",
+        ),
+    ] = None,
+    target: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="TARGET",
+            help="translation of the source text; for a classifier, second text of a pair",
+            show_default="the translation in the run's validation text, else the run's own",
+        ),
+    ] = None,
     output: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="path of the page", show_default="RUN/explain.html"),
@@ -44,6 +63,7 @@ def run(
     with every number that the model computes, and what its search or sampling considered.
 
     \b
+    polyhead explain runs/multi30k
     polyhead explain runs/multi30k "A dog barks."
     polyhead explain runs/multi30k "A dog barks." "Ein Hund bellt." --output dog.html
     polyhead explain runs/shakespeare "To be, or not to be" --lang zh
@@ -54,19 +74,35 @@ def run(
     from polyhead.explain.document import explain
     from polyhead.explain.walk_page import render_walk_page
     from polyhead.run.load import load
+    from polyhead.run.run_examples import read_examples
     from polyhead.viz.html_page import save_page
 
     path = check_output_file(output or directory / "explain.html", inputs=run_artifacts(directory))
+    examples = read_examples(directory)
+    if source is None and not examples:
+        raise UserError(f"TEXT is missing, and {directory} keeps no validation text")
     loaded = load(directory, device="cpu")
+    if source is None:
+        source, target = choose_text(examples, loaded.kind)
     document = explain(
         loaded,
         source,
         target,
         first=None if first is None else first - 1,
         n_shown=tokens,
+        examples=examples,
         progress=make_progress(),
     )
     chapters = {language: load_chapters(language) for language in ("en", "zh")}
     save_page(path, render_walk_page(document, language=get_language(), chapters=chapters))
     counts = {"steps": len(document["walk"]), "layers": len(document["layers"])}
     print(tr("{steps} steps in {layers} layers: {path}", **counts, path=path))
+
+
+def choose_text(examples: Sequence[TextExample], kind: str) -> tuple[str, str | None]:
+    """Return the first of the short examples, with the second text of a pair if a classifier reads it."""
+    from polyhead.run.run_examples import choose_examples
+
+    texts = [example[:1] for example in examples] if kind == "encoder-decoder" else examples
+    text, *second = (choose_examples(texts) or texts)[0]
+    return text, second[0] if second else None

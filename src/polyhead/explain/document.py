@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from polyhead.explain.watch import watch_model
 from polyhead.kernels.pack_model import is_packed
 from polyhead.models import SentenceEncoder
 from polyhead.run.run import Run
+from polyhead.run.run_examples import TextExample
 from polyhead.tokenizers.languages import with_languages
 
 SCHEMA = 1
@@ -42,18 +44,20 @@ def explain(
     *,
     first: int | None = None,
     n_shown: int | None = None,
+    examples: Sequence[TextExample] = (),
     has_lever_cases: bool = True,
     progress: ShowProgress = lambda text: None,
 ) -> Facts:
     """Walk a text through the model of a run; the result is JSON, with all arrays in one text.
 
-    ``target`` is the target of an encoder-decoder, by default its own output, or the second text of a pair
-    for a classifier. Of a long text ``n_shown`` tokens are shown, from token ``first``.
+    ``target`` is the target of an encoder-decoder, by default that of the example with this text, else its
+    own output; or the second text of a pair for a classifier. Of a long text ``n_shown`` tokens are shown,
+    from token ``first``.
     Without ``has_lever_cases`` the levers have their fields alone, for a page that asks for each case.
     ``progress`` shows which lever is computed.
     """
     check_explainable(run)
-    inputs = read_inputs(run, text, target)
+    inputs = read_inputs(run, text, target, examples)
     lengths = [len(side.ids) for side in inputs.sides]
     windows = choose_shown(run.config, inputs, first, n_shown)
     with torch.inference_mode(), watch_model(run.model, lengths, windows) as trace:
@@ -79,7 +83,7 @@ def explain(
         "inputs": {
             "text": text,
             "target": inputs.target,
-            "target_is": None if inputs.target is None else "output" if inputs.is_own_output else "text",
+            "target_is": inputs.target_is,
         },
         "sides": [
             describe_side(side, window, run.tokenizer if not i else run.tokenizer.target_tokenizer)

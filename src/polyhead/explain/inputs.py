@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -13,6 +13,7 @@ from polyhead.introspect.compute_attention import check_length, encode_input
 from polyhead.models import Seq2Seq
 from polyhead.nn.device import to_model_device
 from polyhead.run.run import Run
+from polyhead.run.run_examples import TextExample, find_target
 from polyhead.tokenizers.display import BEGIN_MARK, name_token
 from polyhead.tokenizers.languages import with_languages
 from polyhead.tokenizers.tokenizer import Tokenizer
@@ -36,18 +37,18 @@ class ModelInputs(NamedTuple):
     args: tuple[Tensor | None, ...]
     text: str
     target: str | None
-    is_own_output: bool  # whether the target is what the run itself puts out
+    target_is: str | None  # "text": as given, "example": of the run's examples, "output": the run's own
 
 
-def read_inputs(run: Run, text: str, target: str | None) -> ModelInputs:
+def read_inputs(run: Run, text: str, target: str | None, examples: Iterable[TextExample] = ()) -> ModelInputs:
     """Encode a text as in inference, and its target in an encoder-decoder or the second text of a pair.
 
-    An encoder-decoder without a target reads its own output. A text that is too long for the model, and a
-    target of a model that takes one text, is a UserError.
+    An encoder-decoder without a target reads that of an example with this text, else its own output. A text
+    that is too long for the model, and a target of a model that takes one text, is a UserError.
     """
     model, tokenizer = run.model, run.tokenizer
     if isinstance(model, Seq2Seq):
-        return _read_pair(run, text, target)
+        return _read_pair(run, text, target, examples)
     ids, second_start = encode_input(model, tokenizer, run.prompt_template, text, target)
     is_decoder = run.config.kind == "decoder"
     args: tuple[Any, ...] = (torch.tensor([ids]),)
@@ -57,28 +58,32 @@ def read_inputs(run: Run, text: str, target: str | None) -> ModelInputs:
     next_ids: list[int | None] = [*ids[1:], None] if is_decoder else [None] * len(ids)
     segments = [int(i >= second_start) for i in range(len(ids))]
     side = InputSide("text", ids, next_ids, segments, is_decoder)
-    return ModelInputs([side], to_model_device(model, args), text, target, False)
+    target_is = None if target is None else "text"
+    return ModelInputs([side], to_model_device(model, args), text, target, target_is)
 
 
-def _read_pair(run: Run, text: str, target: str | None) -> ModelInputs:
+def _read_pair(run: Run, text: str, target: str | None, examples: Iterable[TextExample]) -> ModelInputs:
     tokenizer, max_len = run.tokenizer, run.config.max_len
     template = with_languages(tokenizer)
     (ids,) = tokenizer.encode([text])
-    check_length("text", ids, max_len - template.max_special)
-    is_own_output = target is None
+    most, target_is = max_len - template.max_special, "text"
+    check_length("text", ids, most)
+    if target is None and (found := find_target(examples, text)):
+        fits = len(tokenizer.target_tokenizer.encode([found])[0]) <= most
+        target, target_is = (found, "example") if fits else (None, target_is)
     if target is None:
-        target_ids = run.hypotheses([text], n_best=1)[0][0].tokens[: max_len - template.max_special]
+        target_ids, target_is = run.hypotheses([text], n_best=1)[0][0].tokens[:most], "output"
         target = tokenizer.target_tokenizer.decode([target_ids])[0]
     else:
         (target_ids,) = tokenizer.target_tokenizer.encode([target])
-    check_length("target", target_ids, max_len - template.max_special)
+    check_length("target", target_ids, most)
     source_ids, input_ids = template.encoder_input(ids), template.decoder_input(target_ids)
     sides = [
         InputSide("source", source_ids, [None] * len(source_ids), [0] * len(source_ids), False),
         InputSide("target", input_ids, [*template.labels(target_ids)], [0] * len(input_ids), True),
     ]
     args = to_model_device(run.model, (torch.tensor([source_ids]), torch.tensor([input_ids])))
-    return ModelInputs(sides, args, text, target, is_own_output)
+    return ModelInputs(sides, args, text, target, target_is)
 
 
 def describe_side(side: InputSide, window: tuple[int, int], tokenizer: Tokenizer) -> dict[str, Any]:

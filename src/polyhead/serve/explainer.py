@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -22,6 +23,7 @@ from polyhead.explain.levers.table import explain_case
 from polyhead.kernels.pack_model import is_packed
 from polyhead.run.load import materialize_run, open_directory
 from polyhead.run.run import Run
+from polyhead.run.run_examples import TextExample
 from polyhead.serve.api_errors import ApiError, invalid_value_error, user_error
 
 MAX_PENDING = 8  # explanations that are computed or wait
@@ -29,10 +31,13 @@ MAX_EXPLAINED_TOKENS = 512  # of a text; attention of all heads is kept in memor
 
 
 class Explainer:
-    """Computes explanations of a run, one after the other, in a thread of its own."""
+    """Computes explanations of a run, one after the other, in a thread of its own.
 
-    def __init__(self, run: Run) -> None:
-        self._served_run = run
+    ``examples`` are the pairs in which a translator finds the target of a text.
+    """
+
+    def __init__(self, run: Run, examples: Sequence[TextExample] = ()) -> None:
+        self._served_run, self._examples = run, examples
         self._is_mapped = is_packed(run.model) and run.directory is not None and len(run.members) == 1
         # recording hooks must not see what the engine computes
         self._run = _open_again(run) if self._is_mapped else _copy_run(run)
@@ -66,8 +71,9 @@ class Explainer:
             run = self._load_run()
             _check_length(run, text, target)
             if lever is None:
-                return explain(run, text, target, first=first, n_shown=n_shown, has_lever_cases=False)
-            inputs = read_inputs(run, text, target)
+                shown = {"first": first, "n_shown": n_shown, "examples": self._examples}
+                return explain(run, text, target, **shown, has_lever_cases=False)
+            inputs = read_inputs(run, text, target, self._examples)
             window = choose_shown(run.config, inputs, first, n_shown)[-1]
             return explain_case(run, inputs, window, lever, setting or {})
 

@@ -1,12 +1,11 @@
 """Data for the web page of a model: text length limit, and example inputs.
 
-Examples are those that the run keeps, or everyday sentences in its language.
+Examples are those that the run keeps; of a model that was not trained here, everyday sentences.
 """
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from functools import cache, partial
 from importlib.resources import files
@@ -15,15 +14,10 @@ from typing import NamedTuple
 
 from polyhead.evaluate.embed import token_limit
 from polyhead.run.run import Run
-from polyhead.run.run_examples import TextExample, read_examples
+from polyhead.run.run_examples import MAX_SHOWN_CHARS, TextExample, choose_examples, read_examples
 from polyhead.tokenizers.languages import default_languages, normalize_language
 from polyhead.tokenizers.scripts import is_unspaced_char
 from polyhead.tokenizers.tokenizer import Tokenizer
-
-MAX_EXAMPLES = 4
-_MIN_EXAMPLE_CHARS, _MAX_EXAMPLE_CHARS = 8, 160  # preferred length of an example, in characters
-_SENTENCE_ENDS = (".", "!", "?", "。", "！", "？")
-FIRST_SENTENCE = re.compile(rf".{{{_MIN_EXAMPLE_CHARS},{_MAX_EXAMPLE_CHARS}}}?(?:[.!?](?=\s)|[。！？])")
 
 
 class TextLimit(NamedTuple):
@@ -44,16 +38,16 @@ class Card(NamedTuple):
     def from_run(cls, run: Run, *, use_own_samples: bool) -> Card:
         """Measure the limit on the examples that the run keeps, or else on everyday sentences.
 
-        The examples of the page are those of the run only with ``use_own_samples``.
+        The examples of the page are those of the run only with ``use_own_samples``. A run that was trained
+        here may know nothing of everyday sentences: only other models, as imported ones, have them.
         """
         validation, sentences = read_examples(run.directory), _choose_everyday_samples(run)
         if run.kind == "encoder-decoder":
             validation = [example[:1] for example in validation]  # without the targets
         limit = measure_text_limit(run, validation or sentences)
-        max_chars = min(_MAX_EXAMPLE_CHARS, limit.characters or _MAX_EXAMPLE_CHARS)
-        return cls(
-            limit, choose_examples(validation if validation and use_own_samples else sentences, max_chars)
-        )
+        shown = (use_own_samples and validation) or ([] if run.recipe else sentences)
+        chosen = choose_examples(shown, min(MAX_SHOWN_CHARS, limit.characters or MAX_SHOWN_CHARS))
+        return cls(limit, [example[0] if len(example) == 1 else list(example) for example in chosen])
 
 
 def measure_text_limit(run: Run, samples: Sequence[TextExample]) -> TextLimit:
@@ -65,29 +59,6 @@ def measure_text_limit(run: Run, samples: Sequence[TextExample]) -> TextLimit:
     characters = round_down(tokens * sum(map(len, texts)) // n)
     words = round_down(tokens * sum(len(text.split()) for text in texts) // n)
     return TextLimit(tokens, characters, None if is_unspaced("".join(texts)) else words)
-
-
-def choose_examples(
-    samples: Sequence[TextExample], max_chars: int = _MAX_EXAMPLE_CHARS
-) -> list[str | list[str]]:
-    """Select different samples of at most ``max_chars`` characters, complete sentences first."""
-    unique = dict.fromkeys(tuple(map(first_sentence, sample)) for sample in samples)
-    candidates = [sample for sample in unique if sum(map(len, sample)) <= max_chars]
-    sentences = [
-        sample
-        for sample in candidates
-        if len(sample[0]) >= _MIN_EXAMPLE_CHARS and sample[-1].endswith(_SENTENCE_ENDS)
-    ]
-    selection = (sentences or candidates)[:MAX_EXAMPLES]
-    return [sample[0] if len(sample) == 1 else list(sample) for sample in selection]
-
-
-def first_sentence(text: str) -> str:
-    """Return the first sentence of a long text; a short text is returned unchanged."""
-    if len(text) <= _MAX_EXAMPLE_CHARS:
-        return text
-    match = FIRST_SENTENCE.match(text)
-    return match[0] if match else text
 
 
 def round_down(number: int) -> int:

@@ -16,6 +16,7 @@ from polyhead.generation.chat import ChatSession
 from polyhead.generation.text_engine import PreparedRequest
 from polyhead.models.build import CAPABILITIES
 from polyhead.run.run import Run
+from polyhead.run.run_examples import read_examples
 from polyhead.serve.api_errors import ApiError, user_error
 from polyhead.serve.auth import ApiKeys, check_origins
 from polyhead.serve.engine_thread import ClientStream, ClientStreams, EngineThread, StreamUpdate, to_api_error
@@ -79,7 +80,9 @@ class Service:
                 f"{name} cannot be served: embeddings require a single run, not an ensemble of "
                 f"{len(run.members)}"
             )
-        self.explainer = Explainer(run)
+        # with keys others are served too: they see no text of the run
+        examples = [] if api_keys else read_examples(run.directory)
+        self.explainer = Explainer(run, examples)
         self.card = Card.from_run(run, use_own_samples=not api_keys)
         self.metrics = Metrics()
         self.engine_thread: EngineThread | None = None

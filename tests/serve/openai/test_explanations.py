@@ -1,5 +1,6 @@
 """POST /v1/explain and GET /explain, against the explanation of the run."""
 
+import copy
 import json
 import re
 
@@ -10,6 +11,7 @@ from polyhead.explain.document import explain
 from polyhead.explain.inputs import read_inputs
 from polyhead.explain.levers.table import explain_case
 from polyhead.run.run_ensemble import ensemble_runs
+from polyhead.run.run_examples import write_examples
 from polyhead.serve.auth import ApiKeys
 
 KEY = "sesame-open-0123456789"
@@ -23,6 +25,22 @@ def test_document_is_that_of_the_run(translator):
     window = translator.ask(PATH, {**PAIR, "first": 1, "n_shown": 2}).json()
     assert [side["window"] for side in window["sides"]] == [[1, 3], [1, 3]]
     assert translator.ask(PATH, {"text": "a dog"}).json()["inputs"]["target_is"] == "output"
+
+
+def test_target_of_the_run_has_no_key(runs, tmp_path):
+    run = copy.copy(runs["encoder-decoder"])
+    run.directory = tmp_path
+    write_examples(tmp_path, [("a dog", "ein hund bellt .")])
+    for keys, target_is in ((ApiKeys(), "example"), (ApiKeys([KEY]), "output")):
+        with serve_run(run, keys=keys) as client:
+            headers = {"authorization": f"Bearer {KEY}"}
+            inputs = client.ask(PATH, {"text": "a dog"}, headers=headers).json()["inputs"]
+            assert inputs["target_is"] == target_is
+            assert (inputs["target"] == "ein hund bellt .") == (target_is == "example")
+            lever = {"text": "a dog", "lever": "free_running", "setting": {}}
+            detail = client.ask(PATH, lever, headers=headers).json()["case"]["detail"]
+            (ids,) = run.tokenizer.target_tokenizer.encode(["ein hund bellt ."])
+            assert (detail["forced"]["target"][: len(ids)] == ids) == (target_is == "example")
 
 
 @pytest.mark.parametrize(

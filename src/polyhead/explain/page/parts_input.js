@@ -22,8 +22,8 @@ function chooseToken(side, position) {
 function showTokens(station) {
   const side = station.side, { tokens, window } = sideOf(side), [first, stop] = window;
   const text = side === 0 ? page.data.inputs.text : page.data.inputs.target;
-  const lead = side > 0 && page.data.inputs.target_is === "output"
-    ? t("The model's own output, read again as the decoder reads it.") : t("The text as it was given.");
+  const leads = { output: t("The model's own output, read again as the decoder reads it."), example: t("The translation in the validation text, which the run keeps.") };
+  const lead = (side > 0 && leads[page.data.inputs.target_is]) || t("The text as it was given.");
   const chips = tokens.slice(first, stop).map((token, i) => {
     const position = first + i, on = position === state.tokens[side];
     return h("button", { class: "token-card", type: "button", "aria-pressed": String(on), "data-focus": `token-card-${position}`, onclick: () => chooseToken(side, position) },
