@@ -140,14 +140,23 @@ def test_lever_forms_match_changed_model(open_page, service):
     layers = (("layer", {"layer": 2}), ("head", {"layer": 1, "head": 2}))
     for lever, setting in (("sampling", {"temperature": 0.5}), ("scale", {"scale": 0.9}), *layers):
         page.locator(f"[data-focus='lever-{lever}']").click()
-        wait_for_cases(page, lever, 1)  # the defaults, which the page requests itself
+        # what the page requests itself: the first setting of a file, and every head
+        n_heads = 2 * service.run.config.n_heads if lever == "head" else 0
+        wait_for_cases(page, lever, n_heads or 1)
         for field, value in setting.items():
             page.locator(f"[data-focus='field-{lever}-{field}']").fill(str(value))
         page.get_by_role("button", name="Compute").click()
-        wait_for_cases(page, lever, 2)
+        wait_for_cases(page, lever, n_heads or 2)
+        if lever == "head":
+            chosen = page.locator(".head-cell[aria-pressed=true]")
+            assert (chosen.count(), chosen.inner_text()) == (1, "2")
         other = compute_log_probs(service.run.model, ids, lever, setting)
         kl = (plain.exp() * (plain - other)).sum(-1)
         assert kl.max() > 1e-4
+        first = page.evaluate(
+            f"explain.page.data.levers.levers.find((one) => one.name === '{lever}').cases[0]"
+        )
+        assert max(first["result"]["kl"]) > 1e-4  # it opens with a change
         numbers = read_numbers(page, "#card-lever")
         assert select_values(numbers, "KL") == pytest.approx(kl.tolist(), rel=1e-3, abs=1e-9), lever
         labels = zip(range(len(plain)), ids[0, 1:], strict=False)

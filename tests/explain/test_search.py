@@ -86,9 +86,13 @@ def test_output_and_teacher_forced_target_have_own_probabilities():
     assert [one["id"] for one in positions] == document["sides"][1]["next"]
     (score,) = run.score([TEXT], [TARGET])
     assert sum(math.log(one["p"]) for one in positions) == pytest.approx(score.log_prob, abs=1e-4)
+    keys = ("id", "rank", "p")
+    assert [[one[key] for key in keys] for one in document["generation"]["teacher"]] == [
+        [one["id"], one["rank"], pytest.approx(one["p"], rel=1e-5)] for one in positions
+    ]
     # the output is the default target
     document = explain_walk(make_run(generation=LENGTHS | {"beam_size": 2}))
-    assert document["inputs"]["target_is"] == "output"
+    assert document["inputs"]["target_is"] == "output" and "teacher" not in document["generation"]
     expected = [p["expected"]["p"] for p in document["output"]["positions"]]
     assert expected == pytest.approx([token["p"] for token in document["generation"]["free"]], abs=1e-6)
 

@@ -209,7 +209,11 @@ def describe_generation(run: Run, inputs: ModelInputs) -> Facts | None:
     if generation is None:
         return None
     best = generation["outputs"][0]["ids"]
-    return generation | {"free": score_output(run, inputs, best)}
+    generation |= {"free": score_output(run, inputs, best)}
+    if inputs.target is not None and inputs.target_is != "output":
+        (target_ids,) = run.tokenizer.target_tokenizer.encode([inputs.target])
+        generation |= {"teacher": score_output(run, inputs, target_ids)}
+    return generation
 
 
 @torch.inference_mode()

@@ -62,12 +62,9 @@ def choose_examples(examples: Sequence[TextExample], max_chars: int = MAX_SHOWN_
     """Select different short examples of at most ``max_chars`` characters, complete sentences first."""
     unique = dict.fromkeys(tuple(map(first_sentence, example)) for example in examples)
     candidates = [example for example in unique if sum(map(len, example)) <= max_chars]
-    sentences = [
-        example
-        for example in candidates
-        if len(example[0]) >= MIN_SHOWN_CHARS and example[-1].endswith(_SENTENCE_ENDS)
-    ]
-    return (sentences or candidates)[:MAX_SHOWN_EXAMPLES]
+    phrases = [example for example in candidates if len(example[0]) >= MIN_SHOWN_CHARS]
+    sentences = [example for example in phrases if example[-1].endswith(_SENTENCE_ENDS)]
+    return (sentences or phrases or candidates)[:MAX_SHOWN_EXAMPLES]
 
 
 def first_sentence(text: str) -> str:

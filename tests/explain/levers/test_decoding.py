@@ -45,7 +45,8 @@ def test_free_running_reads_its_own_tokens(kind, prompt):
     p = logits.softmax(-1).gather(-1, torch.tensor(tokens[prompt:])[:, None])[:, 0]
     assert free["p"] == pytest.approx(p.tolist(), rel=1e-5)
     assert free["logsumexp"] == pytest.approx(logits.logsumexp(-1).tolist(), rel=1e-5)
-    assert (teacher_forced["target"], output.detail["first_row"]) == (lever_input.tokens[prompt:], prompt - 1)
+    true_tokens = [*lever_input.tokens, *([lever_input.eos_id] if kind == "encoder-decoder" else [])]
+    assert (teacher_forced["target"], output.detail["first_row"]) == (true_tokens[prompt:], prompt - 1)
     different = [t for t in range(prompt - 1, 8) if lever_input.tokens[t + 1] != tokens[t + 1]]
     assert output.detail["first_difference"] == different[0]
     assert compute_kl(output.logits, lever_input.plain_logits)[:prompt].max() < 1e-9

@@ -59,6 +59,10 @@ def test_live_page_has_references_and_fields():
     assert rows["reference"] == [*lever_input.tokens[1:], int(lever_input.plain_logits[8].argmax())]
     part = describe_levers(make_lever_input("encoder-decoder"), str, has_cases=False)
     assert not any(lever["cases"] for lever in part["levers"])
+    assert [bool(lever["settings"]) for lever in part["levers"]] == [
+        not lever["reason"] for lever in part["levers"]
+    ]
+    assert part["levers"][0]["settings"][0] == {"temperature": 0.5}  # which changes the output
     (head,) = (lever for lever in part["levers"] if lever["name"] == "head")
     assert [field["name"] for field in head["fields"]] == ["stack", "attention", "layer", "head"]
     assert head["fields"][1]["values"] == ["self", "cross"]

@@ -97,7 +97,8 @@ def run_freely(lever_input: LeverInput, setting: Setting) -> LeverOutput:
     forced_logits = whole.compute_logits(model)
     logits = torch.cat([free_logits, forced_logits[len(tokens) :]])
     first = n - 1  # the row of the first token of the output
-    best, targets = forced_logits[first:].argmax(-1).tolist(), whole.tokens[n:]
+    end = [] if lever_input.source is None else [eos_id]  # the text of a language model has no end
+    best, targets = forced_logits[first:].argmax(-1).tolist(), [*whole.tokens[n:], *end]
     differences = [
         first + i for i, pair in enumerate(zip(output, targets, strict=False)) if len(set(pair)) > 1
     ]

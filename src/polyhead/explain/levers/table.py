@@ -86,7 +86,7 @@ def describe_rows(lever_input: LeverInput) -> Facts:
 
 
 def describe_lever(lever_input: LeverInput, lever: Lever, has_cases: bool) -> Facts:
-    """One lever: the reason why it does not apply, or its fields and cases.
+    """One lever: the reason why it does not apply, or its fields, the settings to begin with, and cases.
 
     A lever that parts of another package do not support does not apply either.
     """
@@ -99,7 +99,7 @@ def describe_lever(lever_input: LeverInput, lever: Lever, has_cases: bool) -> Fa
         obstacle = str(error)
     if obstacle:
         reasons = {language: translate_message(obstacle, language=language) for language in UI_LANGUAGES}
-        return entry | {"reason": reasons, "fields": [], "cases": []}
+        return entry | {"reason": reasons, "fields": [], "settings": [], "cases": []}
     return entry | {
         "fields": [
             {
@@ -112,6 +112,7 @@ def describe_lever(lever_input: LeverInput, lever: Lever, has_cases: bool) -> Fa
             }
             for field in lever.list_fields(lever_input)
         ],
+        "settings": lever.list_cases(lever_input)[: count_cases(lever_input)],
         "cases": cases,
     }
 

@@ -24,6 +24,7 @@ function settingText(setting) {
   return parts.join(t(", ")) || t("on");
 }
 
+const isSameSetting = (a, b) => isSubset(a, b) && isSubset(b, a);
 const isSubset = (part, whole) => Object.entries(part).every(([key, value]) => value !== null && typeof value === "object" ? whole[key] !== null && typeof whole[key] === "object" && isSubset(value, whole[key]) : whole[key] === value);
 /* Where a lever of a chapter is found; null if it does not apply to the model. */
 function findLever({ name, setting = {} }) {
@@ -47,21 +48,24 @@ function showLevers() {
   const title = LEVER_NAMES[lever.name]?.() ?? lever.name;
   if (lever.reason) return [...cards, card("lever", title, lever.reason[page.language] ?? lever.reason.en)];
   const cases = lever.cases, at = keepIn(state.leverCase ?? 0, Math.max(cases.length, 1)), chosen = cases[at];
-  const select = lever.name === "head" && cases.length > 1 ? headGrid(lever, at) : cases.length > 8 ? h("label", { class: "choice" }, t("Setting"), h("select", { "data-focus": "lever-case", onchange: (event) => chooseCase(lever, Number(event.target.value)) }, cases.map((one, i) => h("option", { value: i, selected: i === at }, `${settingText(one.setting)}  (KL ${formatNumber(meanKl(one.result), 2)})`))))
+  const select = lever.name === "head" && lever.settings.length > 1 ? headGrid(lever, chosen?.setting ?? {}) : cases.length > 8 ? h("label", { class: "choice" }, t("Setting"), h("select", { "data-focus": "lever-case", onchange: (event) => chooseCase(lever, Number(event.target.value)) }, cases.map((one, i) => h("option", { value: i, selected: i === at }, `${settingText(one.setting)}  (KL ${formatNumber(meanKl(one.result), 2)})`))))
     : cases.length > 1 ? picker(t("Setting"), cases.map((one, i) => [i, settingText(one.setting)]), at, (i) => chooseCase(lever, i), { kind: "cases", focus: "case" }) : null;
-  return [...cards, card("lever", title, LEVER_LEADS[lever.name]?.(), select, page.live ? leverForm(lever, chosen?.setting ?? {}) : null, chosen ? caseResult(part, lever, chosen) : null)];
+  return [...cards, card("lever", title, LEVER_LEADS[lever.name]?.(), select, page.live ? leverForm(lever, chosen?.setting ?? lever.settings[0] ?? {}) : null, chosen ? caseResult(part, lever, chosen) : null)];
 }
 
-/* Every head as a cell: the stronger the colour, the more the output moves without it. */
+/* Every head as a cell: the stronger the colour, the more the output moves without it; a live page computes one after the other. */
 function headGrid(lever, chosen) {
-  const { cases } = lever, top = Math.max(...cases.map((one) => one.result.mean_kl), 1e-9), groups = new Map();
-  cases.forEach((one, i) => {
-    const name = settingText({ ...one.setting, head: undefined });
+  const { settings } = lever, top = Math.max(...lever.cases.map((one) => one.result.mean_kl), 1e-9), groups = new Map(), caseAt = (i) => lever.cases.findIndex((one) => isSameSetting(one.setting, settings[i]));
+  settings.forEach((one, i) => {
+    const name = settingText({ ...one, head: undefined });
     groups.set(name, [...(groups.get(name) ?? []), i]);
   });
-  const tell = (i) => tellMeanKl(cases[i].result, labelled(settingText(cases[i].setting), t("mean KL")));
-  const cell = (i) => h("button", { type: "button", class: "head-cell", "aria-pressed": String(i === chosen), "data-focus": `case-${i}`, style: `--share: ${Math.round(80 * shade(cases[i].result.mean_kl, top))}%`,
-    "aria-label": labelled(settingText(cases[i].setting), `${t("mean KL")} ${formatNumber(meanKl(cases[i].result), 2)}`), title: formatNumber(meanKl(cases[i].result), 2), ...inspected(() => tell(i)), onclick: () => chooseCase(lever, i) }, String(cases[i].setting.head + 1));
+  const cell = (i) => {
+    const at = caseAt(i), found = lever.cases[at], name = settingText(settings[i]), kl = found && formatNumber(meanKl(found.result), 2), common = { type: "button", "data-focus": `case-${i}`, "aria-pressed": String(isSameSetting(chosen, settings[i])) };
+    if (!found) return h("button", { ...common, class: "head-cell open", "aria-label": name, onclick: () => askLever(lever, settings[i]) }, String(settings[i].head + 1));
+    const tell = () => tellMeanKl(found.result, labelled(name, t("mean KL")));
+    return h("button", { ...common, class: "head-cell", style: `--share: ${Math.round(80 * shade(found.result.mean_kl, top))}%`, "aria-label": labelled(name, `${t("mean KL")} ${kl}`), title: kl, ...inspected(tell), onclick: () => chooseCase(lever, at) }, String(settings[i].head + 1));
+  };
   const rows = [...groups].map(([name, members]) => h("tr", {}, h("th", { scope: "row" }, name), h("td", {}, h("div", { class: "head-row" }, members.map(cell)))));
   return h("div", { class: "block" }, h("p", { class: "note" }, t("The stronger the colour of a head, the further the output moves without it.")), scrollRegion(t("One head knocked out"), h("table", { class: "bars heads" }, h("caption", { class: "unseen" }, t("One head knocked out")), h("tbody", {}, rows))));
 }
@@ -137,7 +141,10 @@ function errorTable(detail, l, names, source) {
 function freeDetail(detail, part, source) {
   const line = ({ ids, p, logsumexp }) => ids.map((id, i) => ({ text: part.tokens[id] ?? String(id), p: p[i], logsumexp: logsumexp[i], logit: Math.log(p[i]) + logsumexp[i] }));
   const first = detail.first_difference === null || detail.first_difference === undefined ? t("The free output is the text itself.") : t("They part at token {n}.", { n: detail.first_difference + 1 });
-  return h("div", {}, tokenRun(t("teacher forcing"), line(detail.forced), source), tokenRun(t("free running"), line(detail.free), source), h("p", { class: "note" }, first));
+  const { target } = detail.forced, given = target.map((id) => ({ text: part.tokens[id] ?? String(id) }));
+  const judged = (one) => line(one).map((token, i) => ({ ...token, wrong: i < target.length && one.ids[i] !== target[i] }));
+  return h("div", {}, tokenRun(t("the true text"), given, source), tokenRun(t("guesses by teacher forcing, each after the true text before it"), judged(detail.forced), source),
+    tokenRun(t("free running, each after the model's own tokens"), judged(detail.free), source), h("p", { class: "note" }, first));
 }
 function prefillDetail(detail, source) {
   const width = Math.min(page.width, 560), down = 190, left = 56, n = detail.step_flops.length, x = d3.scaleLinear().domain([1, Math.max(n, 2)]).range([left, width - 10]), y = d3.scaleLinear().domain([0, d3.max(detail.recompute_flops)]).nice().range([down - 22, 10]);

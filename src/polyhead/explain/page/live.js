@@ -16,7 +16,7 @@ function drawForm() {
   const { live } = page, field = (name, label, value, type = "text") => h("label", {}, h("span", {}, label), h("input", { name, type, value: page.draft?.[name] ?? value, autocomplete: "off", required: name === "text", "data-focus": `form-${name}` }));
   const message = h("p", { class: "note", role: "status" }, page.formMessage?.() ?? "");
   const form = h("form", { class: "ask", onsubmit: submitText }, field("text", t("Text to explain"), page.asked.text ?? ""),
-    live.has_target === false ? null : field("target", t("Second text (may stay empty)"), page.asked.target ?? ""), live.needs_key ? field("key", t("Key of the service"), serviceKey, "password") : null,
+    live.has_target === false ? null : field("target", live.translates ? t("Translation (may stay empty)") : t("Second text (may stay empty)"), page.asked.target ?? ""), live.needs_key ? field("key", t("Key of the service"), serviceKey, "password") : null,
     h("button", { type: "submit", class: "action", "data-focus": "form-submit" }, t("Explain")), message);
   form.addEventListener("input", () => { page.draft = Object.fromEntries(new FormData(form)); });
   redraw(document.getElementById("ask"), form);
@@ -52,7 +52,7 @@ async function startLive() {
   await explainText();
 }
 
-/* Any setting of a lever, computed by the service. What the reader writes stays in the form when the page is drawn again. */
+/* Any setting of a lever, computed by the service; it opens with the first of those that a file has. What the reader writes stays in the form when the page is drawn again. */
 function leverForm(lever, setting) {
   const inputs = lever.fields.map((field) => [field, fieldInput(lever, field, setting[field.name]?.name ?? setting[field.name] ?? field.default)]), message = h("p", { class: "note", role: "status" }, lever.message?.() ?? "");
   for (const [field, input] of inputs) if (lever.draft) input.value = lever.draft[field.name];
@@ -63,13 +63,13 @@ function leverForm(lever, setting) {
     askLever(lever, readSetting());
   });
   const readSetting = () => Object.fromEntries(inputs.filter(([, input]) => input.value !== "").map(([field, input]) => [field.name, readField(field, input.value)]));
-  if (!lever.cases.length && !lever.asked) queueMicrotask(() => { if (!lever.asked) askLever(lever, readSetting()); });
+  if (!lever.cases.length && !lever.asked) queueMicrotask(() => { if (!lever.asked) askLever(lever, lever.settings[0] ?? readSetting()); });
   return form;
 }
 
 /* Compute a setting of a lever. Of two settings the later one is shown, whichever comes first. */
 async function askLever(lever, setting) {
-  const known = lever.cases.findIndex((one) => JSON.stringify(one.setting) === JSON.stringify(setting));
+  const known = lever.cases.findIndex((one) => isSameSetting(one.setting, setting));
   if (known >= 0) { chooseCase(lever, known); return; }
   const { draft } = lever, { tokens } = page.data.levers, isShown = () => currentStation().kind === "levers" && chosenLever(page.data.levers.levers) === lever;
   const show = (message) => { lever.message = message; if (isShown()) drawStage(); };
@@ -83,7 +83,24 @@ async function askLever(lever, setting) {
     if (lever.draft === draft) lever.draft = null;
     lever.message = null;
     if (isShown()) go({ leverCase: lever.cases.length - 1 });
+    if (lever.name === "head") await askFurther(lever, isShown);
   } catch (error) { if (lever.asked === setting) show(() => error.message); }
+}
+
+/* The other heads, one after the other, while the reader looks at them. */
+async function askFurther(lever, isShown) {
+  if (lever.isFilling) return;
+  lever.isFilling = true;
+  const { data } = page, findOpen = () => lever.settings.find((setting) => !lever.cases.some((one) => isSameSetting(one.setting, setting)));
+  try {
+    for (let setting = findOpen(); setting && page.data === data && isShown(); setting = findOpen()) {
+      const answer = await askService({ ...askedText(data.asked), lever: lever.name, setting });
+      if (lever.cases.some((one) => isSameSetting(one.setting, setting))) continue;
+      Object.assign(data.levers.tokens, answer.tokens);
+      lever.cases.push(answer.case);
+      if (page.data === data && isShown()) drawStage();
+    }
+  } finally { lever.isFilling = false; }
 }
 
 /* Layers and heads count from 0 in settings, and from 1 on the page. */

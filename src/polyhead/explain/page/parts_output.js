@@ -78,9 +78,8 @@ function showGeneration() {
   const cards = [card("outputs", t("What the model writes"), t("Written by {method}: one token after the other, each given those before it.", { method: names[generation.method] ?? generation.method }), outputs, factRow(settings))];
   if (generation.steps.length) cards.push(card("beams", t("The choices at each step"), t("Choose a step. Marked candidates were kept."), beamTree(generation, chosen), stepPicker(generation, chosen), candidateTables(generation, generation.steps[chosen]),
     h("p", { class: "note" }, isDrawn(generation.steps[chosen]) ? t("p is the model's probability of a token; q is the probability with which it is drawn, after temperature, top-k, top-p and penalties.") : t("p is the model's probability of a token; the sum of ln p is that of the whole text so far. The candidates with the largest sums are kept."))));
-  const isTrue = page.data.inputs.target_is === "text", forced = page.data.output.positions?.filter(({ expected }) => expected) ?? [];
-  if (generation.free?.length && isTrue && forced.length) cards.push(card("teacher", t("Own tokens, true tokens"), t("Above: each token given the model's own tokens before it. Below: each true token given the true ones before it (teacher forcing). The stronger the colour, the more probable."),
-    tokenRun(t("free running"), generation.free, sourceOf("logits")), tokenRun(t("teacher forcing"), forced.map((one) => ({ ...one.expected, logsumexp: one.logsumexp })), sourceOf("logits"))));
+  if (generation.free?.length && generation.teacher) cards.push(card("teacher", t("Own tokens, true tokens"), t("Above: each token given the model's own tokens before it. Below: each true token given the true ones before it (teacher forcing); ✗ where the model would have written another. The stronger the colour, the more probable."),
+    tokenRun(t("free running"), generation.free, sourceOf("logits")), tokenRun(t("the true text, by teacher forcing"), generation.teacher.map((one) => ({ ...one, wrong: one.rank > 1 })), sourceOf("logits"))));
   return cards;
 }
 const stepPicker = (generation, chosen) => h("div", { class: "picker", role: "group", "aria-label": t("Step") }, generation.steps.map((_, i) =>
@@ -88,7 +87,8 @@ const stepPicker = (generation, chosen) => h("div", { class: "picker", role: "gr
 
 function tokenRun(name, tokens, source) {
   const tell = (one) => tellProbability({ ...one, text: showToken(one.text) }, one.logsumexp, { source });
-  const list = h("ol", {}, tokens.map((one) => h("li", { style: `--share: ${Math.round(45 * one.p)}%` }, showToken(one.text), h("small", {}, pointable(formatPercent(one.p), () => tell(one))))));
+  const share = (one) => one.p === undefined ? null : h("small", {}, pointable(formatPercent(one.p), () => tell(one)));
+  const list = h("ol", {}, tokens.map((one) => h("li", { class: one.wrong ? "wrong" : null, style: `--share: ${Math.round(45 * (one.p ?? 0))}%` }, one.wrong ? h("span", { class: "no" }, "✗ ") : null, showToken(one.text), share(one))));
   return h("div", { class: "token-run" }, h("b", {}, name), moveInRows(list, [list]));
 }
 

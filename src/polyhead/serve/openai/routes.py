@@ -171,6 +171,7 @@ async def explain_page(service: Service, exchange: HttpExchange) -> None:
         "endpoint": "v1/explain",
         "models": "v1/models",
         "has_target": service.kind == "encoder-decoder" or reads_pairs(service.run),
+        "translates": service.kind == "encoder-decoder",
         "needs_key": bool(service.api_keys),
     }
     # 300 kB of script and lesson take a quarter of a second the first time
