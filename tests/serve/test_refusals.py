@@ -80,6 +80,14 @@ def test_texts_and_keys_are_not_logged(runs, caplog, monkeypatch):
     assert not [record for record in records if "secret" in record.getMessage()]
 
 
+def test_polls_write_no_line_in_the_log(client, caplog):
+    caplog.set_level("INFO", "polyhead.serve")
+    for path in ("/health/ready", "/metrics", "/v1/models"):
+        assert client.ask(path).status_code == 200
+    lines = [record.getMessage().split(" ", 1)[1] for record in caplog.records]
+    assert [line.rsplit(" ", 2)[0] for line in lines] == ["GET /v1/models 200"]
+
+
 @pytest.mark.acceptance("F5")
 def test_urls_in_requests_are_not_fetched(client, translator, monkeypatch):
     addresses, connect = [], socket.socket.connect

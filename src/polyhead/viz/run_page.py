@@ -190,9 +190,9 @@ def table_section(heading: str, columns: Mapping[str, Mapping[str, str]]) -> Pag
     return PageSection(heading, "", scroll_region(table, heading) if names else "")
 
 
-def runs_table(head: str, rows: str) -> str:
-    """An HTML table about several runs."""
-    return f'<table class="runs"><thead>{head}</thead><tbody>{rows}</tbody></table>'
+def runs_table(head: str, rows: str, kind: str = "") -> str:
+    """An HTML table about several runs; of the kind "cards" each row is a card on a narrow screen."""
+    return f'<table class="{f"runs {kind}".strip()}"><thead>{head}</thead><tbody>{rows}</tbody></table>'
 
 
 STATE_TITLES = {

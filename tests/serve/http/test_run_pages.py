@@ -64,6 +64,25 @@ def test_index_links_runs_with_names_escaped_once(tmp_path):
         assert status == 200 and name in Page(text).words() and "<script>alert" not in index + text
 
 
+def test_index_has_scores_and_loss_alone(runs_dir):
+    facts = {"valid loss": 0.5, "test bleu": "38.81 (nrefs:1)", "test bleu baseline": "5.12 (copied source)"}
+    facts |= {"test chrf": 62.4, "test chrf baseline": 20.1, "valid bleu": 1}
+    table = "".join(f"| {name} | {value} |\n" for name, value in facts.items())
+    (runs_dir / "translation 1/README.md").write_text(f"| measure | value |\n| --- | --- |\n{table}")
+    row = ROW | {"step": 3, "split": "valid", "accuracy": 0.75, "mcc": 0.5, "lr": 0.1}
+    write_run(runs_dir / "labels", ROW, row, row | {"step": 4, "accuracy": 0.8, "loss": 0.25})
+    texts = Page(get(runs_dir, "/")[1]).texts
+    heads = [text for tag, text in texts if tag == "th"]
+    names = ["Accuracy (baseline)", "Matthews correlation", "BLEU (baseline)", "chrF", "Loss"]
+    assert heads[:7] == ["Run", "State", *names]
+    cells = [text for tag, text in texts if tag in ("a", "td")]
+    at = {name: cells.index(name) for name in ("labels", "translation 1", "classification 1")}
+    assert cells[at["labels"] :][:5] == ["labels", "unknown (4 of 6)", "0.8", "0.5", "0.25"]
+    expected = ["translation 1", "unknown", "38.81 (5.12)", "62.4", "0.2"]
+    assert cells[at["translation 1"] :][:5] == expected
+    assert cells[at["classification 1"] :][:3] == ["classification 1", "unknown", "0.4"]
+
+
 def test_run_is_training_while_its_process_lives(runs_dir):
     lock = runs_dir / "translation 1/run.lock"
     owner = {"pid": os.getpid(), "host": socket.gethostname(), "start": process_start_time(os.getpid())}

@@ -41,6 +41,7 @@ class CorsApp:
 CLIENT_CLOSED_REQUEST = 499  # status counted for a client that has disconnected
 MAX_INLINE_BODY = 2**16  # bytes parsed in the event loop; more in another thread
 KNOWN_METHODS = {"GET", "HEAD", "POST"}
+POLLED_PATHS = {"/health", "/health/live", "/health/ready", "/metrics"}
 log = logging.getLogger("polyhead.serve")
 
 
@@ -109,7 +110,9 @@ class Endpoint:
         if self._body_type is not None:
             self._service.metrics.request_time.observe(seconds)
         method = exchange.request.method if exchange.request.method in KNOWN_METHODS else "OTHER"
-        log.info("%s %s %s %d %.0f ms", exchange.id, method, path, code, seconds * 1000)
+        # pages and monitors poll every few seconds
+        write_line = log.debug if path in POLLED_PATHS and code == 200 else log.info
+        write_line("%s %s %s %d %.0f ms", exchange.id, method, path, code, seconds * 1000)
         if exchange.has_unread_body:
             await exchange.discard_body()
 

@@ -10,7 +10,7 @@ import json
 import logging
 import os
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from types import FrameType
@@ -24,21 +24,23 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 from starlette.types import Receive, Scope, Send
 
 from polyhead.core.errors import UserError
-from polyhead.core.i18n import tr, translate_fact, translate_message
+from polyhead.core.i18n import tr, translate_message
 from polyhead.core.output_paths import did_you_mean_path
+from polyhead.evaluate.run_facts import FinalScore, final_scores, list_judged
 from polyhead.serve.auth import is_loopback, parse_host
 from polyhead.viz.html_page import PageSection, scroll_region
+from polyhead.viz.plot import format_number
 from polyhead.viz.run_page import (
     MAX_RUNS,
     STATE_TITLES,
     LiveVersion,
-    final_measures,
+    measure_name,
     render_document,
     render_run_page,
     render_runs_page,
     runs_table,
 )
-from polyhead.viz.run_record import METRICS, REPORT, display_name, is_training, read_run
+from polyhead.viz.run_record import METRICS, REPORT, RunRecord, display_name, is_training, read_nll, read_run
 
 HEADERS = {
     "cache-control": "no-store",
@@ -137,39 +139,66 @@ def render_index(directory: Path, runs: Sequence[Path], live_state: LiveVersion)
     if not runs:
         nothing = f"<p>{escape(tr('No training has been logged here yet.'))}</p>"
         return render_document(tr("Runs"), str(directory), [PageSection(tr("Runs"), "", nothing)], live_state)
-    names = [tr("Run"), tr("State"), tr("Step"), tr("Measures")]
-    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in names)
-    table = scroll_region(runs_table(f"<tr>{head}</tr>", "".join(map(run_row_html, runs))), tr("Runs"))
+    records = {run: _read_record(run) for run in runs}
+    measures = {
+        run: {} if isinstance(record, str) else index_measures(record) for run, record in records.items()
+    }
+    names = list(dict.fromkeys(name for row in measures.values() for name in row if name != tr("Loss")))
+    names += [tr("Loss")]
+    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in (tr("Run"), tr("State"), *names))
+    rows = "".join(run_row_html(run, records[run], measures[run], names) for run in runs)
+    table = scroll_region(runs_table(f"<tr>{head}</tr>", rows, "cards"), tr("Runs"))
     button = f"<button>{escape(tr('Compare the selected runs'))}</button>"
     body = f'<form action="/compare">{table}<p>{button}</p></form>'
     return render_document(tr("Runs"), str(directory), [PageSection(tr("Runs"), "", body)], live_state)
 
 
-def run_row_html(run: Path) -> str:
+def _read_record(run: Path) -> RunRecord | str:
+    """The record of a run, or why it cannot be read."""
+    try:
+        return read_run(run)
+    except UserError as error:
+        return str(error)
+
+
+def index_measures(record: RunRecord) -> dict[str, str]:
+    """The two main scores, the first beside its baseline, and the best validation loss."""
+    scores = final_scores(record.facts)[1]
+    if not scores:  # before the end: those of the last evaluation
+        last = record.rows("valid")[-1:]
+        names = list_judged(
+            [key for row in last for key, value in row.items() if isinstance(value, int | float)]
+        )
+        scores = [FinalScore(name, format_number(float(last[0][name])), "") for name in names]
+    measures = {}
+    for score in scores[:2]:
+        name, baseline = measure_name(score.name), score.baseline.split()[:1]
+        if measures:
+            measures[name] = score.value
+        else:
+            text = f"{score.value} ({baseline[0]})" if baseline else score.value
+            measures[tr("{name} (baseline)", name=name)] = text
+    losses = [loss for row in record.rows("valid") if (loss := read_nll(row)) is not None]
+    return measures | ({tr("Loss"): format_number(min(losses))} if losses else {})
+
+
+def run_row_html(
+    run: Path, record: RunRecord | str, measures: Mapping[str, str], names: Sequence[str]
+) -> str:
     """Render the row of a run in the index; a run that cannot be read shows the error."""
     text = display_name(run)
     name, label = escape(text), escape(tr("Compare {run}", run=text))
-    try:
-        record = read_run(run)
-    except UserError as error:
-        reason = escape(translate_message(str(error)))
-        return f'<tr><th scope="row">{name}</th><td colspan="3">{reason}</td></tr>'
-    baselines = {
-        translate_fact(name): translate_fact(value)
-        for name, value in record.facts.items()
-        if name.endswith(" baseline")
-    }
-    scores = final_measures(record) | baselines
-    measures = ", ".join(f"{measure}: {value}" for measure, value in scores.items())
-    cells = [
-        tr(STATE_TITLES.get(record.state, record.state)),
-        tr("{done} of {planned}", done=f"{record.step:,}", planned=f"{record.steps:,}"),
-        measures,
-    ]
+    if isinstance(record, str):
+        reason = escape(translate_message(record))
+        return f'<tr><th scope="row">{name}</th><td colspan="{1 + len(names)}">{reason}</td></tr>'
+    state = tr(STATE_TITLES.get(record.state, record.state))
+    if record.step < record.steps:
+        state += f" ({tr('{done} of {planned}', done=f'{record.step:,}', planned=f'{record.steps:,}')})"
+    cells = {tr("State"): state} | {name: measures.get(name, "") for name in names}
     return (
         f'<tr><th scope="row"><input type="checkbox" name="run" value="{name}" aria-label="{label}">'
         f'<a href="/runs/{quote(text)}">{name}</a></th>'
-        + "".join(f"<td>{escape(cell)}</td>" for cell in cells)
+        + "".join(f'<td data-name="{escape(key)}">{escape(cell)}</td>' for key, cell in cells.items())
         + "</tr>"
     )
 

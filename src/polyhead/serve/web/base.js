@@ -67,9 +67,22 @@ async function ask(path, body, signal) {
   if (answer.ok) return answer;
   const refusal = await answer.json().catch(() => null);
   const mistake = new Error(refusal?.error?.message ?? `The service answered ${answer.status}.`);
-  mistake.status = answer.status;
+  Object.assign(mistake, { status: answer.status, code: refusal?.error?.code });
   throw mistake;
 }
+
+/* What a visitor reads of a refusal, by its code: the service's own words speak of the request of a program. */
+const isTooLong = ({ message }) => {
+  const [, line] = /^text (\d+) /.exec(message) ?? [], values = { n: line, limit: describeLimit() };
+  return line > 1 ? t("Line {n} is too long for this model, which reads {limit}.", values) : t("The text is too long for this model, which reads {limit}.", values);
+};
+const isBusy = () => t("The service is busy: please try again in a moment."), isClosed = () => t("The service is not ready: please try again in a moment.");
+const REFUSALS = {
+  context_length_exceeded: isTooLong, text_too_long: isTooLong, overloaded: isBusy, too_many_connections: isBusy, not_ready: isClosed, shutting_down: isClosed,
+  too_many_texts: () => t("These are too many lines at once: open them as a text file, which is read in parts."), answer_too_long: () => t("The answer would be too long: send fewer texts at once."),
+  deadline: () => t("This took too long: please try less text at once."), internal_error: () => t("Something went wrong in the service; its log has the reason."), not_a_number: () => t("The model put out no number: its weights are damaged."),
+};
+const tellRefusal = (error) => REFUSALS[error.code]?.(error) ?? translateMessage(error.message);
 
 /* The events of a stream; one that carries an error is thrown. */
 async function* events(answer) {

@@ -52,8 +52,9 @@ function settings(list) {
 }
 const orWord = (number, word) => (v) => v === number ? word() : v;
 
-/* A tool: its sheet, a main button that Ctrl+Enter presses too, a button that stops, a note, and a line for mistakes. */
-function tool(action, work) {
+/* A tool: its sheet, a main button that Ctrl+Enter presses too, a button that stops, a note, and a line for mistakes;
+   `clear` removes the answer to an earlier text where a new one is refused. */
+function tool(action, work, clear = () => {}) {
   const root = make("section"), sheet = make("div", { class: "sheet" }), actions = make("div", { class: "actions" });
   const go = put(make("button", { class: "button main", type: "button" }), create("span", {}, action));
   const stop = create("button", { class: "button stop", type: "button", hidden: "" }, () => t("Stop"));
@@ -68,7 +69,11 @@ function tool(action, work) {
     setText(mistake, ""); setText(note, "");
     try { await does({ signal: control.signal, note: (text) => setText(note, text) }); } catch (error) {
       if (error.name === "AbortError") setText(note, () => t("stopped"));
-      else setText(mistake, () => translateMessage(error.message));
+      else {
+        setText(mistake, () => tellRefusal(error));
+        mistake.title = error.message;
+        clear();
+      }
     }
     control = null;
     const back = document.activeElement === stop;

@@ -18,7 +18,7 @@ TOOLS.classify = [() => t("Classify"), () => {
     put(empty(found), ...answer.map((one, i) => bars(all.length > 1 ? all[i] : "", Object.entries(one.scores).sort((a, b) => b[1] - a[1]))));
     found.prepend(put(make("div", { class: "head answer" }), create("b", {}, () => t("Classes")), copy()));
     note(texts(answer.length, Math.round(performance.now() - begun)));
-  });
+  }, () => empty(found));
   const result = fileOpener(here, "classes.tsv", async (all, signal) => {
     const { data } = await (await ask("/v1/classify", request(all), signal)).json();
     return data.map((one) => `${one.label}\t${one.score}`);
@@ -44,7 +44,7 @@ TOOLS.rank = [() => t("Rank"), () => {
     ranked = data.map((one, i) => [all[i], one.score]).sort((a, b) => b[1] - a[1]);
     put(empty(found), put(make("div", { class: "head" }), create("b", {}, () => t("The best answer first")), copy()), ...ranked.map(([text, score]) => row(text, score.toFixed(6), () => t("how well it answers"))));
     note(texts(data.length, Math.round(performance.now() - begun)));
-  });
+  }, () => empty(found));
   const result = fileOpener(here, "scores.tsv", async (all, signal) => {
     isAsked();
     const { data } = await (await ask("/v1/classify", request(all), signal)).json();
@@ -76,7 +76,7 @@ TOOLS["fill-mask"] = [() => t("Fill in"), () => {
     if (masks.length > 1) [...found.querySelectorAll(".bars")].forEach((box, i) => box.prepend(create("h3", {}, () => t("Mask {n}", { n: i + 1 }))));
     const ms = Math.round(performance.now() - begun);
     note(() => t("{ms} ms", { ms }));
-  });
+  }, () => empty(found));
   here.addButton(hole);
   const result = fileOpener(here, "filled.txt", async (all, signal) => {
     const { data } = await (await ask("/v1/fill-mask", request(all, 1), signal)).json();
@@ -111,7 +111,7 @@ TOOLS.embeddings = [() => t("Compare"), () => {
     found.hidden = false;
     const ms = Math.round(performance.now() - begun);
     note(() => t("cosine similarities, {n} dimensions, {ms} ms", { n: grouped(vectors[0].length), ms }));
-  });
+  }, () => { found.hidden = true; });
   const result = fileOpener(here, "vectors.tsv", async (all, signal) => {
     const { data } = await (await ask("/v1/embeddings", request(all), signal)).json();
     return data.map((one) => one.embedding.join("\t"));

@@ -6,9 +6,13 @@ const SHOWN_LABELS = 8;
 const place = document.querySelector("#tools");
 const isReranker = () => model.labels.length === 1; // no class, but a number
 
-function describe() {
+function describeLimit() {
   const { words, characters, tokens } = model.text_limit;
-  const limit = words ? t("up to about {n} words", { n: grouped(words) }) : characters ? t("up to about {n} characters", { n: grouped(characters) }) : t("up to {n} tokens", { n: grouped(tokens) });
+  return words ? t("up to about {n} words", { n: grouped(words) }) : characters ? t("up to about {n} characters", { n: grouped(characters) }) : t("up to {n} tokens", { n: grouped(tokens) });
+}
+
+function describe() {
+  const limit = describeLimit();
   return model.kind === "decoder" ? t("{what}; context of {limit}", { what: describeTask(), limit }) : t("{what}; {limit}", { what: describeTask(), limit });
 }
 

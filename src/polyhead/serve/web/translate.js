@@ -41,7 +41,7 @@ TOOLS.translations = [() => t("Translate"), () => {
     showAttention(looks, answer.data.filter((one) => one.attention));
     const seconds = performance.now() - begun;
     note(() => t("{n} tokens in {ms} ms", { n: grouped(answer.usage.completion_tokens), ms: grouped(Math.round(seconds)) }));
-  });
+  }, () => { output.textContent = ""; copy.hidden = true; empty(others); showAttention(looks, []); });
   copy.hidden = true;
   const result = fileOpener(here, "translation.txt", async (texts, signal) => {
     const { data } = await (await ask("/v1/translations", { ...request(texts), n: 1 }, signal)).json();

@@ -101,7 +101,7 @@ TOOLS.completions = [() => t("Continue"), () => {
     const tokens = usage.completion_tokens, rate = tokens / ((performance.now() - begun) / 1000); // all may come in one event
     const values = { n: grouped(tokens), rate: rate < 10 ? rate.toFixed(1) : Math.round(rate), ms: Math.round(first - begun) };
     note(() => t("{n} tokens, {rate}/s, the first after {ms} ms; {end}", { ...values, end: reason === "length" ? t("as long as allowed") : t("finished") }));
-  });
+  }, () => { answer.hidden = !output.querySelector(".new")?.textContent; });
   const further = create("button", { class: "button", type: "button", disabled: "" }, () => t("Use it as input"));
   further.addEventListener("click", () => { prompt.set(output.textContent); further.disabled = true; here.run(); });
   here.addButton(further);
