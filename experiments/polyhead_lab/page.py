@@ -13,7 +13,14 @@ from polyhead.core.array_types import is_named_tuple
 from polyhead.core.i18n import get_language, tr, translate_message
 from polyhead.introspect.attention_map import AttentionMap
 from polyhead.viz.attention_page import heat_map_svg
-from polyhead.viz.html_page import PageSection, paragraph, read_asset, render_html, scroll_region
+from polyhead.viz.html_page import (
+    PageSection,
+    in_both_languages,
+    paragraph,
+    read_asset,
+    render_html,
+    scroll_region,
+)
 from polyhead.viz.plot import (
     BOTTOM,
     X_SPACING,
@@ -88,6 +95,7 @@ _DOT_WIDTHS = (900, 460)
 _VERDICT_CLASSES = {True: "held", False: "not", None: "open"}
 
 
+@in_both_languages
 def render_lab_page(result: ExperimentResult, quick: bool, note: str) -> str:
     """Complete HTML page; ``note`` is its footer."""
     result = translate_result(result)

@@ -4,12 +4,15 @@ import json
 import re
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from tempfile import mkdtemp
 
 from tests.serve.conftest import build_run, serve_run
 
 from polyhead import Choice, ModelConfig, build
 from polyhead.config.recipe import Recipe
 from polyhead.run.run import Run
+from polyhead.run.run_examples import write_examples
+from polyhead.serve.model_card import everyday_samples
 from polyhead.tokenizers.languages import with_languages
 from polyhead.tokenizers.tokenizer import Tokenizer
 from tokenizers import Tokenizer as RustTokenizer
@@ -19,6 +22,9 @@ def with_recipe(run, task, **data):
     """The run with a recipe as if trained by it; the files of the recipe may be missing."""
     data = {"train": ["nowhere.tsv"], "valid": ["nowhere.tsv"], "max_len": 40, **data}
     run.recipe = Recipe.model_validate({"task": task, "data": data, "train": {"steps": 1}})
+    run.directory = Path(mkdtemp())
+    sentences, n = everyday_samples(run.tokenizer, "en"), 1 + (task == "translation" or "text" in data)
+    write_examples(run.directory, [(*a, *b)[:n] for a, b in zip(sentences, sentences[::-1], strict=True)])
     return run
 
 

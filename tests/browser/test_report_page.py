@@ -92,6 +92,34 @@ def test_differences_are_colored(language, train_task, tmp_path, open_page):
     check_accessibility(page)
 
 
+@pytest.mark.parametrize("first", ["en", "zh"])
+def test_language_and_theme_are_switched(first, train_task, tmp_path, open_page):
+    """The switched page reads as one that was written in the other language; the next page follows."""
+    record, second = read_run(train_task("translation")), {"en": "zh", "zh": "en"}[first]
+    for language in ("en", "zh"):
+        with use_language(language):
+            (tmp_path / f"{language}.html").write_text(render_run_page(record), encoding="utf-8")
+    page = open_page(tmp_path / f"{second}.html")
+    expected, title = page.locator("main").inner_text(), page.title()
+    page = open_page(tmp_path / f"{first}.html")
+    assert page.locator("main").inner_text() != expected
+    page.get_by_role("button", name={"en": "English", "zh": "中文"}[second], exact=True).click()
+    page.wait_for_load_state()
+    assert page.locator("html").get_attribute("lang") == second
+    assert (page.locator("main").inner_text(), page.title()) == (expected, title)
+    colors = "['color', 'backgroundColor'].map((name) => getComputedStyle(document.body)[name])"
+    light = page.evaluate(colors)
+    page.get_by_role("button", name={"en": "Dark", "zh": "深色"}[second], exact=True).click()
+    assert page.evaluate(colors) != light
+    check_accessibility(page)
+    dark = page.evaluate(colors)
+    page.goto((tmp_path / f"{second}.html").as_uri())
+    assert (page.evaluate(colors), page.locator("html").get_attribute("lang")) == (dark, second)
+    page.get_by_role("button", name={"en": "English", "zh": "中文"}[first], exact=True).click()
+    page.wait_for_load_state()
+    assert page.locator("html").get_attribute("lang") == first
+
+
 def test_several_runs_share_charts(train_task, tmp_path, open_page):
     records = [read_run(train_task(task)) for task in DEFAULT_TASKS]
     (tmp_path / "several.html").write_text(render_runs_page(records))

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tests.browser.conftest import check_accessibility
+from tests.browser.conftest import check_accessibility, wait_until
 from tests.browser.serving import MODELS, get_panel, press, read_request
 
 
@@ -25,6 +25,24 @@ def test_translation_is_displayed_with_attention(get_service, open_tool):
     assert page.get_by_label("Layer").locator("option").all_text_contents() == ["1", "2", "mean of layers"]
     assert page.locator(".thumb").count() == (2 + 1) * (2 + 1)
     check_accessibility(page)
+
+
+@pytest.mark.slow
+def test_why_explains_the_translated_text(get_service, open_tool):
+    page = open_tool("translator")
+    text, run = "a dog & two dogs =?", get_service("translator").run
+    page.get_by_label("Text (English)").fill(text)
+    press(page, "Translate")
+    page.get_by_role("link", name="Why?").click()
+    wait_until(page, "window.explain?.page.data")
+    inputs = page.evaluate("explain.page.data.inputs")
+    assert (inputs["text"], inputs["target_is"]) == (text, "output")
+    assert inputs["target"] == run.translate([text])[0]
+    assert page.get_by_label("Text to explain").input_value() == text
+    page.goto(page.url + "&target=zwei+hunde")
+    wait_until(page, "window.explain?.page.data?.inputs.target === 'zwei hunde'")
+    page.get_by_role("link", name="Polyhead").click()
+    page.locator(".button.main:visible").wait_for()
 
 
 def test_layers_without_attention_keep_their_numbers(get_service, open_tool, monkeypatch):

@@ -41,7 +41,7 @@ def test_lead_describes_model_in_both_languages(open_tool, model):
         get_panel(page).locator(".example").first.click()
         page.locator(".copy:visible").first.wait_for()
         assert {text.split()[0] for text in page.locator(".copy:visible").all_text_contents()} == {"复制"}
-    page.get_by_role("button", name="EN", exact=True).click()
+    page.get_by_role("button", name="English", exact=True).click()
     assert lead.text_content().startswith(english)
 
 

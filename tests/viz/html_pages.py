@@ -38,7 +38,7 @@ class Page(HTMLParser):
         return "".join(text for tag, text in self.texts if tag not in RAW)
 
     def data(self):
-        types = [attributes.get("type") for attributes in self.all("script")]
+        """The data of the drawings; catalogs and links have an id."""
         scripts = [text for tag, text in self.texts if tag == "script"]
-        pairs = zip(types, scripts, strict=True)
-        return [json.loads(text) for type_, text in pairs if type_ == "application/json"]
+        pairs = zip(self.all("script"), scripts, strict=True)
+        return [json.loads(text) for attributes, text in pairs if attributes == {"type": "application/json"}]

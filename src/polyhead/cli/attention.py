@@ -54,6 +54,7 @@ def run(
     from polyhead.introspect.attention_map import attention_text, layer_numbers
     from polyhead.run.load import load
     from polyhead.viz.attention_page import write_attention_page
+    from polyhead.viz.html_page import link_run_pages, run_links
 
     path = check_output_file(output or directory / "attention.html", inputs=run_artifacts(directory))
     loaded = load(directory, device="cpu")
@@ -72,14 +73,15 @@ def run(
     translation = (
         to_one_line(loaded.translate([source])[0]) if target is None and "self" not in maps else None
     )
-    lead = (
-        tr("Translated: {text}", text=translation)
-        if translation is not None
-        else ""
-        if target is None
-        else tr("Given: {text}", text=target)
-    )
-    write_attention_page(path, list(maps.values()), title=source, lead=lead)
+
+    def describe_target() -> str:
+        if translation is not None:
+            return tr("Translated: {text}", text=translation)
+        return "" if target is None else tr("Given: {text}", text=target)
+
+    links = run_links(directory) if path.parent == directory else None
+    write_attention_page(path, list(maps.values()), title=source, lead=describe_target, links=links)
+    link_run_pages(directory)
     if translation is not None:
         print(f"{escape_terminal(translation)}\n")
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None

@@ -186,19 +186,18 @@ def write_demo_report(
             strict=True))
         if output != reference and row not in shown_rows
     ]  # fmt: skip
-    pair = tr(
-        "{source} to {target}",
-        source=locale_title(recipe.data.source_lang),
-        target=locale_title(recipe.data.target_lang),
-    )
     return write_report(
         recipe.out / "report.html",
-        pair,
-        report_facts(run, recipe, evaluation, metrics),
+        lambda: tr(
+            "{source} to {target}",
+            source=locale_title(recipe.data.source_lang),
+            target=locale_title(recipe.data.target_lang),
+        ),
+        lambda: report_facts(run, recipe, evaluation, metrics),
         metrics,
         evaluation.select_examples([*shown_rows, *wrong]),
         [run.attention_maps(evaluation.sources[row])["cross"] for row in reversed(shown_rows)],
-        lead=tr(
+        lead=lambda: tr(
             "{right} of {n} held-out texts equal their reference. Examples below: {shown} of all lengths, "
             "and all mistakes among the rest.",
             right=evaluation.n_correct,

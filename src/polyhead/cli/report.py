@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -31,7 +32,7 @@ def run(
     polyhead report runs/multi30k
     polyhead report runs/rope runs/sinusoidal --output rope-or-sinusoidal.html
     """
-    from polyhead.viz.html_page import save_page
+    from polyhead.viz.html_page import link_run_pages, save_page
     from polyhead.viz.run_page import render_run_page, render_runs_page
     from polyhead.viz.run_record import PAGE, read_run
 
@@ -40,5 +41,10 @@ def run(
     path = check_output_file(
         output or default, "--output", [file for directory in runs for file in run_artifacts(directory)]
     )
-    page = render_run_page(records[0]) if len(records) == 1 else render_runs_page(records)
+    prefix = (
+        "" if path.parent == runs[0] else os.path.relpath(runs[0], path.parent).replace(os.sep, "/") + "/"
+    )
+    page = render_run_page(records[0], prefix=prefix) if len(records) == 1 else render_runs_page(records)
     print(tr("report: {path}", path=save_page(path, page)))
+    for directory in runs:
+        link_run_pages(directory)

@@ -56,7 +56,7 @@ def run(
     check_kind(directory)
     from polyhead.run.load import load
     from polyhead.viz.embedding_page import draw_page
-    from polyhead.viz.html_page import save_page
+    from polyhead.viz.html_page import link_run_pages, run_links, save_page
 
     path = check_output_file(output or directory / "draw.html", inputs=run_artifacts(directory))
     loaded = load(directory, device="cpu")
@@ -64,14 +64,18 @@ def run(
         positions = min(positions, loaded.config.max_len)
     name = directory.resolve().name
     points = select_frequent_tokens(loaded, tokens, choose_side(loaded, side))
-    lead = tr(
-        "{parameters} parameters, {tokens} tokens",
-        parameters=f"{sum(p.numel() for p in loaded.model.parameters()):,}",
-        tokens=f"{loaded.tokenizer.vocab_size:,}",
-    )
-    title = tr("{run}: positions and embeddings", run=name)
-    text = draw_page(title, lead, loaded.model, points, positions, perplexity)
+    sizes = {
+        "parameters": f"{sum(p.numel() for p in loaded.model.parameters()):,}",
+        "tokens": f"{loaded.tokenizer.vocab_size:,}",
+    }
+    text = draw_page(
+        lambda: tr("{run}: positions and embeddings", run=name),
+        lambda: tr("{parameters} parameters, {tokens} tokens", **sizes),
+        loaded.model, points, positions, perplexity,
+        links=run_links(directory) if path.parent == directory else None,
+    )  # fmt: skip
     print(save_page(path, text))
+    link_run_pages(directory)
 
 
 def choose_side(run: Run, side: Side | None) -> Side:

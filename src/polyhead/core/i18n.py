@@ -11,7 +11,9 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,10 +29,16 @@ Translate = Callable[..., str]  # ``tr`` or ``format_english``
 _QUOTES = "'\""  # around values from the user
 _PLACEHOLDER = re.compile(r"\{(\w++)[^{}]*+\}")
 _language: str | None = None
+_language_here: ContextVar[str | None] = ContextVar("_language_here", default=None)
 
 
 def get_language() -> str:
-    """The language of ``set_language``, else of the environment: POLYHEAD_LANG, LC_ALL, LC_MESSAGES, LANG."""
+    """The language of ``use_language``, else of ``set_language``, else of the environment.
+
+    The variables of the environment are POLYHEAD_LANG, LC_ALL, LC_MESSAGES and LANG.
+    """
+    if chosen := _language_here.get():
+        return chosen
     if _language is not None:
         return _language
     for name in ("POLYHEAD_LANG", "LC_ALL", "LC_MESSAGES", "LANG"):
@@ -48,6 +56,16 @@ def set_language(language: str | None) -> None:
     """Set the language of this process, a key of ``UI_LANGUAGES``; None returns to the environment's."""
     global _language
     _language = None if language is None else check_language(language)
+
+
+@contextmanager
+def use_language(language: str) -> Iterator[None]:
+    """Use a language within a block, in this thread alone."""
+    token = _language_here.set(check_language(language))
+    try:
+        yield
+    finally:
+        _language_here.reset(token)
 
 
 def check_language(language: str) -> str:

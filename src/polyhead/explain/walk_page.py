@@ -42,20 +42,22 @@ def render_walk_page(
     language: str = "en",
     live: Mapping[str, Any] | None = None,
     chapters: Mapping[str, Any] | None = None,
+    links: Mapping[str, Any] | None = None,
 ) -> str:
     """The complete HTML document.
 
     ``document`` is what ``explain`` returns, None on a live page, which asks the service for it; ``live`` is
     what such a page starts from: endpoint, text, target, has_target, needs_key. ``chapters`` is the lesson
-    as language -> list of chapters.
+    as language -> list of chapters. ``links`` are those of ``run_links``.
     """
-    script, style = load_walk_script(), read_asset("page/page.css", "polyhead.explain")
+    script, style = load_walk_script(), load_walk_style()
     title = escape(f"{document['run']['name']} · Polyhead" if document else "Polyhead")
     tag = "zh-CN" if language == "zh" else "en"
     data = [
         (' id="explain-data"', document),
         (' id="explain-live"', live),
         (' id="explain-chapters"', chapters),
+        (' id="links"', links),
     ]
     elements = "\n".join(json_script(value, attributes) for attributes, value in data if value is not None)
     return f"""<!DOCTYPE html>
@@ -96,7 +98,7 @@ def render_walk_page(
 
 def walk_page_policy(is_live: bool) -> str:
     """The content security policy of the page: its own script and style; only a live page sends requests."""
-    style = csp_hash(read_asset("page/page.css", "polyhead.explain"))
+    style = csp_hash(load_walk_style())
     policy = (
         f"default-src 'none'; style-src {style}; script-src {csp_hash(load_walk_script())}; img-src data:"
     )
@@ -104,8 +106,14 @@ def walk_page_policy(is_live: bool) -> str:
 
 
 def load_walk_script() -> str:
-    """The script of the page: all of ``PAGE_SCRIPTS``, one after the other."""
-    return "\n".join(read_asset(name, "polyhead.explain") for name in PAGE_SCRIPTS)
+    """The script of the page: that of all pages, and all of ``PAGE_SCRIPTS``, one after the other."""
+    scripts = (read_asset(name, "polyhead.explain") for name in PAGE_SCRIPTS)
+    return "\n".join([read_asset("site.js"), *scripts])
+
+
+def load_walk_style() -> str:
+    """The style of the page, after that of all pages."""
+    return read_asset("site.css") + read_asset("page/page.css", "polyhead.explain")
 
 
 def chinese_texts(script: str) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from polyhead.introspect.attention_map import (
     select_weights,
 )
 from polyhead.tokenizers.display import END_MARK
-from polyhead.viz.html_page import PageSection, json_script, render_html, save_page
+from polyhead.viz.html_page import PageSection, Text, in_both_languages, json_script, render_html, save_page
 from polyhead.viz.plot import clip_label, svg, tag, text
 
 CROSS_ATTENTION_HELP = (
@@ -37,10 +37,21 @@ CELL = 26  # pixels of a cell and its margin
 
 
 def write_attention_page(
-    path: Path | str, maps: AttentionMap | Sequence[AttentionMap], title: str = "", lead: str = ""
+    path: Path | str,
+    maps: AttentionMap | Sequence[AttentionMap],
+    title: str = "",
+    lead: Text = "",
+    links: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write one self-contained page with one or several attention maps."""
-    return save_page(path, render_html(title or tr("Attention"), lead, [attention_section(maps)]))
+    return save_page(path, _render_page(maps, title, lead, links))
+
+
+@in_both_languages
+def _render_page(
+    maps: AttentionMap | Sequence[AttentionMap], title: str, lead: Text, links: Mapping[str, Any] | None
+) -> str:
+    return render_html(title or tr("Attention"), lead, [attention_section(maps)], links=links)
 
 
 def attention_section(maps: AttentionMap | Sequence[AttentionMap]) -> PageSection:

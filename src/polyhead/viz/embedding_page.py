@@ -6,7 +6,7 @@ The effect of any position scheme is measured by calling the part.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import Any, NamedTuple
 
@@ -18,12 +18,12 @@ from polyhead.core.errors import NotFiniteError
 from polyhead.core.i18n import tr
 from polyhead.evaluate.embed import cosine_similarity
 from polyhead.introspect.attention_map import display_token
-from polyhead.introspect.projection import nearest_neighbours, pca, tsne
+from polyhead.introspect.projection import TsneResult, nearest_neighbours, pca, tsne
 from polyhead.models import Model
 from polyhead.nn.embedding import Embedding
 from polyhead.nn.kv import KV
 from polyhead.nn.position.base import Position
-from polyhead.viz.html_page import PageSection, json_script, read_asset, render_html
+from polyhead.viz.html_page import PageSection, Text, in_both_languages, json_script, read_asset, render_html
 from polyhead.viz.plot import Curve, format_number, line_figure
 from polyhead.viz.plots import Matrix, matrix_figure, scatter_svg, to_rows
 from polyhead.viz.run_page import LARGE_SIZES
@@ -156,11 +156,27 @@ class TokenPoints(NamedTuple):
 
 
 def draw_page(
-    title: str, lead: str, model: Model, tokens: TokenPoints, n_positions: int, perplexity: float = 30.0
+    title: Text,
+    lead: Text,
+    model: Model,
+    tokens: TokenPoints,
+    n_positions: int,
+    perplexity: float = 30.0,
+    links: Mapping[str, Any] | None = None,
 ) -> str:
     """The complete HTML document."""
-    sections = [*position_sections(model, n_positions), token_section(tokens, perplexity)]
-    return render_html(title, lead, sections, style=read_asset("draw.css"), script=read_asset("draw.js"))
+    x = tokens.vectors.double()
+    if not bool(x.isfinite().all()):
+        raise NotFiniteError
+    embedding = tsne(torch.nn.functional.normalize(x, dim=1), perplexity)
+
+    @in_both_languages
+    def render() -> str:
+        sections = [*position_sections(model, n_positions), token_section(tokens, embedding)]
+        style, script = read_asset("draw.css"), read_asset("draw.js")
+        return render_html(title, lead, sections, style=style, script=script, links=links)
+
+    return render()
 
 
 def find_embeddings(model: nn.Module) -> list[Embedding]:
@@ -225,13 +241,10 @@ def position_section(heading: str, caption: str, matrices: Sequence[Matrix]) -> 
     )
 
 
-def token_section(tokens: TokenPoints, perplexity: float) -> PageSection:
+def token_section(tokens: TokenPoints, embedding: TsneResult) -> PageSection:
     """Both projections with their loss of information, and the data of the readout."""
     x = tokens.vectors.double()
-    if not bool(x.isfinite().all()):
-        raise NotFiniteError
     points, share = pca(x)
-    embedding = tsne(torch.nn.functional.normalize(x, dim=1), perplexity)
     shares = tr(" and ").join(f"{100 * float(s):.1f} %" for s in share)
     of_components = tr(
         "The two axes have {shares} of the variance; the remaining distances are not visible.",

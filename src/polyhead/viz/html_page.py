@@ -6,19 +6,35 @@ A content security policy allows only the one script, by its hash, so that injec
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 import json
+import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from html import escape
+from html.parser import HTMLParser
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, ParamSpec
+from urllib.parse import quote
 
-from polyhead.core.i18n import get_language, tr
+from polyhead.core.atomic_io import read_regular_file
+from polyhead.core.errors import UserError
+from polyhead.core.i18n import get_language, load_catalog, use_language
 from polyhead.core.output_paths import check_output_file, write_atomic
 
+_TEXTS_HERE = "<!--texts-->"  # where a page has its texts in the other language
+_LINKS = re.compile(r'<script type="application/json" id="links">(.*?)</script>')
+_TRANSLATED = {"aria-label", "title", "placeholder", "data-name", "alt"}  # attributes
 _TEXT = re.compile(r"""\bt\(\s*("(?:[^"\\]|\\.)*")""")
+
+
+MAX_PAGE_BYTES = 64 << 20
+RUN_PAGES = ("report.html", "explain.html", "attention.html", "draw.html")
+STYLES, SCRIPTS = ("site.css", "page.css"), ("site.js", "page.js")
+Parameters = ParamSpec("Parameters")
 
 
 class PageSection(NamedTuple):
@@ -29,22 +45,28 @@ class PageSection(NamedTuple):
     body: str
 
 
+Text = str | Callable[[], str]  # a function where the text depends on the language
+
+
 def render_html(
-    title: str,
-    lead: str,
+    title: Text,
+    lead: Text,
     sections: Sequence[PageSection],
     note: str = "",
     *,
     style: str = "",
     script: str = "",
     allow_requests: bool = False,
+    links: Mapping[str, Any] | None = None,
 ) -> str:
     """The complete document.
 
     Title, lead, headings and note are plain text; style and script follow those of the page. Only with
-    ``allow_requests`` may the page send requests, to the server that it came from.
+    ``allow_requests`` may the page send requests, to the server that it came from. ``links`` are
+    those of ``run_links``.
     """
-    script = read_asset("page.js") + script
+    title, lead = resolve_text(title), resolve_text(lead)
+    script = "".join(map(read_asset, SCRIPTS)) + script
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src {csp_hash(script)}; img-src data:"
     policy += "; connect-src 'self'" if allow_requests else ""
     body = "\n".join(
@@ -61,23 +83,110 @@ def render_html(
 <meta name="generator" content="Polyhead">
 <link rel="icon" href="data:,">
 <title>{escape(title)}</title>
-<style>{read_asset("page.css")}{style}</style>
+<style>{"".join(map(read_asset, STYLES))}{style}</style>
 </head>
 <body>
 <main>
 <header>
-<p class="brand">Polyhead</p>
+<div class="top-line"><p class="brand">Polyhead</p><div class="site-switches"></div></div>
 <h1>{escape(title)}</h1>
 <p class="lead">{escape(lead)}</p>
+{json_script(links, ' id="links"') if links else ""}<nav class="site-links"></nav>
 </header>
 {body}
 <footer>{escape(note)}</footer>
 </main>
-{script_catalog(script)}<script>{script}</script>
+{script_catalog(script)}{_TEXTS_HERE}<script>{script}</script>
 </body>
 </html>
 """
     return document.encode(errors="replace").decode()  # paths may have bytes that are no UTF-8
+
+
+def resolve_text(text: Text) -> str:
+    """The text in the current language."""
+    return text() if callable(text) else text
+
+
+def run_links(run: Path, prefix: str = "", command: str = "") -> dict[str, Any]:
+    """Links of a page to the pages of a run that exist, for the script; ``prefix`` leads to its directory.
+
+    Without an explanation the page shows ``command``, which writes it.
+    """
+    pages = {name: quote(prefix) + name for name in RUN_PAGES if os.path.isfile(run / name)}
+    return {"pages": pages, "command": command}
+
+
+def link_run_pages(run: Path) -> None:
+    """Put the links to all pages of a run into each of them, after one was written; damaged ones stay."""
+    for name in run_links(run)["pages"]:
+        with suppress(OSError, ValueError, TypeError, LookupError, UserError):
+            text = read_regular_file(run / name, max_bytes=MAX_PAGE_BYTES).decode()
+            if found := _LINKS.search(text):
+                new = json_script(run_links(run, "", str(json.loads(found[1])["command"])), ' id="links"')
+                if new != found[0]:
+                    write_atomic(run / name, text.replace(found[0], new, 1).encode())
+
+
+def in_both_languages(render: Callable[Parameters, str]) -> Callable[Parameters, str]:
+    """Decorate a function that renders a page: its language can then be switched in the browser.
+
+    It renders the page in each language. The document has the texts that differ, and its script swaps them.
+    """
+
+    @functools.wraps(render)
+    def render_both(*args: Parameters.args, **options: Parameters.kwargs) -> str:
+        page = render(*args, **options)
+        with use_language("zh" if get_language() == "en" else "en"):
+            texts = pair_texts(page, render(*args, **options))
+        return page.replace(_TEXTS_HERE, json_script(texts, ' id="texts"') + "\n" if texts else "", 1)
+
+    return render_both
+
+
+def pair_texts(page: str, other: str) -> dict[str, str | list[str]]:
+    """Text of a page -> the same in another language, of those that differ; empty if the pages do not match.
+
+    What has several translations, as a word that is also a name in the data, has one for each occurrence.
+    """
+    own_texts, other_texts = _TextCollector(page).found, _TextCollector(other).found
+    pairs: dict[str, list[str]] = {}
+    if len(own_texts) != len(other_texts):
+        return {}
+    for own, translated in zip(own_texts, other_texts, strict=True):
+        pairs.setdefault(own, []).append(translated)
+    return {
+        own: found[0] if len(set(found)) == 1 else found
+        for own, found in pairs.items()
+        if set(found) != {own}
+    }
+
+
+class _TextCollector(HTMLParser):
+    """The texts and translated attributes of a document in their order, without styles and programs."""
+
+    def __init__(self, document: str) -> None:
+        super().__init__()
+        self.found: list[str] = []
+        self._is_skipped = False
+        self.feed(document)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        own = dict(attrs)
+        self._is_skipped = tag == "style" or (tag == "script" and (own.get("type") is None or "id" in own))
+        self.found += [text for name, value in attrs if name in _TRANSLATED and (text := _strip(value or ""))]
+
+    def handle_endtag(self, tag: str) -> None:
+        self._is_skipped = False
+
+    def handle_data(self, data: str) -> None:
+        if not self._is_skipped and (text := _strip(data)):
+            self.found.append(text)
+
+
+def _strip(text: str) -> str:
+    return text.strip(" \n\t")
 
 
 def paragraph(words: str) -> str:
@@ -105,13 +214,13 @@ def json_script(value: Any, attributes: str = "") -> str:
 
 
 def script_catalog(script: str) -> str:
-    """The translations of all texts that a script passes to ``t("...")``, in the element that ``t`` reads.
+    """The Chinese of all texts that a script passes to ``t("...")``, in the element that ``t`` reads.
 
-    Empty for English. It must be before the script in the document.
+    It must be before the script in the document.
     """
-    if get_language() == "en":
-        return ""
-    return json_script({text: tr(text) for text in script_texts(script)}, ' id="catalog"') + "\n"
+    catalog = load_catalog("zh")
+    texts = {text: catalog[text] for text in script_texts(script) if text in catalog}
+    return json_script(texts, ' id="catalog"') + "\n"
 
 
 def script_texts(script: str) -> list[str]:

@@ -11,10 +11,42 @@ function make(name, attributes = {}, text = null, svg = false) {
 const draw = (name, attributes, text) => make(name, attributes, text, true);
 const embedded = (element) => JSON.parse(element.querySelector("script[type='application/json']").textContent);
 
+/* The language of the page: that of the reader, if the page has its texts in both. */
+const ALL_TEXTS = JSON.parse(document.getElementById("catalog")?.textContent ?? "{}"), OTHER_TEXTS = document.getElementById("texts");
+const pageLanguage = OTHER_TEXTS ? siteLanguage() : siteRoot.lang;
+
 /* The text in the page's language with its {placeholders} filled; English where the catalog lacks it. Write the text as
    a literal in double quotes: the page's catalog holds those that it finds in the script as the argument of this function. */
-const CATALOG = JSON.parse(document.getElementById("catalog")?.textContent ?? "{}");
+const CATALOG = pageLanguage === "zh" ? { ...ALL_TEXTS } : {};
 const t = (text, values = {}) => (CATALOG[text] ?? text).replace(/\{(\w+)\}/g, (whole, name) => values[name] ?? whole);
+
+/* Put the texts of the other language into a document; of a text with several translations each occurrence has its own. */
+const TRANSLATED = new Set(["aria-label", "title", "placeholder", "data-name", "alt"]);
+function translateDocument(page) {
+  const texts = new Map(Object.entries(JSON.parse(page.getElementById("texts")?.textContent ?? "{}"))), seen = new Map();
+  const swap = (text) => {
+    const own = text.replace(/^[ \n\t]+|[ \n\t]+$/g, ""), found = texts.get(own), nth = seen.get(own) ?? 0;
+    if (found === undefined) return text;
+    seen.set(own, nth + 1);
+    return text.replace(own, () => Array.isArray(found) ? found[nth] : found);
+  };
+  const isProgram = ({ localName, id, type }) => localName === "style" || (localName === "script" && (!type || id));
+  const walker = page.createTreeWalker(page.documentElement, NodeFilter.SHOW_ELEMENT | NodeFilter.SHOW_TEXT);
+  for (let node = walker.nextNode(); node; node = walker.nextNode()) {
+    if (node.nodeType === Node.TEXT_NODE) { if (!isProgram(node.parentElement)) node.data = swap(node.data); }
+    else for (const one of node.attributes) if (TRANSLATED.has(one.name)) one.value = swap(one.value);
+  }
+}
+if (OTHER_TEXTS && pageLanguage !== siteRoot.lang) {
+  translateDocument(document);
+  siteRoot.lang = pageLanguage;
+}
+const SWITCHES = document.querySelector(".site-switches");
+const showSwitches = () => { drawSwitches(SWITCHES, pageLanguage, OTHER_TEXTS && (() => { location.reload(); })); };
+showSwitches();
+if (document.querySelector("nav.site-links")) drawSiteLinks(document.querySelector("nav.site-links"));
+if (siteHome()) document.querySelector(".brand").replaceChildren(make("a", { href: siteHome() }, "Polyhead"));
+addEventListener("themechange", showSwitches);
 
 /* ---- curves: the legend shows the values at the step under the pointer ---- */
 function plot(figure) {
@@ -124,7 +156,8 @@ function attention(root) {
 
   function drawThumbs() {
     const m = maps[state.map], L = m.weights.length, H = m.weights[0].length;
-    const color = getComputedStyle(root).getPropertyValue("--accent").trim();
+    thumbs.style.color = "var(--accent)";
+    const { color } = getComputedStyle(thumbs);
     clear(thumbs).style.gridTemplateColumns = `2.2em repeat(${H + 1}, minmax(0, 1fr))`;
     thumbs.append(make("span", {}, ""), ...Array.from({ length: H }, (_, h) => make("span", {}, `${h + 1}`)), make("span", {}, t("mean")));
     for (const layer of [...Array(L).keys(), MEAN]) {
@@ -212,7 +245,7 @@ function attention(root) {
   }
 
   function drawAll() { drawControls(); drawReading(); drawMap(); drawThumbs(); point(state.row, state.column); }
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawThumbs);
+  addEventListener("themechange", drawThumbs);
   drawAll();
 }
 

@@ -28,6 +28,7 @@ async function follow({ version, training }) {
 /* Replace the sections by those of a newer document; open details and selections are kept. */
 function renewSections(text) {
   const next = new DOMParser().parseFromString(text, "text/html");
+  if (OTHER_TEXTS && pageLanguage !== next.documentElement.lang) translateDocument(next);
   const newer = [...next.querySelectorAll("main > section")], older = [...document.querySelectorAll("main > section")];
   const sources = newer.map((section) => section.outerHTML.replace(/<i hidden.*?<\/i>/, ""));
   document.querySelector(".lead").textContent = next.querySelector(".lead").textContent;

@@ -5,7 +5,8 @@ Neither model nor torch is needed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import shlex
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from types import MappingProxyType
@@ -17,7 +18,16 @@ from polyhead.evaluate.metrics import MAIN_TRANSLATION_METRICS
 from polyhead.evaluate.run_facts import describe_final_scores, final_scores
 from polyhead.introspect.attention_map import AttentionMap
 from polyhead.viz.attention_page import attention_section
-from polyhead.viz.html_page import PageSection, read_asset, render_html, save_page, scroll_region
+from polyhead.viz.html_page import (
+    PageSection,
+    Text,
+    in_both_languages,
+    read_asset,
+    render_html,
+    run_links,
+    save_page,
+    scroll_region,
+)
 from polyhead.viz.plot import Curve, downsample, format_number, line_figure
 from polyhead.viz.run_record import (
     COUNTERS,
@@ -47,22 +57,38 @@ _SPLIT_TITLES = {"train": "training", "valid": "validation"}
 
 def write_report(
     path: Path | str,
-    title: str,
-    facts: Mapping[str, Any],
+    title: Text,
+    facts: Mapping[str, Any] | Callable[[], Mapping[str, Any]],
     metrics: _Rows,
     examples: _Rows,
     attention: Sequence[AttentionMap] = (),
-    lead: str = "",
+    lead: Text = "",
 ) -> Path:
     """Write one self-contained page.
 
     ``facts``: short ones become tiles, longer ones and mappings a table. ``metrics``: the rows of
     metrics.jsonl. ``examples``: source, output and reference.
     """
-    sections = [headline_section(facts), training_section(metrics), outputs_section(examples)]
-    if attention:
-        sections.append(attention_section(attention))
-    return save_page(path, render_html(title, lead, [section for section in sections if section.body]))
+
+    @in_both_languages
+    def render() -> str:
+        sections = [
+            headline_section(facts() if callable(facts) else facts),
+            training_section(metrics),
+            outputs_section(examples),
+        ]
+        if attention:
+            sections.append(attention_section(attention))
+        return render_html(title, lead, [section for section in sections if section.body], links=links)
+
+    run = Path(path).parent
+    links = run_links(run, command=explain_command(run))
+    return save_page(path, render())
+
+
+def explain_command(run: Path) -> str:
+    """The command that writes the explanation of a run."""
+    return f"polyhead explain {shlex.quote(str(run))}"
 
 
 def headline_section(
@@ -137,6 +163,7 @@ MAX_RUNS = 12  # maximum number of distinguishable curves
 _IGNORED_KEYS = ("out", "data.cache_dir")  # keys that differ between any two runs
 
 
+@in_both_languages
 def render_runs_page(records: Sequence[RunRecord], live: LiveVersion | None = None) -> str:
     """The HTML document."""
     if len(records) > MAX_RUNS:
@@ -230,8 +257,12 @@ class LiveVersion(NamedTuple):
     is_training: bool
 
 
-def render_run_page(record: RunRecord, live: LiveVersion | None = None) -> str:
-    """The document; with ``live`` it polls the server for updates while the run trains."""
+@in_both_languages
+def render_run_page(record: RunRecord, live: LiveVersion | None = None, prefix: str = "") -> str:
+    """The document; with ``live`` it polls the server for updates while the run trains.
+
+    ``prefix`` leads from the page to the directory of the run.
+    """
     samples, keys = record.samples, flatten_tree(record.recipe)
     sections = [
         result_section(record),
@@ -246,11 +277,19 @@ def render_run_page(record: RunRecord, live: LiveVersion | None = None) -> str:
     summary = escape(tr("All keys of the recipe"))
     body = f"<details><summary>{summary}</summary>{facts_list(keys)}</details>" if keys else ""
     sections.append(PageSection(tr("Recipe"), "", body))
-    return render_document(record.name, describe_progress(record), sections, live)
+    links = run_links(record.directory, prefix, explain_command(record.directory))
+    if live:  # of the service of all runs
+        links |= {"home": "/"}
+        links["pages"].pop("report.html", None)
+    return render_document(record.name, describe_progress(record), sections, live, links)
 
 
 def render_document(
-    title: str, lead: str, sections: Sequence[PageSection], live: LiveVersion | None = None
+    title: str,
+    lead: str,
+    sections: Sequence[PageSection],
+    live: LiveVersion | None = None,
+    links: Mapping[str, Any] | None = None,
 ) -> str:
     """A page with the style and the script of reports."""
     visible = [section for section in sections if section.body]
@@ -261,7 +300,9 @@ def render_document(
         )
         visible[0] = visible[0]._replace(body=marker + visible[0].body)
     style, script = read_asset("report.css"), read_asset("report.js")
-    return render_html(title, lead, visible, style=style, script=script, allow_requests=live is not None)
+    return render_html(
+        title, lead, visible, style=style, script=script, allow_requests=live is not None, links=links
+    )
 
 
 def describe_progress(record: RunRecord) -> str:

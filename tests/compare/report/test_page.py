@@ -1,6 +1,8 @@
 import itertools
 import random
 import re
+from dataclasses import replace
+from urllib.parse import unquote
 
 import pytest
 from tests.compare.result_rows import ROWS, make_refused_row, make_row, make_scored_rows
@@ -34,6 +36,17 @@ def test_score_on_fewer_texts_is_never_best(write_page):
     html = write_page([make_refused_row("x"), make_refused_row("y") | {"status": "waiting", "message": ""}])
     assert "1 designs have not been run yet." in html
     assert "<table" not in html
+
+
+def test_designs_lead_to_their_reports(plan, tmp_path):
+    plan = replace(plan, out=tmp_path)
+    row = ROWS[0] | {"name": plan.designs[0].name}
+    assert not Page(write_compare_page(tmp_path / "page.html", [row], plan).read_text()).all("a")
+    report = plan.trial_dir(plan.designs[0], plan.seeds[0]) / "report.html"
+    report.parent.mkdir(parents=True)
+    report.write_text("")
+    (link,) = Page(write_compare_page(tmp_path / "page.html", [row], plan).read_text()).all("a")
+    assert (tmp_path / unquote(link["href"])).samefile(report)
 
 
 def test_page_is_self_contained_with_visible_charts(write_page):

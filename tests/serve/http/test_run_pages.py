@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -50,6 +51,29 @@ def test_pages_of_runs_are_their_reports(runs_dir):
     assert Page(text).data() == Page(report).data() != []
     status, text = get(runs_dir, "/compare", run=["translation 1", "classification 1"])
     assert status == 200 and "<h1>2 runs</h1>" in text
+
+
+def test_pages_beside_a_report_are_served(runs_dir):
+    def read_links(text):
+        (found,) = re.findall(r'id="links">(.*?)</script>', text)
+        return json.loads(found)
+
+    run, path = runs_dir / "translation 1", "/runs/translation 1"
+    assert get(runs_dir, f"{path}/explain.html")[0] == 404
+    assert read_links(get(runs_dir, path)[1])["pages"] == {}
+    (run / "explain.html").write_text("<p>walk</p>")
+    (run / "secret.html").write_text("secret")
+    assert get(runs_dir, f"{path}/explain.html") == (200, "<p>walk</p>")
+    answer = RunPages(runs_dir).respond("GET", f"{path}/explain.html", {}, "localhost")
+    assert "default-src 'none'" in answer.headers["content-security-policy"]
+    for name in ("secret.html", "config.json", "../translation 1/explain.html"):
+        assert get(runs_dir, f"{path}/{name}")[0] == 404
+    command = f"polyhead explain '{run}'"
+    address = "translation%201/explain.html"
+    links = {"pages": {"explain.html": address}, "command": command, "home": "/"}
+    assert read_links(get(runs_dir, path)[1]) == links
+    links["pages"] = {"explain.html": "explain.html"}  # of the address that an explanation leads to
+    assert read_links(get(runs_dir, f"{path}/report.html")[1]) == links
 
 
 def test_index_links_runs_with_names_escaped_once(tmp_path):

@@ -7,6 +7,7 @@ from html import escape
 from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple
+from urllib.parse import quote
 
 from polyhead.compare.io import ResultRow, ResultRows
 from polyhead.compare.plan import ComparisonPlan
@@ -15,7 +16,14 @@ from polyhead.compare.report.text_table import describe_row
 from polyhead.compare.results import baseline_rows, comparable_measures, describe_unlearned, is_unlearned
 from polyhead.compare.tasks.base import Measures, QualityMeasure
 from polyhead.core.i18n import tr
-from polyhead.viz.html_page import PageSection, read_asset, render_html, save_page, scroll_region
+from polyhead.viz.html_page import (
+    PageSection,
+    in_both_languages,
+    read_asset,
+    render_html,
+    save_page,
+    scroll_region,
+)
 from polyhead.viz.plot import Curve, format_short, line_figure
 from polyhead.viz.plots import ParetoChart, ParetoPoint, pareto_svg
 
@@ -155,7 +163,7 @@ def render_quality_table(done_rows: ResultRows, plan: ComparisonPlan) -> PageSec
     head += [title for measure in measures[1:] for title in (measure.column, "95 %", "p")]
     lines = []
     for i, row in enumerate(done_rows):
-        cells = [render_name_cell(i, row)]
+        cells = [render_name_cell(i, row, find_report(row, plan))]
         for measure in measures:
             name, digits = measure.name, measure.digits
             spread = row[f"{name}_spread"]
@@ -279,11 +287,22 @@ def render_cost_table(done_rows: ResultRows, plan: ComparisonPlan) -> PageSectio
     )
 
 
-def render_name_cell(i: int, row: ResultRow) -> str:
-    """Cell with the number, colour and name of a design."""
+def find_report(row: ResultRow, plan: ComparisonPlan) -> str:
+    """The address of the report of a design's first trial, relative to the comparison; '' without one."""
+    designs = (design for design in plan.designs if design.name == row["name"])
+    reports = (plan.trial_dir(design, seed) / "report.html" for design in designs for seed in plan.seeds[:1])
+    return next(
+        (quote(report.relative_to(plan.out).as_posix()) for report in reports if report.is_file()), ""
+    )
+
+
+def render_name_cell(i: int, row: ResultRow, report: str = "") -> str:
+    """Cell with the number, colour and name of a design, which leads to its report."""
     tag = f'<span class="tag">{tr("base")}</span>' if row["base"] and row["name"] != "base" else ""
     tag += f'<span class="tag">{escape(tr("not learned"))}</span>' if is_unlearned(row) else ""
     name = escape(row["name"]).replace("=", "=<wbr>").replace("(", "<wbr>(")  # line breaks in long names
+    if report:
+        name = f'<a href="{report}">{name}</a>'
     return (
         '<th scope="row"><div class="who"><span '
         f'class="badge">{i + 1}</span><span>{name}{tag}</span></div></th>'
@@ -303,6 +322,12 @@ _DASHES = ("none", "8 5", "2 4", "10 3 2 3")
 
 def write_compare_page(path: Path, rows: ResultRows, plan: ComparisonPlan) -> Path:
     """Write the page of a comparison, finished or not."""
+    return save_page(path, render_compare_page(rows, plan))
+
+
+@in_both_languages
+def render_compare_page(rows: ResultRows, plan: ComparisonPlan) -> str:
+    """The HTML document."""
     done = [row for row in rows if row["status"] == "done"]
     learned = [row for row in done if not is_unlearned(row)]
     complete = [row for row in learned if not row["fewer"]] or learned
@@ -315,7 +340,7 @@ def write_compare_page(path: Path, rows: ResultRows, plan: ComparisonPlan) -> Pa
         render_recipes(rows),
     ]
     signatures = (done[0]["signatures"] if done else None) or {}
-    html = render_html(
+    return render_html(
         tr("Comparison of {n} designs", n=len(rows)),
         describe_comparison(rows, plan),
         [section for section in sections if section.body],
@@ -323,7 +348,6 @@ def write_compare_page(path: Path, rows: ResultRows, plan: ComparisonPlan) -> Pa
         style=read_asset("page.css", "polyhead.compare.report") + make_palette(done),
         script=read_asset("page.js", "polyhead.compare.report"),
     )
-    return save_page(path, html)
 
 
 def describe_comparison(rows: ResultRows, plan: ComparisonPlan) -> str:

@@ -140,7 +140,7 @@ function errorTable(detail, l, names, source) {
 }
 function freeDetail(detail, part, source) {
   const line = ({ ids, p, logsumexp }) => ids.map((id, i) => ({ text: part.tokens[id] ?? String(id), p: p[i], logsumexp: logsumexp[i], logit: Math.log(p[i]) + logsumexp[i] }));
-  const first = detail.first_difference === null || detail.first_difference === undefined ? t("The free output is the text itself.") : t("They part at token {n}.", { n: detail.first_difference + 1 });
+  const first = detail.first_difference === null || detail.first_difference === undefined ? t("The free output is the text itself.") : t("Free running leaves the true text at token {n}.", { n: detail.first_difference + 1 });
   const { target } = detail.forced, given = target.map((id) => ({ text: part.tokens[id] ?? String(id) }));
   const judged = (one) => line(one).map((token, i) => ({ ...token, wrong: i < target.length && one.ids[i] !== target[i] }));
   return h("div", {}, tokenRun(t("the true text"), given, source), tokenRun(t("guesses by teacher forcing, each after the true text before it"), judged(detail.forced), source),

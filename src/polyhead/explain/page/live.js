@@ -42,9 +42,12 @@ async function explainText() {
   } catch (error) { if (asked === page.asked) show(() => error.message); }
 }
 
-/* Explain the first example of the service: the page itself has no text. */
+/* Explain the text in the address, else the first example of the service: the page itself has no text. */
 async function startLive() {
-  if (page.live.needs_key) return;
+  const asked = new URLSearchParams(location.search);
+  if (asked.get("text")) page.asked = { text: asked.get("text"), target: asked.get("target") || null };
+  if (page.live.needs_key) { drawForm(); return; }
+  if (asked.get("text")) { await explainText(); return; }
   const models = await fetch(page.live.models).then((answer) => answer.json()).catch(() => null);
   const [text = "", target = null] = [models?.data?.[0].polyhead.examples[0] ?? []].flat();
   if (!text || page.asked.text || page.draft?.text) return;

@@ -4,10 +4,9 @@ const embedded = (id) => { const element = document.getElementById(id); return e
 async function start() {
   page.chapters = embedded("explain-chapters");
   page.live = embedded("explain-live");
-  page.language = stored("language") ?? (document.documentElement.lang.startsWith("zh") ? "zh" : "en");
-  page.theme = stored("theme") ?? "";
-  document.documentElement.lang = page.language === "zh" ? "zh-CN" : "en";
-  if (page.theme) document.documentElement.dataset.theme = page.theme;
+  page.home = page.live ? "./" : siteHome();
+  page.language = siteLanguage();
+  siteRoot.lang = page.language === "zh" ? "zh-CN" : "en";
   document.body.append(hatchPatterns());
   const data = embedded("explain-data");
   page.asked = { text: "", target: null };
@@ -15,7 +14,7 @@ async function start() {
   if (data) await showDocument(data);
   else await startLive();
   listeners.push((options) => drawAll(options));
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => drawAll());
+  addEventListener("themechange", () => drawAll());
   addEventListener("hashchange", () => { if (page.data) go(readAddress(), { scroll: true }); });
   let width = innerWidth;
   addEventListener("resize", () => { if (innerWidth !== width) { width = innerWidth; drawAll(); } });

@@ -88,7 +88,7 @@ const stepPicker = (generation, chosen) => h("div", { class: "picker", role: "gr
 function tokenRun(name, tokens, source) {
   const tell = (one) => tellProbability({ ...one, text: showToken(one.text) }, one.logsumexp, { source });
   const share = (one) => one.p === undefined ? null : h("small", {}, pointable(formatPercent(one.p), () => tell(one)));
-  const list = h("ol", {}, tokens.map((one) => h("li", { class: one.wrong ? "wrong" : null, style: `--share: ${Math.round(45 * (one.p ?? 0))}%` }, one.wrong ? h("span", { class: "no" }, "✗ ") : null, showToken(one.text), share(one))));
+  const list = h("ol", {}, tokens.map((one) => h("li", { class: one.wrong ? "wrong" : null, style: `--share: ${Math.round(45 * (one.p ?? 0))}%` }, one.wrong ? "✗ " : null, showToken(one.text), share(one))));
   return h("div", { class: "token-run" }, h("b", {}, name), moveInRows(list, [list]));
 }
 

@@ -29,14 +29,9 @@ function drawHeader() {
     return name ? t("How {name} reads “{text}”", { name, text }) : t("How the model reads “{text}”", { text });
   };
   document.title = `${title(40)} · Polyhead`;
-  const language = h("button", { type: "button", class: "switch", lang: page.language === "zh" ? "en" : "zh-CN", "data-focus": "language", onclick: () => setLanguage(page.language === "zh" ? "en" : "zh") }, page.language === "zh" ? "English" : "中文");
-  const dark = isDark(), theme = h("button", { type: "button", class: "switch", "data-focus": "theme", onclick: () => setTheme(dark ? "light" : "dark") }, dark ? t("Light") : t("Dark"));
-  redraw(document.getElementById("top"), h("div", { class: "top-line" }, h("p", { class: "brand" }, "Polyhead"), h("div", { class: "switches" }, language, theme)), h("h1", {}, title(60)), page.data ? h("p", { class: "lead" }, describeModel()) : null);
+  redraw(document.getElementById("top"), h("div", { class: "top-line" }, h("p", { class: "brand" }, page.home ? h("a", { href: page.home, title: page.live ? t("To the page of the service") : t("To the report of the run") }, "Polyhead") : "Polyhead"), drawSwitches(h("div"), page.language, setLanguage)), h("h1", {}, title(60)), page.data ? h("p", { class: "lead" }, describeModel()) : null, page.live ? null : drawSiteLinks(h("nav")));
 }
-const isDark = () => page.theme ? page.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
-
-function setLanguage(language) { page.language = language; store("language", language); document.documentElement.lang = language === "zh" ? "zh-CN" : "en"; drawAll(); }
-function setTheme(theme) { page.theme = theme; store("theme", theme); document.documentElement.dataset.theme = theme; drawAll(); }
+function setLanguage(language) { page.language = language; siteRoot.lang = language === "zh" ? "zh-CN" : "en"; drawAll(); }
 
 /* The path: all stations in order, the layers of a stack folded into the chosen one. */
 function drawPath() {

@@ -1,5 +1,5 @@
 /* ---- what the reader looks at: one state, kept in the address, and what is drawn again when it changes ---- */
-const page = { language: "en", theme: "", data: null, arrays: null };
+const page = { language: "en", data: null, arrays: null };
 
 /* station: a step of the path; card: a part of it to scroll to; tokens: the chosen token of each side; key: the chosen
    key of an attention; layer: the chosen layer of each stack; head: the chosen query head. */

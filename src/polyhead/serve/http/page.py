@@ -10,9 +10,9 @@ from __future__ import annotations
 from functools import cache
 
 from polyhead.core.i18n import UI_LANGUAGES, get_chosen_language, get_language, load_catalog
-from polyhead.viz.html_page import csp_hash, json_script, read_asset, script_texts
+from polyhead.viz.html_page import SCRIPTS, STYLES, csp_hash, json_script, read_asset, script_texts
 
-SCRIPTS = ("base", "parts", "files", "translate", "write", "read", "shell")
+TOOL_SCRIPTS = ("base", "parts", "files", "translate", "write", "read", "shell")
 
 
 @cache
@@ -36,7 +36,7 @@ def render_page(language: str) -> bytes:
 <p class="lead"></p>
 <p class="facts-line"></p>
 <div class="top"><span class="state" role="status"></span>
-<div class="languages" role="group">{_language_buttons()}</div></div>
+<div class="site-switches"></div></div>
 </header>
 <noscript><p class="mistake">This page requires JavaScript; the API does not require this page.</p></noscript>
 <div id="tools"></div>
@@ -85,14 +85,6 @@ def _parse_weight(text: str) -> float:
         return 0.0
 
 
-def _language_buttons() -> str:
-    names = UI_LANGUAGES | {"en": "EN"}
-    return "".join(
-        f'<button type="button" lang="{code}" aria-pressed="false">{name}</button>'
-        for code, name in names.items()
-    )
-
-
 def _chinese_catalog() -> dict[str, str]:
     """Return the translations of the script's texts and of the messages; missing ones stay English."""
     catalog = load_catalog("zh")
@@ -101,10 +93,10 @@ def _chinese_catalog() -> dict[str, str]:
 
 
 def _load_style() -> str:
-    return read_asset("page.css") + read_asset("web/page.css", "polyhead.serve")
+    return "".join(map(read_asset, STYLES)) + read_asset("web/page.css", "polyhead.serve")
 
 
 @cache
 def _load_script() -> str:
-    parts = [read_asset(f"web/{name}.js", "polyhead.serve") for name in SCRIPTS]
-    return "".join([read_asset("page.js"), *parts])
+    parts = [read_asset(f"web/{name}.js", "polyhead.serve") for name in TOOL_SCRIPTS]
+    return "".join([*map(read_asset, SCRIPTS), *parts])

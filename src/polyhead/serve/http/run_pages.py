@@ -23,12 +23,13 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from starlette.types import Receive, Scope, Send
 
+from polyhead.core.atomic_io import read_regular_file
 from polyhead.core.errors import UserError
 from polyhead.core.i18n import tr, translate_message
 from polyhead.core.output_paths import did_you_mean_path
 from polyhead.evaluate.run_facts import FinalScore, final_scores, list_judged
 from polyhead.serve.auth import is_loopback, parse_host
-from polyhead.viz.html_page import PageSection, scroll_region
+from polyhead.viz.html_page import MAX_PAGE_BYTES, RUN_PAGES, PageSection, in_both_languages, scroll_region
 from polyhead.viz.plot import format_number
 from polyhead.viz.run_page import (
     MAX_RUNS,
@@ -48,6 +49,11 @@ HEADERS = {
     # in addition to the policy in each page
     "content-security-policy": "base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
 }
+# a file may be somebody else's: its scripts reach nothing
+FILE_POLICY = (
+    f"{HEADERS['content-security-policy']}; default-src 'none'; style-src 'unsafe-inline'; "
+    "script-src 'unsafe-inline'; img-src data:"
+)
 log = logging.getLogger("polyhead.serve")
 
 
@@ -90,7 +96,8 @@ class RunPages:
         query = {name: request.query_params.getlist(name) for name in request.query_params}
         host = request.headers.get("host", "")
         response = await run_in_threadpool(self.respond, request.method, scope["path"], query, host)
-        response.headers.update(HEADERS)
+        for name, value in HEADERS.items():
+            response.headers.setdefault(name, value)
         await response(scope, receive, send)
 
     def respond(self, method: str, path: str, query: dict[str, list[str]], host: str) -> Response:
@@ -114,9 +121,15 @@ class RunPages:
         elif path == "/compare":
             names = query.get("run", [])
         else:
-            names = [path.removeprefix("/runs/")] if path.startswith("/runs/") else [""]
+            name, _, file = path.removeprefix("/runs/").partition("/")
+            names = [name if path.startswith("/runs/") and file in ("", *RUN_PAGES) else ""]
         if unknown := [name for name in names if name not in runs]:
             return PlainTextResponse(f"there is no run {unknown[0]!r} here\n", 404)
+        if path not in ("/", "/compare") and file not in ("", "report.html"):
+            if not os.path.isfile(runs[name] / file):
+                return PlainTextResponse(f"there is no {file} of {name!r} here\n", 404)
+            content = read_regular_file(runs[name] / file, max_bytes=MAX_PAGE_BYTES)
+            return HTMLResponse(content, headers={"content-security-policy": FILE_POLICY})
         state = get_runs_version([runs[name] for name in names])
         if path == "/":
             state["training"] = True  # a run may begin at any time
@@ -126,7 +139,7 @@ class RunPages:
         if path == "/":
             text = render_index(self.directory, list(runs.values()), live)
         elif path != "/compare":
-            text = render_run_page(read_run(runs[names[0]]), live)
+            text = render_run_page(read_run(runs[name]), live, "" if file else f"{name}/")
         elif 1 <= len(names) <= MAX_RUNS:
             text = render_runs_page([read_run(runs[name]) for name in names], live)
         else:
@@ -134,6 +147,7 @@ class RunPages:
         return HTMLResponse(text)
 
 
+@in_both_languages
 def render_index(directory: Path, runs: Sequence[Path], live_state: LiveVersion) -> str:
     """Render the index: all runs, each with a link to its page and a checkbox for the comparison."""
     if not runs:

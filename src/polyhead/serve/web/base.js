@@ -1,6 +1,6 @@
 
 /* ---- the language of the page: texts given as functions are set again when it changes ---- */
-const CHINESE = { ...CATALOG };
+const CHINESE = ALL_TEXTS;
 let language = "en";
 const valueOf = (given) => typeof given === "function" ? given() : given;
 

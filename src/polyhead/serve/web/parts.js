@@ -140,6 +140,12 @@ function copyButton(what, text) {
   return button;
 }
 
+/* Links that open the walk of each text through the model. */
+function whyLinks(texts) {
+  const url = (text) => `explain?${new URLSearchParams({ text })}`, shown = model.explain ? texts.slice(0, 8) : [];
+  return put(make("span", { class: "why" }), ...shown.map((text, i) => create("a", { href: url(text), title: () => t("Walk a text through the model, number by number") }, () => shown.length > 1 ? t("Why {n}?", { n: i + 1 }) : t("Why?"))));
+}
+
 function bars(title, rows) {
   const box = make("div", { class: "bars" });
   if (title) box.append(make("h3", {}, title));

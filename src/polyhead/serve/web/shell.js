@@ -105,23 +105,19 @@ async function enter() {
 
 function chooseLanguage(code) {
   setLanguage(code);
-  for (const button of document.querySelectorAll(".languages button")) button.setAttribute("aria-pressed", button.lang === code);
+  drawSwitches(SWITCHES, code, chooseLanguage);
 }
-for (const button of document.querySelectorAll(".languages button")) button.addEventListener("click", () => {
-  chooseLanguage(button.lang);
-  localStorage.setItem("language", button.lang);
-});
+addEventListener("themechange", () => { drawSwitches(SWITCHES, language, chooseLanguage); });
 
 setText(document.querySelector(".program summary"), () => t("The same request from a program"));
 const sent = document.querySelector(".program pre");
 sent.before(copyButton(() => t("the request"), () => sent.textContent));
 setAttribute(sent, "aria-label", () => t("The request as a command"));
-setAttribute(document.querySelector(".languages"), "aria-label", () => t("Language"));
 const [routes, metrics] = document.querySelectorAll("footer nav a");
 setText(routes, () => t("routes"));
 setText(metrics, () => t("metrics"));
 setText(document.querySelector("footer p a"), () => t("Walk a text through the model, number by number"));
-chooseLanguage(localStorage.getItem("language") ?? document.documentElement.lang);
+chooseLanguage(siteLanguage());
 enter();
 pulse();
 setInterval(() => { if (model) pulse(); }, 5000);

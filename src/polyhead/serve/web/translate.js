@@ -17,7 +17,7 @@ TOOLS.translations = [() => t("Translate"), () => {
   const source = field(titled(() => t("Text"), sides.includes("source") ? "" : model.source), () => t("One sentence per line …"), { byLine: true, lang: model.source ?? "" });
   const output = make("p", { class: "text", role: "log", "aria-label": "", lang: model.target ?? "" }), copy = copyButton(() => t("the translation"), () => output.textContent);
   setAttribute(output, "aria-label", () => t("Translation"));
-  const others = make("div", { class: "answer" }), looks = make("section", { hidden: "" });
+  const why = make("span"), others = make("div", { class: "answer" }), looks = make("section", { hidden: "" });
 
   const request = (texts) => {
     const n = knobs.value("n"), body = { model: model.id, input: texts, beam_size: Math.max(n, knobs.value("beam_size")), length_penalty: knobs.value("length_penalty"), n };
@@ -35,19 +35,20 @@ TOOLS.translations = [() => t("Translate"), () => {
     try { answer = await (await ask("/v1/translations", { ...body, return_attention: looked }, signal)).json(); } finally { output.classList.remove("going"); }
     output.textContent = answer.data.map((one) => one.text).join("\n");
     copy.hidden = false;
+    put(empty(why), whyLinks(body.source || body.target ? [] : texts));
     empty(others);
     if (body.n > 1) for (const one of answer.data) for (const way of [one, ...one.alternatives])
       others.append(row(way.text, way.score?.toFixed(3) ?? "", () => t("log-probability / length ^ penalty")));
     showAttention(looks, answer.data.filter((one) => one.attention));
     const seconds = performance.now() - begun;
     note(() => t("{n} tokens in {ms} ms", { n: grouped(answer.usage.completion_tokens), ms: grouped(Math.round(seconds)) }));
-  }, () => { output.textContent = ""; copy.hidden = true; empty(others); showAttention(looks, []); });
+  }, () => { output.textContent = ""; copy.hidden = true; empty(why); empty(others); showAttention(looks, []); });
   copy.hidden = true;
   const result = fileOpener(here, "translation.txt", async (texts, signal) => {
     const { data } = await (await ask("/v1/translations", { ...request(texts), n: 1 }, signal)).json();
     return data.map((one) => oneLine(one.text));
   });
-  const head = put(make("div", { class: "head" }), create("b", {}, titled(() => t("Translation"), sides.includes("target") ? "" : model.target)), copy);
+  const head = put(make("div", { class: "head" }), create("b", {}, titled(() => t("Translation"), sides.includes("target") ? "" : model.target)), put(make("span", { class: "ways" }), why, copy));
   put(here.sheet, put(make("div", { class: "panes" }), put(make("div", { class: "pane" }), source.box), put(make("div", { class: "pane" }), head, output)),
     exampleRow(model.examples, source.set, here), others, result, here.actions);
   if (sides.length) here.sheet.prepend(put(choice.box, ...swapButton(choice, source, output)));
