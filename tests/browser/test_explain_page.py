@@ -10,6 +10,7 @@ import torch
 from tests.browser.conftest import PHONE, check_accessibility, mark_slow, wait_until
 from tests.browser.explain_pages import (
     check_numbers,
+    find_lever,
     go_to_station,
     list_stations,
     open_walk,
@@ -27,6 +28,7 @@ from polyhead.introspect.attention_map import displayed_tokens
 from polyhead.viz.html_page import save_page
 
 TECHNICAL_TERMS = {"English id softmax logit RMS exp max ln KL top sum kB MB GB"}
+CHAPTERS = {chapter["name"]: chapter for chapter in load_chapters("en")}
 OTHER_DESIGNS = {
     "linear attention": {"kind": "decoder", "attention": "linear", "position": "sinusoidal"},
     "recurrent": {"kind": "decoder", "block": "lstm"},
@@ -73,17 +75,52 @@ def test_arrays_of_page_match_reference(design, make_page, open_page):
         assert np.abs(np.reshape(numbers, expected.shape) - expected).max() <= bound, name
 
 
+# the chapters that may stand beside each kind of station; other kinds keep the chapter that is open
+BOUND = {
+    "tokens": {"tokens"},
+    "embedding": {"embedding", "positions", "length"},
+    "position": {"positions", "length"},
+    "attention": {"queries-keys-values", "why-three", "scale", "heads", "coreference", "masks", "recurrence"},
+    "cross_attention": {"encoder-decoder"},
+    "feed_forward": {"feed-forward", "activations"},
+    "norm": {"residual-norm", "batch-norm"},
+    "output": {"encoder-decoder", "loss", "training", "decoding", "cache", "paging"},
+    "generation": {"decoding", "cache", "paging"},
+    "levers": {"what-if"},
+    "cost": {"cost", "parameters", "parallel-training", "families", "linear-attention"},
+}
+BOUND["moe"] = BOUND["feed_forward"]
+BOUND["attention"] |= BOUND["norm"]
+BOUND["linear_attention"] = BOUND["attention"] | {"linear-attention"}
+BOUND["recurrent"] = BOUND["attention"] | BOUND["feed_forward"]
+_READ_STOP = """() => {
+  const { page, state } = explain, station = page.stations.find(({ id }) => id === state.station);
+  return [station.id, station.core && station.id.endsWith("cross") ? "cross_attention" : station.kind,
+    page.chapters.en[state.chapter].name, state.card];
+}"""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("design", [*DESIGNS, *OTHER_DESIGNS])
-def test_next_button_visits_every_station(design, make_page, open_page):
-    page = open_walk(open_page, make_page(design)[2])
-    visited_stations = [page.evaluate("explain.state.station")]
+def test_forward_visits_every_station_and_chapter(design, make_page, open_page):
+    run, _, path = make_page(design)
+    page = open_walk(open_page, path)
+    stops = [page.evaluate(_READ_STOP)]
     while page.locator("[data-focus='walk1']").count():
         page.locator("[data-focus='walk1']").click()
-        visited_stations.append(page.evaluate("explain.state.station"))
+        stops.append(page.evaluate(_READ_STOP))
         assert page.locator("#stage .card").count() > 0
         assert not re.search(r"\b(NaN|undefined|null)\b", page.locator("#stage").inner_text())
-    assert visited_stations == list_stations(page)
+        _, kind, chapter, card = stops[-1]
+        assert chapter in BOUND.get(kind, {stops[-2][2]}), stops[-1]
+        assert page.locator("#lesson h2").inner_text() == CHAPTERS[chapter]["title"]
+        assert not card or page.locator(f"#card-{card}").count() == 1, stops[-1]
+    assert list(dict.fromkeys(station for station, *_ in stops)) == list_stations(page)
+    first_seen = list(dict.fromkeys(chapter for _, _, chapter, _ in stops))
+    assert sorted(first_seen) == sorted(CHAPTERS)
+    norm_is_first = first_seen.index("residual-norm") < first_seen.index("queries-keys-values")
+    assert norm_is_first == (run.config.norm_first is not False)
+    assert first_seen == page.evaluate("explain.page.chapters.en.map(({ name }) => name)")
     assert page.locator("#path [aria-current]").count() == 1
     if design == "head transform":  # its steps are under the output
         names = page.locator("#path .heading, #path .stop").all_inner_texts()
@@ -299,12 +336,49 @@ def test_address_and_switches_restore_state(make_page, open_page):
     assert state == ["decoder.layers.1.attn", 3, [1, 2], 4]
 
 
+def test_address_has_lever_case_and_step(make_page, open_page):
+    _, document, path = make_page("Vaswani et al.")
+    cases = find_lever(document, "head")["cases"]
+    page = open_walk(open_page, path)
+    go_to_station(page, "levers")
+    page.locator("[data-focus='lever-head']").click()
+    page.locator(f"[data-focus='case-{len(cases) - 2}']").click()
+    page.reload()
+    page.wait_for_selector("html[data-ready]", state="attached")
+    assert page.locator("#card-lever .head-cell[aria-pressed=true]").count() == 1
+    names = ["station", "lever", "leverCase"]
+    state = page.evaluate("names => names.map((name) => explain.state[name])", names)
+    assert state == ["levers", "head", len(cases) - 2]
+    go_to_station(page, "generation")
+    page.locator("[data-focus='step-2']").click()
+    page.reload()
+    page.wait_for_selector("html[data-ready]", state="attached")
+    assert page.locator("[data-focus='step-2']").get_attribute("aria-pressed") == "true"
+
+
+def test_back_goes_to_station_before(make_page, open_page):
+    page = open_walk(open_page, make_page("Vaswani et al.")[2])
+    first = page.evaluate("explain.state.station")
+    for station in ("encoder.layers.0.attn", "decoder.layers.1.cross"):
+        page.evaluate("explain.go({ head: 1 })")  # of the same station: no entry of the history
+        go_to_station(page, station)
+    read = "[explain.state.station, explain.page.chapters.en[explain.state.chapter].name]"
+    page.evaluate("explain.go({ head: 3, chapter: 0 })")
+    page.go_back()
+    assert page.evaluate(read)[0] == "encoder.layers.0.attn"
+    page.go_back()
+    assert page.evaluate(read) == [first, "tokens"]
+    page.go_forward()
+    page.go_forward()
+    assert page.evaluate(read)[0] == "decoder.layers.1.cross"
+    assert page.evaluate("explain.state.head") == 3
+
+
 def test_chapter_links_lead_to_existing_cards(make_page, open_page):
     page = open_walk(open_page, make_page("Vaswani et al.")[2], screen=PHONE)
     assert page.locator("[data-focus=chapter]").bounding_box()["width"] > 300
-    for number in range(14):
+    for number in range(len(CHAPTERS)):
         page.evaluate("chapter => explain.go({ chapter })", number)
-        assert page.locator("#lesson h2").inner_text() == load_chapters("en")[number]["title"]
         for at in range(page.locator("#lesson .action").count()):
             page.locator("#lesson .action").nth(at).click()
             card = page.evaluate("explain.state.card")

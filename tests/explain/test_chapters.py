@@ -5,24 +5,15 @@ import pytest
 import torch
 from tests.explain.levers.levers_helpers import make_input, make_model
 
+from polyhead.config.recipe import read_recipe
 from polyhead.explain.chapters import STEPS, load_chapters, parse_chapter
 from polyhead.explain.levers.table import LEVERS
 from polyhead.explain.watch import watch_model
 from polyhead_lab.registry import EXPERIMENTS
 
 ROOT = Path(__file__).parents[2]
-NAMES = ["tokens", "embedding", "positions", "queries-keys-values", "scale", "heads", "coreference"]
-NAMES += [
-    "masks",
-    "encoder-decoder",
-    "residual-norm",
-    "feed-forward",
-    "training",
-    "decoding",
-    "cache",
-    "cost",
-    "recurrence",
-]
+NAMES = [chapter["name"] for chapter in load_chapters("en")]
+ALTERNATIVES = {"wordpiece", "unigram", "characters"}  # of a model whose tokenizer is bpe
 DESIGNS = [
     ("encoder-decoder", {}),
     ("decoder", {"position": "rope", "norm_first": True, "norm": "rmsnorm", "feed_forward": "swiglu"}),
@@ -33,7 +24,8 @@ DESIGNS = [
     ("decoder", {"block": "conv", "position": "none"}),
     ("encoder", {"position": "learned"}),
 ]
-PAGE_STEPS = {"tokens", "output", "generation", "cost"}  # stations of the page that are no step of the model
+# stations of the page that are no step of the model
+PAGE_STEPS = {"tokens", "output", "generation", "levers", "cost"}
 FRONT_MATTER = """---
 title: A title
 look:
@@ -41,8 +33,11 @@ look:
 lever:
   - {name: scale, setting: {scale: 1}, label: Remove it}
 experiment:
-  - {name: scaling, claim: "Divided by sqrt(d_k) the variance is 1, whatever d_k."}
-papers: ["Vaswani et al., 2017"]
+  - {name: scaling, claim: "Divided by sqrt(d_k) the variance is 1, whatever d_k.", verdict: held}
+recipe: dates-en-zh model.position=rope
+papers: ["Vaswani et al., 2017, section 3"]
+quiz:
+  - {ask: "How far?", truth: "kl:scale?scale=1", options: [a little, far], bounds: [0.1]}
 ---
 """
 
@@ -53,9 +48,12 @@ def find_links(chapter):
             yield from ((kind, span[kind]) for kind in ("look", "lever") if kind in span)
 
 
+def list_spans(chapter):
+    return [span for paragraph in chapter["paragraphs"] for span in paragraph["spans"]]
+
+
 def join_spans(chapter, separator, style=None):
-    spans = [span for paragraph in chapter["paragraphs"] for span in paragraph["spans"]]
-    return separator.join(span["text"] for span in spans if style in (None, span.get("style")))
+    return separator.join(span["text"] for span in list_spans(chapter) if style in (None, span.get("style")))
 
 
 def collect_bindings(chapter):
@@ -65,6 +63,11 @@ def collect_bindings(chapter):
         "name": chapter["name"],
         "experiment": [entry["command"] for entry in chapter["experiment"]],
         "papers": chapter["papers"],
+        "recipe": chapter["recipe"],
+        "quiz": [(str(one["truth"]), one.get("tolerance"), one.get("bounds")) for one in chapter["quiz"]],
+        "verdicts": [entry["verdict"] for entry in chapter["experiment"]],
+        "at": chapter["at"],
+        "measures": sorted(repr(span["measure"]) for span in list_spans(chapter) if "measure" in span),
         "links": sorted(map(repr, find_links(chapter))),
         "conditions": [(paragraph["if"], paragraph["not"]) for paragraph in chapter["paragraphs"]],
         "code": sorted(re.findall(r"[A-Za-z_]{3,}", code)),
@@ -74,26 +77,45 @@ def collect_bindings(chapter):
     }
 
 
-@pytest.mark.parametrize("number", range(16))
-def test_languages_have_same_bindings_and_translated_texts(number):
-    english, chinese = (load_chapters(language)[number] for language in ("en", "zh"))
-    assert english["name"] == NAMES[number] and english["number"] == chinese["number"] == number + 1
+@pytest.mark.parametrize("name", NAMES)
+def test_languages_have_same_bindings_and_translated_texts(name):
+    english, chinese = (load_chapters(language)[NAMES.index(name)] for language in ("en", "zh"))
+    assert english["number"] == chinese["number"]
     assert collect_bindings(english) == collect_bindings(chinese)
-    assert english["look"] and english["lever"] and english["experiment"] and english["papers"]
-    for chapter, is_ascii in ((english, True), (chinese, False)):
-        labels = [entry["label"] for key in ("look", "lever") for entry in chapter[key]]
-        assert {text.isascii() for text in (chapter["title"], *labels)} == {is_ascii}
+    for key in ("at", "look", "lever", "experiment", "papers", "quiz"):
+        assert english[key], key
+    for chapter, is_chinese in ((english, False), (chinese, True)):
+        texts = [chapter["title"], *(entry["label"] for key in ("look", "lever") for entry in chapter[key])]
+        texts += [text for one in chapter["quiz"] for text in (one["ask"], *one.get("options", ()))]
+        assert {bool(re.search(r"[\u4e00-\u9fff]", text)) for text in texts} == {is_chinese}
     assert not any(entry["claim"].isascii() for entry in chinese["experiment"]), "a claim lacks in lab.json"
-    assert 120 <= len(join_spans(english, " ").split()) <= 220
-    assert 220 <= len(join_spans(chinese, "")) <= 400
+    for chapter in (english, chinese):
+        shown = [one for one in chapter["paragraphs"] if one["if"] not in ALTERNATIVES]
+        text = join_spans({"paragraphs": shown}, " " if chapter is english else "")
+        length, most = (len(text.split()), 255) if chapter is english else (len(text), 480)
+        assert 0.45 * most <= length <= most, length
 
 
-def test_claims_are_those_of_registered_experiments():
+def test_claims_have_the_verdicts_of_the_lab():
     page = (ROOT / "docs" / "lab.md").read_text(encoding="utf-8")
     sections = dict(re.findall(r"^## (\S+)\n(.*?)(?=^## |\Z)", page, re.M | re.S))
     for entry in (entry for chapter in load_chapters("en") for entry in chapter["experiment"]):
         assert entry["name"] in EXPERIMENTS.names()
-        assert f"| {entry['claim']} |" in sections[entry["name"]], entry["claim"]
+        lines = sections[entry["name"]].splitlines()
+        rows = [line for line in lines if line.startswith(f"| {entry['claim']} |")]
+        measured = re.findall(r"\*\*(held|undecided|did not hold)\.?\*\*", " ".join(rows), re.I)
+        verdicts = {verdict.lower() for verdict in measured}
+        assert rows and entry["verdict"] == (verdicts.pop() if len(verdicts) == 1 else "mixed"), entry
+
+
+def test_recipes_exist_and_take_their_changes():
+    for chapter in load_chapters("en"):
+        if chapter["recipe"] is None:
+            continue
+        _, _, name, *changes = chapter["recipe"]["text"].split()
+        changes = [change for change in changes if "=" in change and not change.startswith("data.root")]
+        read_recipe(ROOT / name, changes)
+        assert chapter["recipe"]["href"].endswith(name)
 
 
 def record_values(kind, changes):
@@ -181,6 +203,13 @@ def test_paragraph_is_split_into_spans():
         ("---\ntitle", "title", "expected NN-name.md with front matter|expected NN-name.md that begins"),
         ("TEXT", "[x](#stp=attention)", "a link must begin with #step=, #lever= or https://"),
         ("TEXT", "{if attnetion} Text.", "unknown condition 'attnetion'"),
+        ("verdict: held", "verdict: true", "unknown verdict True; known: did not hold, held, mixed"),
+        ("et al., 2017", "et al., 2071", "no page of the paper 'Vaswani et al., 2071, section 3'"),
+        ("kl:scale", "kll:scale", "unknown measure 'kll'"),
+        ("bounds: [0.1]", "bounds: [0.1, 1]", "one option more than bounds"),
+        (", bounds: [0.1]", "", "either tolerance or options and bounds"),
+        ("TEXT", "Here {los} nats.", "unknown measure 'los'"),
+        ("TEXT", "{tokens:a?b=1}", "the measure 'tokens' has no setting"),
     ],
 )
 def test_error_in_chapter_names_file(old, new, message):

@@ -1,11 +1,14 @@
-"""The lesson of the page: sixteen chapters in Markdown, checked and split into spans.
+"""The lesson of the page: chapters in Markdown, checked and split into spans.
 
 A chapter is a file ``chapters/LANGUAGE/NN-name.md``: front matter in YAML, then paragraphs. The front matter
 binds it to states of the page (``look``), to levers, to claims of ``polyhead experiments`` and to papers.
-``look`` and ``lever`` are lists of alternatives: the page offers the first one that the model has. A
-paragraph that begins with ``{if NAME}`` or ``{if not NAME}`` is shown only if the condition holds for the
-model. Paragraphs have ``code``, **strong** and *emphasised* words, and links: ``#step=...`` to a state of the
-page, ``#lever=...`` to a lever, ``https://...`` to a page elsewhere.
+``look`` and ``lever`` are lists of alternatives: the page offers the first one that the model has. The
+chapter opens at the first station and card of ``at``, again a list of alternatives, by default those of
+``look``. A paragraph that begins with ``{if NAME}`` or ``{if not NAME}`` is shown only if the condition holds
+for the model. Paragraphs have ``code``, **strong** and *emphasised* words, numbers of this page
+(``{kl:scale}``, see ``chapter_quiz``), and links: ``#step=...`` to a state of the page, ``#lever=...`` to a
+lever, ``https://...`` to a page elsewhere. ``recipe`` is the file of a recipe and its changes, which train
+the variant of the chapter; ``quiz`` has its questions.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from urllib.parse import parse_qsl
 
 from polyhead.config.yaml_io import parse_yaml
 from polyhead.core.i18n import load_catalog
+from polyhead.explain.chapter_quiz import Measure, Question, parse_measure, parse_question, parse_setting
 
 _ATTENTION = {"q", "k", "v", "scores", "hidden", "weights", "mix", "joined"}
 # step of the page -> the values of it that a chapter can point at
@@ -37,16 +41,24 @@ STEPS: dict[str, set[str]] = {
     "residual": {"branch"},
     "output": set(),
     "generation": set(),
+    "levers": set(),
     "cost": set(),
 }
 # properties of a model that a paragraph can depend on, besides having a step
 PROPERTIES = {"decoder_only", "encoder_decoder", "encoder", "bidirectional", "causal", "grouped", "gated"}
-PROPERTIES |= {"pre_norm", "post_norm", "rope"}
+PROPERTIES |= {"pre_norm", "post_norm", "rope", "layernorm", "relu", "classifier", "causal_recurrent"}
+PROPERTIES |= {"bpe", "wordpiece", "unigram", "characters", "recorded", "scored"}
 _KEYS = ["title", "look", "lever", "experiment", "papers"]
-_LOOK_KEYS = {"step", "value", "stack", "layer", "head", "side"}
+_LOOK_KEYS = {"step", "value", "stack", "layer", "head", "side", "if"}
+_AT_KEYS = {"step", "value", "stack", "if"}
+VERDICTS = {"held", "undecided", "did not hold", "mixed"}
+"""Of a claim, as docs/lab.md has it; mixed if a toy task and natural text disagree."""
+_RECIPES = "https://github.com/polyhead/polyhead/blob/main/recipes"
 _FILE = re.compile(r"(\d\d)-([a-z-]+)\.md")
 _CONDITION = re.compile(r"\{if (not )?(\w+)\}\s*")
-_MARKUP = re.compile(r"`([^`]+)`|\*\*([^*]+)\*\*|\*([^*]+)\*|\[([^\[\]]+)\]\(([^()]+)\)")
+_MARKUP = re.compile(
+    r"`([^`]+)`|\*\*([^*]+)\*\*|\*([^*]+)\*|\[([^\[\]]+)\]\(([^()]+)\)|\{([a-z_]+(?::[^{}]+)?)\}"
+)
 _STYLES = ("code", "strong", "emphasis")
 
 
@@ -57,6 +69,14 @@ class Span(TypedDict, total=False):
     style: str  # code, strong or emphasis
     look: dict[str, Any]
     lever: dict[str, Any]
+    href: str
+    measure: Measure
+
+
+class Link(TypedDict):
+    """A text and where it leads."""
+
+    text: str
     href: str
 
 
@@ -70,11 +90,22 @@ class Chapter(TypedDict):
     number: int
     name: str
     title: str
+    at: list[dict[str, Any]]
     look: list[dict[str, Any]]
     lever: list[dict[str, Any]]
     experiment: list[dict[str, str]]
-    papers: list[str]
+    recipe: Link | None
+    papers: list[Link]
+    quiz: list[Question]
     paragraphs: list[Paragraph]
+
+
+@cache
+def load_papers() -> dict[str, str]:
+    """The page of each paper, by its authors and year."""
+    text = files(__package__ or "polyhead.explain").joinpath("chapters", "papers.yaml").read_text("utf-8")
+    papers: dict[str, str] = parse_yaml(text)
+    return papers
 
 
 @cache
@@ -94,12 +125,17 @@ def parse_chapter(file_name: str, text: str, language: str) -> Chapter:
             f"{file_name}: expected NN-name.md that begins with front matter between lines of ---"
         )
     front = parse_yaml(parts[1])
+    at, recipe, quiz = (front.pop(key, None) for key in ("at", "recipe", "quiz"))
     if list(front) != _KEYS:
         keys = ", ".join(_KEYS)
         raise ValueError(f"{file_name}: front matter must have the keys {keys}, got {', '.join(front)}")
     try:
         for look in front["look"]:
             _check_look({key: value for key, value in look.items() if key != "label"})
+        if at is None:
+            at = [{key: value for key, value in look.items() if key in _AT_KEYS} for look in front["look"]]
+        for place in at:
+            _check_look(place, _AT_KEYS)
         for lever in front["lever"]:
             if set(lever) != {"name", "setting", "label"}:
                 raise ValueError(f"a lever must have name, setting and label, got {lever}")
@@ -111,9 +147,12 @@ def parse_chapter(file_name: str, text: str, language: str) -> Chapter:
                 "name": entry["name"],
                 "claim": claims.get(entry["claim"], entry["claim"]),
                 "command": f"polyhead experiments {entry['name']}",
+                "verdict": _check_verdict(entry.get("verdict")),
             }
             for entry in front["experiment"]
         ]
+        papers = [_link_paper(text) for text in front["papers"]]
+        questions = [parse_question(entry) for entry in quiz or ()]
         paragraphs = [_parse_paragraph(block, language) for block in re.split(r"\n{2,}", parts[2].strip())]
     except ValueError as error:
         raise ValueError(f"{file_name}: {error}") from None
@@ -121,20 +160,51 @@ def parse_chapter(file_name: str, text: str, language: str) -> Chapter:
         number=int(named[1]),
         name=named[2],
         title=front["title"],
+        at=at,
         look=front["look"],
         lever=front["lever"],
         experiment=experiments,
-        papers=front["papers"],
+        recipe=_link_recipe(recipe) if recipe else None,
+        papers=papers,
+        quiz=questions,
         paragraphs=paragraphs,
     )
 
 
-def _check_look(look: dict[str, Any]) -> None:
+def _check_verdict(verdict: str | None) -> str:
+    if verdict is None or verdict not in VERDICTS:
+        raise ValueError(f"unknown verdict {verdict!r}; known: {', '.join(sorted(VERDICTS))}")
+    return verdict
+
+
+def _link_paper(text: str) -> Link:
+    """A paper with its page, found by the authors and the year that the text begins with."""
+    found = re.match(r"[^\d]+, \d{4}", text)
+    if found is None or found[0] not in load_papers():
+        raise ValueError(f"no page of the paper {text!r} in papers.yaml")
+    return Link(text=text, href=load_papers()[found[0]])
+
+
+def _link_recipe(text: str) -> Link:
+    """The command that trains a recipe, given as its name and changes, and the page of its file."""
+    name, *changes = text.split()
+    command = " ".join(("polyhead train", f"recipes/{name}.yaml", *changes))
+    return Link(text=command, href=f"{_RECIPES}/{name}.yaml")
+
+
+def _check_condition(name: str | None) -> None:
+    """Check the condition of a paragraph or of a place."""
+    if name is not None and name not in STEPS.keys() | PROPERTIES:
+        raise ValueError(f"unknown condition {name!r}")
+
+
+def _check_look(look: dict[str, Any], keys: set[str] = _LOOK_KEYS) -> None:
     """Check a target on the page: a known step, a value of that step, a layer and a head."""
     if look.get("step") not in STEPS:
         raise ValueError(f"unknown step {look.get('step')!r}; known: {', '.join(STEPS)}")
-    if surplus := set(look) - _LOOK_KEYS:
-        raise ValueError(f"unknown key {min(surplus)!r} of a step; known: {', '.join(sorted(_LOOK_KEYS))}")
+    if surplus := set(look) - keys:
+        raise ValueError(f"unknown key {min(surplus)!r} of a step; known: {', '.join(sorted(keys))}")
+    _check_condition(look.get("if"))
     if "value" in look and look["value"] not in STEPS[look["step"]]:
         known = ", ".join(sorted(STEPS[look["step"]])) or "none"
         raise ValueError(f"unknown value {look['value']!r} of the step {look['step']}; known: {known}")
@@ -147,8 +217,7 @@ def _check_look(look: dict[str, Any]) -> None:
 def _parse_paragraph(block: str, language: str) -> Paragraph:
     """A paragraph of spans, with its condition."""
     condition = _CONDITION.match(block)
-    if condition and condition[2] not in STEPS.keys() | PROPERTIES:
-        raise ValueError(f"unknown condition {condition[2]!r}")
+    _check_condition(condition[2] if condition else None)
     body = block[condition.end() :] if condition else block
     space = "" if language == "zh" else " "  # at the end of a line of the file
     return {
@@ -167,6 +236,8 @@ def _parse_spans(text: str) -> Iterator[Span]:
         end = found.end()
         if found[4] is not None:
             yield _parse_link(found[4], found[5])
+        elif found[6] is not None:
+            yield {"text": "", "measure": parse_measure(found[6], is_text=True)}
         else:
             style, words = next((s, w) for s, w in zip(_STYLES, found.groups()[:3], strict=True) if w)
             yield {"text": words, "style": style}
@@ -184,12 +255,5 @@ def _parse_link(text: str, target: str) -> Span:
         return {"text": text, "look": pairs}
     if "lever" in pairs:
         name = pairs.pop("lever")
-        setting: dict[str, Any] = {}
-        for key, value in pairs.items():
-            outer, _, inner = key.partition(".")
-            if inner:
-                setting.setdefault(outer, {})[inner] = value
-            else:
-                setting[key] = value
-        return {"text": text, "lever": {"name": name, "setting": setting}}
+        return {"text": text, "lever": {"name": name, "setting": parse_setting(pairs)}}
     raise ValueError(f"a link must begin with #step=, #lever= or https://, got {target!r}")

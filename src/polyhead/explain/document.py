@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,8 +28,10 @@ from polyhead.explain.watch import watch_model
 from polyhead.kernels.pack_model import is_packed
 from polyhead.models import SentenceEncoder
 from polyhead.run.run import Run
+from polyhead.run.run_directory import read_run_manifest, recorded_selection
 from polyhead.run.run_examples import TextExample
 from polyhead.tokenizers.languages import with_languages
+from polyhead.tokenizers.tokenizer import Tokenizer
 
 SCHEMA = 1
 MAX_NUMBERS = 1_050_000  # stored of one pass: with them a page is below 5 MB
@@ -194,10 +197,26 @@ def describe_run(run: Run) -> Facts:
         "kind": run.kind,
         "class": type(model).__name__,
         "family": run.family,
+        "steps": count_training_steps(run),
+        "tokenizer": name_tokenizer(run.tokenizer),
         "parameters": sum(p.numel() for p in model.parameters()),
         "dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
         "config": values,
     }
+
+
+def name_tokenizer(tokenizer: Tokenizer) -> str:
+    """How a tokenizer makes its vocabulary: bpe, wordpiece, unigram or characters (also bytes)."""
+    model = json.loads(tokenizer.tokenizer_json)["model"]
+    kind: str = model["type"].lower()
+    return "characters" if kind == "bpe" and not model["merges"] else kind
+
+
+def count_training_steps(run: Run) -> int | None:
+    """The steps of training that the weights of a run are from; None if the run has no record of them."""
+    manifest = read_run_manifest(run.directory) if run.directory is not None else None
+    selection = recorded_selection(manifest)
+    return selection.steps[-1] if selection else None
 
 
 def describe_generation(run: Run, inputs: ModelInputs) -> Facts | None:

@@ -30,7 +30,10 @@ PAGE_SCRIPTS = (
     "page/parts_output.js",
     "page/levers.js",
     "page/live.js",
+    "page/measures.js",
+    "page/quiz.js",
     "page/lesson.js",
+    "page/handout.js",
     "page/shell.js",
     "page/main.js",
 )

@@ -2,19 +2,30 @@
 const PARTS_OF_STATION = new Set(["norm", "residual"]);
 /* The card of a station that draws a value. */
 const CARD_OF_VALUE = { q: "qkv", k: "qkv", v: "qkv", q_raw: "qkv", k_raw: "qkv", phi_q: "qkv", phi_k: "qkv", scores: "scores", similarity: "scores", hidden: "scores", bias: "scores", weights: "softmax", mix: "mix", joined: "heads",
-  state: "state", rows: "position", cos: "position", sin: "position", slopes: "position", scaled: "scaled", mean: "norm", variance: "norm", rate: "position", mean_square: "norm", branch: "residual", unit: "feed-forward", act: "feed-forward", pre: "feed-forward", up: "feed-forward" };
+  state: "state", rows: "position", cos: "position", sin: "position", slopes: "position", scaled: "scaled", mean: "norm", variance: "norm", rate: "position", mean_square: "norm", branch: "residual", unit: "feed-forward", act: "feed-forward", pre: "feed-forward", up: "feed-forward", expert: "experts", weight: "experts", probability: "experts", value: "convolution", gate: "convolution" };
+
+const CARDS = ["qkv", "scores", "state", "softmax", "mix", "heads"]; // of an attention, in the order of the page
 
 const stepName = (step) => step.kind === "attention" && isCross(step) ? "cross_attention" : step.kind;
 
+/* Whether a station is one that a target of a chapter names. */
+function fitsLook(look, station) {
+  if (look.side !== undefined && station.side !== look.side) return false;
+  if (look.stack !== undefined && station.stack !== look.stack) return false;
+  if (PARTS_OF_STATION.has(look.step)) return station.steps.some((step) => step.kind === look.step);
+  return station.core ? stepName(station.core) === look.step : station.kind === look.step || station.steps.some((step) => step.kind === look.step);
+}
+/* The card of a target at a station; each norm after the first part has one of its own. */
+function cardOf(look, station) {
+  if (look.step === "embedding" && look.value === "rows") return "embedding";
+  const norm = look.step === "norm" && station.kind !== "norm" ? station.steps.findIndex((step) => step.kind === "norm") : 0;
+  return norm > 0 ? `norm${norm}` : CARD_OF_VALUE[look.value] ?? (PARTS_OF_STATION.has(look.step) ? look.step : "");
+}
+
 /* The station, card and changes of a target of a chapter; null if the model has no such part. */
 function findTarget(look) {
-  const fits = (station) => {
-    if (look.side !== undefined && station.side !== look.side) return false;
-    if (look.stack !== undefined && station.stack !== look.stack) return false;
-    if (PARTS_OF_STATION.has(look.step)) return station.steps.some((step) => step.kind === look.step);
-    return station.core ? stepName(station.core) === look.step : station.kind === look.step || station.steps.some((step) => step.kind === look.step);
-  };
-  const found = page.stations.filter(fits);
+  if (!meets(look)) return null;
+  const found = page.stations.filter((station) => fitsLook(look, station));
   if (!found.length) return null;
   const here = currentStation(), layers = [...new Set(found.filter((one) => one.layer).map((one) => one.layer.index))];
   const layer = look.layer === "first" ? layers[0] : look.layer === "last" ? layers[layers.length - 1] : look.layer !== undefined ? look.layer - 1 : null;
@@ -22,24 +33,29 @@ function findTarget(look) {
   const station = layer === null ? found.find((one) => one === here) ?? found.find((one) => one.layer && one.layer.index === layerOf(one.layer.stack)) ?? found[0] : inLayer[0];
   if (!station) return null;
   const heads = headsOf(station), head = look.head === "first" ? 0 : look.head === "last" ? heads - 1 : look.head !== undefined ? look.head - 1 : state.head;
-  const isEmbedding = look.step === "embedding" && look.value === "rows";
-  const cardName = isEmbedding ? "embedding" : CARD_OF_VALUE[look.value] ?? (PARTS_OF_STATION.has(look.step) ? look.step : "");
-  return { station: station.id, card: cardName, head, key: null };
+  return { station: station.id, card: cardOf(look, station), head, key: null };
 }
 
 function meets(paragraph) {
   const name = paragraph.if;
   if (!name) return true;
-  const { run, walk } = page.data, config = run.config, part = (value) => typeof value === "string" ? value : value?.name;
-  const facts = { decoder_only: run.kind === "decoder", encoder_decoder: run.kind === "encoder-decoder", encoder: run.kind !== "decoder" && run.kind !== "encoder-decoder", causal: walk.some((step) => step.facts?.causal),
-    bidirectional: run.kind !== "decoder" && run.kind !== "encoder-decoder" && !walk.some((step) => step.facts?.causal),
-    grouped: config.n_kv_heads < config.n_heads, gated: walk.some((step) => step.facts?.is_gated), post_norm: config.norm_first === false, pre_norm: config.norm_first !== false };
+  const { run, walk, output } = page.data, config = run.config, part = (value) => typeof value === "string" ? value : value?.name, isEncoder = run.kind !== "decoder" && run.kind !== "encoder-decoder", recurrent = walk.filter((step) => step.kind === "recurrent");
+  const isCausal = walk.some((step) => step.facts?.causal), readsForward = recurrent.length > 0 && recurrent.every((step) => (step.facts.networks ?? 1) === 1);
+  const facts = { decoder_only: run.kind === "decoder", encoder_decoder: run.kind === "encoder-decoder", encoder: isEncoder, causal: isCausal, bidirectional: isEncoder && !isCausal && !readsForward, causal_recurrent: readsForward,
+    grouped: config.n_kv_heads < config.n_heads, gated: walk.some((step) => step.facts?.is_gated), relu: walk.some((step) => step.kind === "feed_forward" && step.facts?.activation === "relu"), layernorm: part(config.norm) === "layernorm", post_norm: config.norm_first === false, pre_norm: config.norm_first !== false,
+    classifier: Boolean(output.classes?.length), bpe: run.tokenizer === "bpe", wordpiece: run.tokenizer === "wordpiece", unigram: run.tokenizer === "unigram", characters: run.tokenizer === "characters", recorded: Number.isInteger(run.steps), scored: lossesOf().length > 0 };
   const found = facts[name] ?? (walk.some((step) => stepName(step) === name) || part(config.position) === name);
   return Boolean(found) !== Boolean(paragraph.not);
 }
 
+function measureElement(spec) {
+  if (spec.name === "table") return TABLES[spec.of]();
+  const value = spec.name === "effect" ? effectText(spec) : measure(spec);
+  return h("b", { class: "measure" }, typeof value === "number" ? Number.isInteger(value) ? formatCount(value) : formatNumber(value, 3) : value ?? "–");
+}
 const follow = (target) => go(target, { scroll: true });
 function spanElement(span) {
+  if (span.measure) return measureElement(span.measure);
   if (span.href) return h("a", { href: span.href, rel: "noopener" }, span.text);
   const target = span.look ? findTarget(span.look) : span.lever ? findLever(span.lever) : null;
   if (target) return h("a", { href: "#stage", onclick: (event) => { event.preventDefault(); follow(target); } }, span.text);
@@ -47,13 +63,65 @@ function spanElement(span) {
 }
 
 const chaptersOf = () => page.chapters?.[page.language] ?? page.chapters?.en ?? [];
-/* The number of the chapter about a station: the one that is open if it is about it, else the first that is. */
+/* Where a chapter opens: the first of its places that the model has, with its first station and the rank of its card there. */
+function placeOf(chapter) {
+  for (const [choice, at] of chapter.at.entries()) {
+    const station = meets(at) ? page.stations.findIndex((one) => fitsLook(at, one)) : -1;
+    if (station >= 0) return { at, choice, station, card: cardOf(at, page.stations[station]), rank: rankOf(page.stations[station], at) };
+  }
+  return null;
+}
+/* How far down a station the card of a place is: after the steps before it, and within an attention by its cards. */
+function rankOf(station, at) {
+  const step = station.steps.findIndex((one) => PARTS_OF_STATION.has(at.step) ? one.kind === at.step : one === station.core);
+  return step + Math.max(CARDS.indexOf(cardOf(at, station)), 0) / CARDS.length;
+}
+
+/* Put the chapters in the order in which a reader of this model meets them, and list the stops of the walk: each station,
+   with the chapters that open there. A station without one of its own has the first that is about its kind. */
+function orderChapters() {
+  const lesson = page.lesson?.[page.language] ?? page.lesson?.en ?? [], placed = lesson.map((chapter, i) => ({ i, station: page.stations.length, rank: 0, choice: 0, ...placeOf(chapter) })).sort((a, b) => a.station - b.station || a.rank - b.rank || a.choice - b.choice || a.i - b.i);
+  page.chapters = Object.fromEntries(Object.entries(page.lesson ?? {}).map(([language, all]) => [language, placed.map(({ i }) => all[i])]));
+  page.places = placed;
+  page.stops = page.stations.flatMap((station, s) => {
+    const own = placed.flatMap((place, chapter) => place.station === s ? [{ station, card: place.card, chapter }] : []);
+    if (own.length) return [{ ...own[0], card: "" }, ...own.slice(1)];
+    return [{ station, card: "", chapter: aboutStation(station)[0] ?? null }];
+  });
+}
+/* The chapters about a station: those about its core before those about the norms and residuals around it. */
+function aboutStation(station) {
+  const isAround = (at) => PARTS_OF_STATION.has(at.step), about = (chapter, isCore) => chaptersOf()[chapter].at.some((at, i) => isAround(at) !== isCore && (isAround(at) || i === page.places[chapter].choice) && fitsLook(at, station));
+  return [true, false].flatMap((isCore) => d3.range(page.places.length).filter((chapter) => about(chapter, isCore)));
+}
+/* The stop of the walk where the reader is. */
+const stopAt = () => {
+  const here = currentStation(), found = page.stops.findIndex((stop) => stop.station === here && stop.chapter === state.chapter);
+  return found >= 0 ? found : page.stops.findIndex((stop) => stop.station === here);
+};
+/* The chapter that a station opens with: the one that is open if it is about it, else that of its first stop. */
 function chapterOf(station) {
-  const kinds = new Set([station.kind, ...station.steps.map(stepName)]), chapters = chaptersOf();
-  const isAbout = (chapter) => kinds.has(chapter?.look?.find((look) => findTarget(look))?.step) || (station.kind === "levers" && chapter?.lever?.length);
-  if (isAbout(chapters[state.chapter])) return state.chapter;
-  const found = chapters.findIndex(isAbout);
-  return found < 0 ? state.chapter : found;
+  if (aboutStation(station).includes(state.chapter)) return state.chapter;
+  return page.stops.find((stop) => stop.station === station).chapter ?? state.chapter;
+}
+/* Name on the cards of a station the chapters that are about them. */
+function markCards(station, cards) {
+  for (const chapter of aboutStation(station)) {
+    const at = chaptersOf()[chapter].at.find((one) => fitsLook(one, station)), found = cards.find((one) => one.id === `card-${cardOf(at, station)}`);
+    found?.querySelector("h3")?.after(h("p", { class: "chapter-link" }, h("button", { type: "button", class: "link-button", "data-focus": `chapter-${chapter}`, onclick: () => go({ chapter }) }, labelled(t("Lesson"), chaptersOf()[chapter].title))));
+  }
+  return cards;
+}
+
+const VERDICTS = { held: () => t("held"), undecided: () => t("undecided"), "did not hold": () => t("did not hold"), mixed: () => t("mixed: it depends on the material") };
+/* The text of a chapter, what the lab found about its claims, the recipe of its variant and its papers; `between` stands
+   after the text. */
+function chapterElements(chapter, between = null) {
+  const paragraph = ({ spans }) => h(spans.some(({ measure }) => measure?.name === "table") ? "div" : "p", {}, spans.map(spanElement));
+  const experiments = chapter.experiment.map((one) => h("p", { class: "experiment" }, h("span", {}, t("A claim, tested: {claim}", { claim: one.claim })), h("span", {}, labelled(t("In the lab"), ""), h("b", { class: `verdict ${one.verdict.replaceAll(" ", "-")}` }, VERDICTS[one.verdict]())), h("code", {}, one.command)));
+  const recipe = chapter.recipe ? h("p", { class: "experiment" }, h("span", {}, t("Train it yourself:")), h("a", { href: chapter.recipe.href, rel: "noopener" }, h("code", {}, chapter.recipe.text))) : null;
+  const papers = chapter.papers.flatMap(({ text, href }, i) => [i ? "; " : "", h("a", { href, rel: "noopener" }, text)]);
+  return [...chapter.paragraphs.filter(meets).map(paragraph), between, ...experiments, recipe, papers.length ? h("p", { class: "papers" }, papers) : null];
 }
 
 function drawLesson() {
@@ -61,11 +129,11 @@ function drawLesson() {
   place.hidden = chapters.length === 0;
   if (!chapters.length) return;
   const at = keepIn(state.chapter, chapters.length), chapter = chapters[at];
-  const select = h("select", { "aria-label": t("Chapter"), "data-focus": "chapter", onchange: (event) => go({ chapter: Number(event.target.value) }) }, chapters.map((one, i) => h("option", { value: i, selected: i === at }, `${i + 1}. ${one.title}`)));
-  const look = (chapter.look ?? []).map((one) => [one.label, findTarget(one)]).find(([, target]) => target), lever = (chapter.lever ?? []).map((one) => [one.label, findLever(one)]).find(([, target]) => target);
+  const select = h("select", { "aria-label": t("Chapter"), "data-focus": "chapter", onchange: (event) => go({ chapter: Number(event.target.value) }) }, chapters.map((one, i) => h("option", { value: i, selected: i === at }, `${i + 1}. ${one.title}${isPassed(one) ? " ✓" : ""}`)));
+  const look = chapter.look.map((one) => [one.label, findTarget(one)]).find(([, target]) => target), lever = chapter.lever.map((one) => [one.label, findLever(one)]).find(([, target]) => target);
   const buttons = [look, lever].filter(Boolean).map(([label, target], i) => h("button", { type: "button", class: "action", "data-focus": `look-${i}`, onclick: () => follow(target) }, label));
-  const experiments = (chapter.experiment ?? []).map((one) => h("p", { class: "experiment" }, h("span", {}, t("A claim to test: {claim}", { claim: one.claim })), h("code", {}, one.command)));
   const turn = (step, text) => chapters[at + step] ? h("button", { type: "button", class: "turn", "data-focus": `turn${step}`, onclick: () => go({ chapter: at + step }) }, text) : h("span", {});
-  redraw(place, h("p", { class: "eyebrow" }, t("Lesson, chapter {n} of {all}", { n: at + 1, all: chapters.length })), h("h2", {}, chapter.title), ...chapter.paragraphs.filter(meets).map((one) => h("p", {}, one.spans.map(spanElement))),
-    buttons.length ? h("div", { class: "actions" }, buttons) : null, ...experiments, chapter.papers?.length ? h("p", { class: "papers" }, chapter.papers.join("; ")) : null, h("div", { class: "turns" }, turn(-1, t("Chapter before")), select, turn(1, t("Next chapter"))));
+  redraw(place, h("p", { class: "eyebrow" }, t("Lesson, chapter {n} of {all}", { n: at + 1, all: chapters.length })), h("h2", {}, chapter.title), ...chapterElements(chapter, buttons.length ? h("div", { class: "actions" }, buttons) : null),
+    quizElement(chapter), h("div", { class: "turns" }, turn(-1, t("Chapter before")), select, turn(1, t("Next chapter"))),
+    h("div", { class: "turns" }, h("button", { type: "button", class: "turn", "data-focus": "print", onclick: () => print() }, t("Print the whole walk")), h("label", {}, h("input", { type: "checkbox", checked: page.hasAnswers, "data-focus": "answers", onchange: (event) => { page.hasAnswers = event.target.checked; } }), ` ${t("with answers")}`)));
 }

@@ -34,6 +34,17 @@ function findLever({ name, setting = {} }) {
   return at < 0 && !page.live ? null : { station: "levers", card: "lever", lever: name, leverCase: Math.max(at, 0) };
 }
 
+/* The lever and the case of an address; a live page computes a setting that it has not. */
+function readLever(name, text) {
+  let setting = {};
+  try { setting = JSON.parse(text) ?? {}; } catch { /* of another page, or cut */ }
+  const lever = page.data.levers?.levers.find((one) => one.name === name);
+  if (!lever) return {};
+  const leverCase = lever.cases.findIndex((one) => isSubset(setting, one.setting));
+  if (leverCase < 0 && page.live && !lever.reason) queueMicrotask(() => askLever(lever, setting));
+  return { lever: name, leverCase: Math.max(leverCase, 0) };
+}
+
 const chosenLever = (levers) => levers.find((one) => one.name === state.lever) ?? levers.find((one) => !one.reason) ?? levers[0];
 /* Show a case of the chosen lever instead of what is in its form and of what is still computed for it. */
 function chooseCase(lever, leverCase) {
@@ -43,8 +54,8 @@ function chooseCase(lever, leverCase) {
 
 function showLevers() {
   const part = page.data.levers, { levers } = part, lever = chosenLever(levers);
-  const list = h("div", { class: "lever-list", role: "group", "aria-label": t("Levers") }, levers.map((one) => h("button", { type: "button", class: one.reason ? "lever-name off" : "lever-name", "aria-pressed": String(one === lever), "data-focus": `lever-${one.name}`, onclick: () => go({ lever: one.name, leverCase: 0 }) }, LEVER_NAMES[one.name]?.() ?? one.name)));
-  const cards = [card("levers", t("Change one thing"), t("Choose a lever: the page shows how far the output moves, and how the true token fares."), list)];
+  const list = h("div", { class: "lever-list", role: "group", "aria-label": t("What if") }, levers.map((one) => h("button", { type: "button", class: one.reason ? "lever-name off" : "lever-name", "aria-pressed": String(one === lever), "data-focus": `lever-${one.name}`, onclick: () => go({ lever: one.name, leverCase: 0 }) }, LEVER_NAMES[one.name]?.() ?? one.name)));
+  const cards = [card("levers", t("Change one thing"), t("Choose a change: the page shows how far the output moves, and what happens to the rank and the probability of the right token."), list)];
   const title = LEVER_NAMES[lever.name]?.() ?? lever.name;
   if (lever.reason) return [...cards, card("lever", title, lever.reason[page.language] ?? lever.reason.en)];
   const cases = lever.cases, at = keepIn(state.leverCase ?? 0, Math.max(cases.length, 1)), chosen = cases[at];

@@ -2,7 +2,7 @@
 const embedded = (id) => { const element = document.getElementById(id); return element ? JSON.parse(element.textContent) : null; };
 
 async function start() {
-  page.chapters = embedded("explain-chapters");
+  page.lesson = embedded("explain-chapters");
   page.live = embedded("explain-live");
   page.home = page.live ? "./" : siteHome();
   page.language = siteLanguage();
@@ -15,7 +15,7 @@ async function start() {
   else await startLive();
   listeners.push((options) => drawAll(options));
   addEventListener("themechange", () => drawAll());
-  addEventListener("hashchange", () => { if (page.data) go(readAddress(), { scroll: true }); });
+  addEventListener("hashchange", () => { if (page.data) go({ key: null, ...readAddress() }, { scroll: true }); });
   let width = innerWidth;
   addEventListener("resize", () => { if (innerWidth !== width) { width = innerWidth; drawAll(); } });
   addEventListener("keydown", moveToken);
@@ -26,10 +26,10 @@ async function start() {
 async function showDocument(data) {
   const arrays = await openArrays(data);
   Object.assign(page, { data, arrays, stations: listStations(data) });
-  Object.assign(state, { station: page.stations[0].id, card: "", key: null, tokens: data.sides.map(middleToken), layers: {} }, readAddress());
+  orderChapters();
+  Object.assign(state, { key: null, tokens: data.sides.map(middleToken), layers: {} }, readAddress());
   const chosen = currentStation();
   if (chosen.layer) state.layers[chosen.layer.stack] = chosen.layer.index;
-  if (!new URLSearchParams(location.hash.slice(1)).has("chapter")) state.chapter = chapterOf(chosen);
   drawAll({ scroll: Boolean(state.card) });
 }
 

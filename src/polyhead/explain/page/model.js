@@ -86,7 +86,7 @@ const KIND_NAMES = {
   moe: () => t("Mixture of experts"), recurrent: () => t("Recurrence"), conv: () => t("Convolution"), norm: () => t("Norm"),
   residual: () => t("Residual"), projection: () => t("Projection"), pooling: () => t("Pooling"), embedding: () => t("Embedding"),
   position: () => t("Position"), tokens: () => t("Text to tokens"), output: () => t("Output"),
-  generation: () => t("Step by step"), levers: () => t("Levers"), cost: () => t("Cost"), unknown: () => t("Other part"), head: () => t("Output head"), activation: () => t("Activation"),
+  generation: () => t("Step by step"), levers: () => t("What if"), cost: () => t("Cost"), unknown: () => t("Other part"), head: () => t("Output head"), activation: () => t("Activation"),
 };
 function stationName(station) {
   const core = station.core;

@@ -61,8 +61,9 @@ function centre(list, element) {
   if (list.scrollWidth > list.clientWidth) list.scrollLeft += box.left + box.width / 2 - frame.left - frame.width / 2;
 }
 
-/* To another station; the lesson turns to the chapter about it. */
+/* To another station; the lesson turns to the chapter about it. Back and forward stop at each of its chapters. */
 const walkTo = (station) => go({ station: station.id, card: "", key: null, chapter: chapterOf(station) }, { scroll: true });
+const walkToStop = ({ station, card, chapter }) => go({ station: station.id, card, key: null, chapter: chapter ?? state.chapter }, { scroll: true });
 const layerOf = (stack) => state.layers[stack] ?? Math.min(...page.data.layers.filter((layer) => layer.stack === stack).map((layer) => layer.index));
 
 function layerHeading(stack) {
@@ -94,21 +95,24 @@ function drawPickers() {
 
 const SHOW = { tokens: showTokens, embedding: showEmbedding, position: showPosition, output: showOutput, generation: showGeneration, levers: showLevers, cost: showCost };
 
+/* The heading of a station and its cards. */
+function stationElements(station) {
+  const where = station.layer ? `${stackName(station.layer.stack)} · ${t("layer {n} of {all}", { n: station.layer.index + 1, all: page.data.layers.filter((layer) => layer.stack === station.layer.stack).length })}` : page.data.sides.length > 1 && station.side !== undefined ? sideName(station.side) : "";
+  const core = station.core ?? station.steps[0];
+  const facts = core ? [h("code", {}, core.path), core.part ? h("span", {}, core.part) : null, core.paper ? h("span", {}, core.paper) : null].filter(Boolean) : [];
+  return [h("div", { class: "stage-head" }, where ? h("p", { class: "where" }, where) : null, h("h2", {}, stationName(station)), facts.length ? h("p", { class: "module" }, facts) : null), ...(SHOW[station.kind] ?? showLayerSteps)(station)];
+}
+
 function drawStage({ scroll = false } = {}) {
   const station = currentStation(), stage = document.getElementById("stage");
   page.width = Math.max(stage.clientWidth - (stage.clientWidth < 560 ? 30 : 46), 220);
   page.accent = readColor("--accent");
   if (headsOf(station)) state.head = keepIn(state.head, headsOf(station));
-  const where = station.layer ? `${stackName(station.layer.stack)} · ${t("layer {n} of {all}", { n: station.layer.index + 1, all: page.data.layers.filter((layer) => layer.stack === station.layer.stack).length })}` : page.data.sides.length > 1 && station.side !== undefined ? sideName(station.side) : "";
-  const core = station.core ?? station.steps[0];
-  const facts = core ? [h("code", {}, core.path), core.part ? h("span", {}, core.part) : null, core.paper ? h("span", {}, core.paper) : null].filter(Boolean) : [];
-  const at = page.stations.indexOf(station), neighbour = (step, text) => {
-    const other = page.stations[at + step];
-    return other ? h("button", { type: "button", class: "walk", "data-focus": `walk${step}`, onclick: () => walkTo(other) }, h("small", {}, text), h("span", {}, fullName(other))) : h("span", {});
+  const at = stopAt(), neighbour = (step, text) => {
+    const stop = page.stops[at + step];
+    return stop ? h("button", { type: "button", class: "walk", "data-focus": `walk${step}`, onclick: () => walkToStop(stop) }, h("small", {}, text), h("span", {}, stop.station === station ? chaptersOf()[stop.chapter].title : fullName(stop.station))) : h("span", {});
   };
-  const cards = (SHOW[station.kind] ?? showLayerSteps)(station);
-  redraw(stage, h("div", { class: "stage-head" }, where ? h("p", { class: "where" }, where) : null, h("h2", {}, stationName(station)), facts.length ? h("p", { class: "module" }, facts) : null), ...cards,
-    h("nav", { class: "walk-on", "aria-label": t("Along the path") }, neighbour(-1, t("Back")), neighbour(1, t("Forward"))));
+  redraw(stage, ...markCards(station, stationElements(station)), h("nav", { class: "walk-on", "aria-label": t("Along the path") }, neighbour(-1, t("Back")), neighbour(1, t("Forward"))));
   if (scroll) scrollToCard();
 }
 function fullName(station) {

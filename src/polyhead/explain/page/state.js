@@ -2,9 +2,11 @@
 const page = { language: "en", data: null, arrays: null };
 
 /* station: a step of the path; card: a part of it to scroll to; tokens: the chosen token of each side; key: the chosen
-   key of an attention; layer: the chosen layer of each stack; head: the chosen query head. */
-const state = { station: "", card: "", tokens: [0, 0], key: null, layers: {}, head: 0, chapter: 0 };
+   key of an attention; layer: the chosen layer of each stack; head: the chosen query head; step: the chosen step of the
+   output; lever and leverCase: what is changed. */
+const state = { station: "", card: "", tokens: [0, 0], key: null, layers: {}, head: 0, chapter: 0, step: 0, lever: null, leverCase: 0 };
 const listeners = [];
+let addressed = null; // the station that the address has; another one is a new entry of the browser's history
 
 /* Change the state, and draw again what follows from it. */
 function go(changes, { scroll = false } = {}) {
@@ -16,23 +18,30 @@ function go(changes, { scroll = false } = {}) {
 }
 
 function writeAddress() {
-  const parts = { at: state.station, head: state.head + 1, tokens: state.tokens.map((n) => n + 1).join("-"), chapter: state.chapter + 1 };
+  const parts = { at: state.station, head: state.head + 1, tokens: state.tokens.map((n) => n + 1).join("-"), chapter: chaptersOf()[state.chapter]?.name ?? state.chapter + 1 };
   if (state.card) parts.card = state.card;
-  const hash = `#${new URLSearchParams(parts)}`;
-  try { history.replaceState(null, "", hash); } catch { /* some viewers of files refuse it */ }
+  if (state.station === "generation") parts.step = state.step + 1;
+  if (state.station === "levers") {
+    const lever = chosenLever(page.data.levers.levers);
+    Object.assign(parts, { lever: lever.name, setting: JSON.stringify(lever.cases[state.leverCase]?.setting ?? {}) });
+  }
+  const hash = `#${new URLSearchParams(parts)}`, isOther = addressed !== state.station;
+  try { if (isOther) history.pushState(null, "", hash); else history.replaceState(null, "", hash); } catch { /* some viewers of files refuse it */ }
+  addressed = state.station;
 }
 
+/* The state that the address has, for what it has; without a station the first. */
 function readAddress() {
-  const parts = new URLSearchParams(location.hash.slice(1)), found = {};
-  const station = page.stations.find(({ id }) => id === parts.get("at"));
-  if (station) found.station = station.id;
-  if (parts.get("card")) found.card = parts.get("card");
-  if (parts.has("head")) found.head = Math.max(Number(parts.get("head")) - 1, 0) || 0;
-  if (parts.has("chapter")) found.chapter = Math.max(Number(parts.get("chapter")) - 1, 0) || 0;
+  const parts = new URLSearchParams(location.hash.slice(1)), found = { card: parts.get("card") ?? "" }, count = (name) => Math.max(Number(parts.get(name)) - 1, 0) || 0;
+  const station = page.stations.find(({ id }) => id === parts.get("at")) ?? page.stations[0];
+  found.station = addressed = station.id;
+  for (const name of ["head", "step"]) if (parts.has(name)) found[name] = count(name);
+  const named = chaptersOf().findIndex(({ name }) => name === parts.get("chapter"));
+  found.chapter = named >= 0 ? named : parts.has("chapter") ? count("chapter") : chapterOf(station);
   if (parts.has("tokens")) {
     found.tokens = parts.get("tokens").split("-").map((text, side) => keepIn((Number(text) || 1) - 1, page.data.sides[side]?.tokens.length ?? 1));
   }
-  return found;
+  return parts.has("lever") ? { ...found, ...readLever(parts.get("lever"), parts.get("setting")) } : found;
 }
 
 /* What a setting of the reader is kept under in this browser; nothing is kept where that is refused. */

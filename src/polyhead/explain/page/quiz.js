@@ -1,0 +1,35 @@
+/* ---- questions at the end of a chapter: predict, then look; the truth is a measure of this page ---- */
+const passKey = (chapter, i) => `passed-${chapter.name}-${i}`;
+/* The questions that this model has an answer to, with their place in the chapter. */
+const questionsOf = (chapter) => chapter.quiz.map((question, i) => ({ question, i, truth: measure(question.truth) })).filter(({ truth }) => truth !== null);
+const isPassed = (chapter) => questionsOf(chapter).length > 0 && questionsOf(chapter).every(({ i }) => stored(passKey(chapter, i)));
+
+/* The number of the option that is right. */
+const rightOption = ({ bounds }, truth) => bounds.filter((bound) => bound <= truth).length;
+const isRight = (question, truth, answer) => question.options ? answer === rightOption(question, truth) : Math.abs(answer - truth) <= question.tolerance * Math.abs(truth) + 1e-9;
+const truthText = (question, truth) => question.options ? `${question.options[rightOption(question, truth)]} (${formatNumber(truth, 3)})` : Number.isInteger(truth) ? formatCount(truth) : formatNumber(truth, 3);
+
+function quizElement(chapter) {
+  const asked = questionsOf(chapter);
+  if (!asked.length) return null;
+  return h("div", { class: "quiz" }, h("h3", {}, t("Predict, then look")), asked.map(({ question, i, truth }) => questionForm(chapter, question, i, truth)));
+}
+function questionForm(chapter, question, i, truth) {
+  const name = passKey(chapter, i), verdict = h("p", { class: "note", role: "status" }, stored(name) ? `✓ ${truthText(question, truth)}` : "");
+  const inputs = question.options ? question.options.map((text, n) => h("label", {}, h("input", { type: "radio", name, value: n, "data-focus": `${name}-${n}` }), ` ${text}`)) : [h("input", { type: "text", inputmode: "decimal", name, "aria-label": question.ask, "data-focus": name, autocomplete: "off" })];
+  const form = h("form", { class: "question" }, h("p", {}, question.ask), h("div", { class: question.options ? "options" : "" }, inputs), h("button", { type: "submit", class: "turn", "data-focus": `${name}-check` }, t("Check")), verdict);
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    const text = new FormData(form).get(name)?.trim().replace(/[, ]/g, "").replace(MINUS, "-");
+    if (!text || Number.isNaN(Number(text))) return;
+    const right = isRight(question, truth, Number(text));
+    if (right) store(name, "1");
+    verdict.textContent = right ? `✓ ${truthText(question, truth)}` : t("✗ Not so: look at the page, and try again.");
+  });
+  return form;
+}
+/* The questions on paper, with a line for each answer or with the answers. */
+function printedQuiz(chapter, hasAnswers) {
+  const asked = questionsOf(chapter);
+  return asked.length ? h("ol", { class: "quiz" }, asked.map(({ question, truth }) => h("li", {}, question.ask, question.options ? ` ${question.options.map((text) => `☐ ${text}`).join("  ")}` : "", hasAnswers ? h("b", {}, ` ${t("Answer: {text}", { text: truthText(question, truth) })}`) : question.options ? null : " ______"))) : null;
+}
