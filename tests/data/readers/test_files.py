@@ -2,6 +2,7 @@ import gc
 import gzip
 import hashlib
 import io
+import subprocess
 import warnings
 from pathlib import Path
 
@@ -95,6 +96,8 @@ ENCODED = {
     "السلام عليكم ورحمة الله": ["cp1256"],
     "สวัสดีครับ วันนี้อากาศดีมาก": ["cp874"],
     "one\ntwo 二\n": ["utf-16le", "utf-16be", "utf-32le"],
+    "他的书是红色的。\n1 + 1\n": ["utf-7"],
+    "Élève, où êtes-vous allé à l'été ?\n": ["utf-7"],
 }
 
 
@@ -107,6 +110,44 @@ def test_encoding_is_named_by_its_text(text, write_file):
             check_file(write_file("a.txt", content))
         with pytest.raises(UserError, match=f"(?i)iconv -f {encoding} -t UTF-8$"):
             files.reject_binary(write_file("a.txt", content * 20_000))
+
+
+TIMES = {
+    "[Script Info]\nTitle: a\n[Events]\nDialogue: 0,0:00:01.00,0:00:02.00,D,,0,0,0,,one, two\n": "one, two\n",
+    "{1}{25}one\n{26}{50}two\n": "one\ntwo\n",
+    "[ti:a]\n[00:01.00]one\n[00:02.50]two\n": "\none\ntwo\n",
+    "[INFORMATION]\n[END INFORMATION]\n00:00:01.00,00:00:02.00\none\n": "one\n",
+    "00:00:01.00,00:00:02.00\none\n": "one\n",
+}
+
+
+@pytest.mark.parametrize("text", TIMES)
+def test_subtitles_and_lyrics_are_named(text, write_file):
+    path = write_file("a.txt", text)
+    with pytest.raises(UserError, match=r"is (subtitles|lyrics with times), expected plain text") as error:
+        check_file(path)
+    command = f"{str(error.value).partition('convert it: ')[2]} {path}"
+    assert subprocess.run(command, shell=True, capture_output=True, text=True).stdout == TIMES[text]
+
+
+def test_hz_is_named_and_converted(write_file):
+    text = "他的书是红色的。\none ~ two\n"
+    path = write_file("a.txt", text.encode("hz"))
+    with pytest.raises(UserError, match="it looks like HZ; convert it: python3 -c") as error:
+        check_file(path)
+    command = f"{str(error.value).partition('convert it: ')[2]} < {path}"
+    assert subprocess.run(command, shell=True, capture_output=True, text=True).stdout == text
+
+
+def test_ascii_text_is_not_taken_for_an_encoding(write_file):
+    for text in (
+        "x+AOk-y\n",
+        "~{\\bf a}~} 1 + 1\n",
+        "C++ a+b-c +491234 q+abc-\n",
+        "[1][2] one\n[3]\n",
+        "{1} a\n",
+    ):
+        check_file(write_file("a.txt", text))
 
 
 def test_lines_of_another_encoding_are_not_skipped(write_file):

@@ -55,6 +55,8 @@ def detect_encoding(sample: bytes) -> str:
             if "\n" in text and _INVISIBLE.sub("", text).isprintable():
                 return name
         return ""
+    if sample.isascii():
+        return _detect_ascii_encoding(sample)
     shares = [
         (_share_of(_decode(sample, name), frequent) / least, name)
         for names, frequent, least in _ENCODINGS
@@ -62,6 +64,16 @@ def detect_encoding(sample: bytes) -> str:
     ]
     share, name = max(shares, key=itemgetter(0))
     return name if share >= 1 else ""
+
+
+def _detect_ascii_encoding(sample: bytes) -> str:
+    """UTF-7 or HZ, whose bytes are ASCII; "" unless the text has three frequent characters of a script."""
+    for name, mark in (("UTF-7", b"+"), ("HZ", b"~{")):
+        text = _decode(sample, name) if mark in sample else ""
+        for _, frequent, least in _ENCODINGS:
+            if _share_of(text, frequent) >= least and len(frequent.findall(text)) > 2:
+                return name
+    return ""
 
 
 def _decode(sample: bytes, encoding: str) -> str:

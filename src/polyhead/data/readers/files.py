@@ -86,9 +86,16 @@ _PATTERNS = [
     (re.compile(rb'\s*\[[^\S\n]*\n\s*["\[{]'), "one JSON list", "jq -c '.[]'"),
     (re.compile(rb'\s*\{[^\S\n]*\n\s*"[^"\n]*"\s*:'), "JSON on several lines", "jq -c ."),
     (
-        re.compile(rb"WEBVTT|\s*(\d+\r?\n)?\d+:\d\d:\d\d[,.]\d{3}( --> |,\d+:\d\d:)"),
+        re.compile(rb"WEBVTT|\[INFORMATION\]|\s*(\d+\r?\n)?\d+:\d\d:\d\d[,.]\d{2,3}( --> |,\d+:\d\d:)"),
         "subtitles",
-        "grep -vE '^[0-9:.,[:space:]]*$|-->|^WEBVTT'",
+        "grep -vE '^[0-9:.,[:space:]]*$|-->|^WEBVTT|^\\[[A-Z]'",
+    ),
+    (re.compile(rb"\s*\[Script Info\]"), "subtitles", "sed -nE 's/^Dialogue:([^,]*,){9}//p'"),
+    (re.compile(rb"\s*\{\d+\}\{\d+\}"), "subtitles", "sed -E 's/\\{[^}]*\\}//g'"),
+    (
+        re.compile(rb"\s*(\[[a-z]+:[^]\n]*\]\s*)*(\[\d+:\d\d[.:]\d{2,3}\][^\n]*\n\s*){2}"),
+        "lyrics with times",
+        "sed -E 's/\\[[^]]*\\]//g'",
     ),
 ]
 """First bytes of other formats that a pattern finds, their names, and the command that makes plain text."""
@@ -323,6 +330,8 @@ def reject_other_formats(name: object, header: bytes) -> None:
     for mark, encoding in _ENCODING_MARKS.items():
         if header.startswith(mark) or (mark[0] == 27 and mark in header):
             raise UserError(f"{name} is {encoding}, expected UTF-8; convert it: iconv -f {encoding} -t UTF-8")
+    if header.isascii() and (encoding := detect_encoding(header)):
+        raise UserError(f"{name} does not look like UTF-8 text; {describe_encoding(encoding)}")
     if _OFFICE_MAGIC.match(header):
         raise UserError(
             f"{name} is an office document, expected text: export it as CSV in UTF-8, or as plain text"
@@ -387,7 +396,10 @@ def _require_utf8(path: Path, sample: bytes, max_bad_share: float = 0.5) -> None
 
 def describe_encoding(encoding: str) -> str:
     """What text in an encoding looks like, and the command that converts it; "" without an encoding."""
-    return encoding and f"it looks like {encoding}; convert it: iconv -f {encoding} -t UTF-8"
+    command = f"iconv -f {encoding} -t UTF-8"
+    if encoding == "HZ":  # which iconv of Linux does not have
+        command = """python3 -c 'import sys; sys.stdout.write(sys.stdin.buffer.read().decode("hz"))'"""
+    return encoding and f"it looks like {encoding}; convert it: {command}"
 
 
 def _complete_lines(sample: bytes) -> list[bytes]:
