@@ -285,6 +285,9 @@ def write_config_files(
 
     With ``prompt_template`` and ``recipe`` in config.json, a lost recipe.yaml changes no output.
     """
+    for name in (*TEXT_FILES, WEIGHTS_FILE, MANIFEST_FILE, "README.md"):
+        if (directory / name).is_dir():
+            raise UserError(f"{directory / name} is a directory; expected a file")
     directory.mkdir(parents=True, exist_ok=True)
     roles = zip(SPECIAL_IDS, ("pad_token", "bos_token", "eos_token", "bos_token"), strict=True)
     ids = {name: tokenizer.role_ids[role] for name, role in roles if role in tokenizer.role_ids}
