@@ -27,6 +27,21 @@ def test_directory_of_another_run_is_not_overwritten(run_copy):
     assert (run_copy / "model.safetensors").read_bytes() == content
 
 
+@pytest.mark.parametrize(
+    "name", ["config.json", "tokenizer.json", "README.md", "manifest.json", "model.safetensors"]
+)
+def test_directory_named_as_file_is_kept(name, tmp_path):
+    (tmp_path / name / "inside").mkdir(parents=True)
+    with pytest.raises(UserError, match=rf"/{name} is (a directory; expected a file|not a regular file)"):
+        make_run().save(tmp_path, "facts")
+    assert [path.name for path in tmp_path.rglob("*")] == [name, "inside"]
+
+
+def test_missing_shortlist_names_the_shell_command():
+    with pytest.raises(UserError, match=r"; create one with the shell command: polyhead shortlist RUN$"):
+        make_run().translate(TEXTS, shortlist=True)
+
+
 def test_saved_run_is_loaded_with_its_options(run_dir):
     run, copy = make_run(), ph.load(run_dir)
     assert (copy.config, copy.generation, copy.recipe) == (run.config, GENERATION, None)

@@ -51,7 +51,12 @@ def test_replicate_is_derived_from_world_size(parallel, world_size, shape):
 @pytest.mark.parametrize(
     ("parallel", "world_size", "message"),
     [
-        ({"shard": 2}, 1, r"\(shard 2\) needs a multiple of 2 processes, but .* is 1; .* --processes 2"),
+        (
+            {"shard": 2},
+            1,
+            r"\(shard 2\) needs a multiple of 2 processes, but .* is 1; "
+            "start with the shell command polyhead train RECIPE --processes 2$",
+        ),
         ({"shard": 2, "tensor": 2}, 6, r"\(shard 2 x tensor 2\) needs a multiple of 4 processes, .* is 6"),
         ({"replicate": 3}, 2, r"\(replicate 3\) needs 3 processes, but .* is 2; start with .* --processes 3"),
     ],

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from polyhead.core.array_types import Ints
 from polyhead.core.atomic_io import file_exists, replace_file
-from polyhead.core.errors import UserError
+from polyhead.core.errors import UserError, is_command_line
 from polyhead.nn.embedding import Head
 
 
@@ -168,7 +168,8 @@ def load_shortlist(
         raise UserError("a shortlist is for a single run, not an ensemble: load one run, or remove shortlist")
     if (shortlist := load()) is None:
         run = shlex.quote(str(directory or "RUN"))
-        raise UserError(f"this run has no shortlist; create one: polyhead shortlist {run}")
+        where = "" if is_command_line() else " with the shell command"
+        raise UserError(f"this run has no shortlist; create one{where}: polyhead shortlist {run}")
     return shortlist
 
 

@@ -97,6 +97,7 @@ def resolve_mesh_shape(parallel: ParallelConfig, world_size: int) -> MeshShape:
         count = f"{needed}" if parallel.replicate else f"a multiple of {needed}"
         raise UserError(
             f"train.parallel ({shape}) needs {count} processes, but the number of processes is {world_size}; "
-            f"start with {'' if is_command_line() else 'polyhead train RECIPE '}--processes {needed}"
+            f"start with {'' if is_command_line() else 'the shell command polyhead train RECIPE '}"
+            f"--processes {needed}"
         )
     return MeshShape(**sizes)
