@@ -56,6 +56,8 @@ def test_component_aliases_are_unique_and_lead_to_names(kind):
         ("model.d_model: 8", "model.d_model: unknown key; write model: {d_model: ...}"),
         ("model: {norm.eps: 1}", "model.norm.eps: unknown key; write norm: {name: ..., eps: ...}"),
         ("trian: {}", "trian: unknown key; did you mean 'train'?"),
+        ("distill: {teacher: x, run: y}", "distill.run: unknown key; did you mean 'teacher'?"),
+        ("run: x", "run: unknown key; did you mean 'init_from.run'?"),
         ("distill: {teacher: x, temprature: 2}", "distill.temprature: unknown key; did you mean 'temper"),
         (lambda: ph.ModelConfig(vocab_size=9, hidden_size=3), f"hidden_size: {UNKNOWN} 'd_model'"),
         (lambda: ph.ModelConfig(vocab_size=9, layer_norm_eps=3), f"layer_norm_eps: {UNKNOWN} 'norm.eps'"),
