@@ -89,6 +89,11 @@ def test_truncate_prompt_tokens_keeps_the_prompt_end(client):
         assert client.ask(PATH, long | {"truncate_prompt_tokens": k}).json()["choices"] == expected
     for body in (long, GREEDY | {"truncate_prompt_tokens": 0}):
         assert get_error(client.ask(PATH, body))
+    maximum = client.run.config.max_len
+    for k in (maximum + 1, 1024):
+        error = get_error(client.ask(PATH, long | {"truncate_prompt_tokens": k}))
+        message = f"truncate_prompt_tokens is {k}; the model's maximum is {maximum}: send -1 "
+        assert error["message"].startswith(message) and error["param"] == "truncate_prompt_tokens"
 
 
 def test_truncated_prompts_keep_the_token_before_texts(client, monkeypatch):

@@ -81,6 +81,12 @@ def build_requests(
         ids = engine.encode_prompt(text, parse_special) if isinstance(text, str) else text
         if max_prompt_tokens is not None:
             ids = keep_last(ids, max_prompt_tokens, engine.tokenizer.prefix_ids)
+            if len(ids) > engine.max_len:
+                raise invalid_value_error(
+                    "truncate_prompt_tokens",
+                    f"truncate_prompt_tokens is {max_prompt_tokens}; the model's maximum is "
+                    f"{engine.max_len}: send -1 to keep as many tokens as it can read",
+                )
         seed = body.seed if body.seed >= 0 else 0 if service.deterministic else secrets.randbelow(2**31)
         try:
             ids, length_options = (_fit_prompt if engine.prompt_template else _fit_source)(
