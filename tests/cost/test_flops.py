@@ -111,6 +111,12 @@ def test_classifier_and_head_equal_the_count(pooling):
     assert "transform" not in {work.name for work in flops.count_forward(config, shape)}
 
 
+def test_transform_of_a_decoder_is_counted():
+    config, shape = make_config("encoder-decoder", {"head_transform": True}), make_shape("encoder-decoder")
+    assert sum_forward(config, shape) == measure_forward(config, shape)
+    assert flops.count_forward(config, shape)[-2].name == "transform"
+
+
 @pytest.mark.parametrize("width", [6, 16, 20])
 @pytest.mark.parametrize(
     "changes", [{}, {"lm_head": False}, {"labels": ("a", "b")}, {"kind": "decoder"}], ids=str

@@ -90,6 +90,7 @@ def make_cases():
             {"encoder": {"d_model": 12, "n_heads": 2}, "tie_embeddings": "target", "block": {"name": block}}
             for block in ("transformer", "gru")
         ),
+        {"head_transform": True, "head_transform_activation": "relu"},
         {"attention": {"name": "softmax", "tie": "qkv"}, "position": {"name": "rope"}},
         *(
             {"attention": {"name": name, "projections": "none"}, "position": {"name": position}}

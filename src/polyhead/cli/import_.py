@@ -35,7 +35,7 @@ def run(
     gpt_bigcode, starcoder2, stablelm, falcon, gptj, gpt_neo, gpt_neox, opt, bloom, mpt. Encoders: bert,
     roberta, xlm-roberta, camembert, mpnet, distilbert, albert, electra, deberta-v2, modernbert, nomic_bert,
     gte, eurobert. Encoder-decoders: t5, mt5, bart, mbart, pegasus, marian, m2m_100,
-    encoder-decoder (of bert and gpt2).
+    encoder-decoder (bert with bert or gpt2, roberta with roberta).
 
     \b
     polyhead import openai-community/gpt2 runs/gpt2

@@ -16,7 +16,7 @@ ENCODER_ONLY_OPTIONS = {
     "its logits",
     "pooling": "pooling turns a text into one vector, which only an encoder supports",
 }
-"""Options that only an encoder can have, and the reason."""
+"""Options that only an encoder can have, and the reason; ``head_transform`` allows those of its name."""
 
 
 class Constraint(NamedTuple):
@@ -52,6 +52,13 @@ CONSTRAINTS = (
         "tie_embeddings to target or none",
     ),
     Constraint(
+        lambda model: (
+            model.head_transform
+            and (model.kind != "encoder-decoder" or model.head_transform_activation == "none")
+        ),
+        "head_transform adds a transform with an activation to the head of an encoder-decoder: remove it",
+    ),
+    Constraint(
         lambda model: model.share_layers and len(model.layer_pattern) > 1,
         "share_layers and layer_pattern cannot be combined: with share_layers all layers have the "
         "weights of the first",
@@ -83,7 +90,8 @@ CONSTRAINTS = (
 def check_constraints(model: Any) -> None:
     """Raise a UserError for options that conflict or have no effect on a model of this kind."""
     for name, reason in ENCODER_ONLY_OPTIONS.items():
-        if model.kind != "encoder" and getattr(model, name) != type(model).model_fields[name].default:
+        is_allowed = model.kind == "encoder" or (model.head_transform and name.startswith("head_transform"))
+        if not is_allowed and getattr(model, name) != type(model).model_fields[name].default:
             raise UserError(f"{reason}; this is kind={model.kind!r}: remove it")
     for constraint in CONSTRAINTS:
         if constraint.is_violated(model):

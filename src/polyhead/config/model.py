@@ -262,6 +262,9 @@ class ModelSpec(FrozenSettings):
         le=MAX_DEPTH,
         description="number of generator layers, for task replaced-token-detection; 0: no generator",
     )
+    head_transform: bool = Field(
+        False, description="encoder-decoder: the transform of an encoder's head before the vocabulary logits"
+    )
     head_transform_activation: HeadActivation = Field(
         "gelu",
         description="activation of the linear transform before an encoder's vocabulary logits; none: no "
@@ -351,6 +354,11 @@ class ModelSpec(FrozenSettings):
         """Width of the source as the decoder reads it."""
         is_projected = self.encoder is not None and self.encoder.projection
         return self.d_model if is_projected else self.encoder_spec.d_model
+
+    @property
+    def has_head_transform(self) -> bool:
+        """Whether the LM head has a transform before the vocabulary logits."""
+        return (self.kind == "encoder" or self.head_transform) and self.head_transform_activation != "none"
 
     @property
     def embedding_width(self) -> int:

@@ -337,10 +337,7 @@ def _count_head(config: ModelConfig, batch_shape: BatchShape) -> list[OpCount]:
         return [OpCount("pooler and classes", 1, flops, f"{transform_term}2BH x {classes}")]
     label_formula = "2BS{}" if batch_shape.label_count is None else "2{} a label"
     head = OpCount("head", 1, 2 * batch_shape.labels * E * V, label_formula.format(f"{e}V"))
-    unmapped = (
-        config.d_embedding is None if config.kind != "encoder" else config.head_transform_activation == "none"
-    )
-    if unmapped:
+    if not config.has_head_transform and (config.kind == "encoder" or config.d_embedding is None):
         return [head]
     square = label_formula.format("H²" if config.d_embedding is None else "HE")
     return [OpCount("transform", 1, 2 * batch_shape.labels * C * E, square), head]

@@ -150,6 +150,8 @@ def _group_name(name: str) -> str:
         return f"{side}layer"
     if words[-2] == "final_norm":
         return "final_norm" if "stack" in words else f"{words[0]}.final_norm"
+    if words[0] == "encoder_proj":
+        return "encoder projection"
     if words[0] in (*_HEAD_MODULES, "pooler"):
         return "head" if words[0] in _HEAD_MODULES else "pooler"
     part = name.split("embedding.")[-1].split(".")[0]

@@ -159,6 +159,8 @@ def _check_other(config: ModelConfig) -> Iterator[str]:
         yield f"n_segments is {config.n_segments}, expected 0 in a decoder or an encoder-decoder"
     if config.encoder is not None:
         yield "encoder has sizes or parts of its own, expected those of the decoder"
+    if config.head_transform:
+        yield "head_transform is true, expected false"
     if config.residual.name != "add":
         yield _format_mismatch("residual", config.residual.name, ("add",))
     if config.residual_scale != 1:

@@ -331,11 +331,9 @@ def hf_unsupported(config: ModelConfig, family: str) -> list[str]:
 
 
 def _has_head_transform_bias(config: ModelConfig) -> bool | None:
-    """Return whether the projections after an encoder's layers have biases, or None if there are none."""
-    has_projections = (
-        (config.lm_head and config.head_transform_activation != "none") or config.labels or config.pooling
-    )
-    return has_transform_bias(config) if config.kind == "encoder" and has_projections else None
+    """Return whether the projections after the layers have biases, or None if there are none."""
+    has_projections = (config.lm_head and config.has_head_transform) or config.labels or config.pooling
+    return has_transform_bias(config) if config.kind != "decoder" and has_projections else None
 
 
 def _format_value(value: object) -> str:

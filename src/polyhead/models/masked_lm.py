@@ -7,12 +7,13 @@ from torch import Tensor, nn
 
 from polyhead.config.model import ModelConfig
 from polyhead.core.choice import Choice
-from polyhead.core.registry import NORM, POOLING
+from polyhead.core.registry import POOLING
 from polyhead.nn.dropout import Dropout
 from polyhead.nn.embedding import Embedding, Head
 from polyhead.nn.feed_forward.mlp import MLP_ACTIVATIONS
+from polyhead.nn.head_transform import HeadTransform
 from polyhead.nn.loss import LOGITS_CHUNK
-from polyhead.nn.pooling import DenseMap, has_transform_bias
+from polyhead.nn.pooling import DenseMap
 from polyhead.nn.positions import AnyPositions, plain_positions
 from polyhead.nn.stack import build_common_position, build_stack
 
@@ -41,20 +42,14 @@ class Encoder(nn.Module):
         return out
 
 
-class MaskedLM(nn.Module):
+class MaskedLM(HeadTransform):
     """An encoder that predicts masked tokens (Devlin et al., 2018, sec. 3.1)."""
 
     def __init__(self, config: ModelConfig, embedding: Embedding | None = None) -> None:
         super().__init__()
         self.config = config
         self.encoder = Encoder(config, embedding)
-        self.transform = None
-        if config.head_transform_activation != "none":
-            self.transform = nn.Linear(
-                config.d_model, config.embedding_width, bias=has_transform_bias(config)
-            )
-            self.activation = MLP_ACTIVATIONS[config.head_transform_activation]()
-            self.transform_norm = NORM.build(config.norm, config.embedding_width)
+        self.add_transform(config)
         self.head = Head.from_config(config, self.encoder.embedding.token)
 
     def forward(self, tokens: Tensor, pos: AnyPositions = None, segments: Tensor | None = None) -> Tensor:
@@ -65,13 +60,6 @@ class MaskedLM(nn.Module):
     def features(self, tokens: Tensor, pos: AnyPositions = None, segments: Tensor | None = None) -> Tensor:
         """The input of the LM head, as wide as the embeddings: (B, T) -> (B, T, E)."""
         return self.apply_transform(self.encoder(tokens, pos, segments), pos)
-
-    def apply_transform(self, x: Tensor, pos: AnyPositions = None) -> Tensor:
-        """The head's transform of the encoder's output, token by token: (..., C) -> (..., E)."""
-        if self.transform is None:
-            return x
-        out: Tensor = self.transform_norm(self.activation(self.transform(x)), plain_positions(pos))
-        return out
 
 
 class NSPModel(MaskedLM):

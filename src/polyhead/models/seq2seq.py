@@ -10,12 +10,13 @@ from torch import Tensor, nn
 from polyhead.config.model import ModelConfig
 from polyhead.nn.cache import Cache, CacheShape
 from polyhead.nn.embedding import Embedding, Head
+from polyhead.nn.head_transform import HeadTransform
 from polyhead.nn.kv import EncoderMemory
 from polyhead.nn.positions import AnyPositions, plain_positions
 from polyhead.nn.stack import Stack, build_common_position, build_stack
 
 
-class Seq2Seq(nn.Module):
+class Seq2Seq(HeadTransform):
     """Encoder, decoder with cross-attention, and LM head (Vaswani et al., 2017, figure 1)."""
 
     decode_greedy: Any = None  # set by kernels.pack_model
@@ -37,6 +38,7 @@ class Seq2Seq(nn.Module):
         is_projected = config.encoder is not None and config.encoder.projection
         self.encoder_proj = nn.Linear(spec.d_model, config.d_model) if is_projected else None
         self.decoder = build_stack(config, decoder_position, config.decoder_layers, causal=True, cross=True)
+        self.add_transform(config)
         self.head = Head.from_config(config, target)
 
     def forward(
@@ -52,8 +54,8 @@ class Seq2Seq(nn.Module):
         """The input of the LM head: (B, S), (B, T) -> (B, T, C)."""
         x: Tensor = self.decoder_embedding(target, target_pos)
         encoded = self.encode_source(source, source_pos)
-        out: Tensor = self.decoder(x, target_pos, source=(encoded, plain_positions(source_pos)))
-        return out
+        out = self.decoder(x, target_pos, source=(encoded, plain_positions(source_pos)))
+        return self.apply_transform(out, target_pos)
 
     def encode_source(self, source: Tensor, source_pos: AnyPositions = None) -> Tensor:
         """(B, S) -> the output of the encoder, as wide as the decoder reads it: (B, S, C)."""
@@ -79,13 +81,13 @@ class Seq2Seq(nn.Module):
         self, tokens: Tensor, pos: AnyPositions, cache: Cache | None, memory: Sequence[EncoderMemory] | None
     ) -> Tensor:
         """Like ``decode``, but returns the LM head's input, (N, T, C): for tokens with known successors."""
-        out: Tensor = self.decoder(self.decoder_embedding(tokens, pos), pos, cache, memory)
-        return out
+        out = self.decoder(self.decoder_embedding(tokens, pos), pos, cache, memory)
+        return self.apply_transform(out, pos)
 
     @property
-    def decoder_parts(self) -> tuple[Embedding, Stack, Head]:
-        """The parts that a decoding step runs, in their order."""
-        return self.decoder_embedding, self.decoder, self.head
+    def decoder_parts(self) -> tuple[Embedding, Stack, Head] | None:
+        """The parts that a decoding step runs, in their order; None if there are others."""
+        return (self.decoder_embedding, self.decoder, self.head) if self.transform is None else None
 
     @property
     def vocab_size(self) -> int:

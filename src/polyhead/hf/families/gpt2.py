@@ -97,7 +97,7 @@ GPT2_FAMILY = register_decoder(
     KEYS,
     TABLE,
     "transformer.wte",
-    buffers=r"transformer\.h\.\d+\.attn\.(bias|masked_bias)",
+    buffers=r"transformer\.h\.\d+\.(attn|crossattention)\.(bias|masked_bias)",
     load_legacy_tokenizer=load_byte_level,
 )
 
