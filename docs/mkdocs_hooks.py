@@ -27,6 +27,7 @@ FENCE = re.compile(r"(^```.*?^```$)", re.M | re.S)
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', re.S)
 CODE = re.compile(r"<(pre|code)\b.*?</\1>", re.S)
 TABLE_CELL = re.compile(r"<td[^>]*>.*?</td>", re.S)
+PATH_BREAK = re.compile(r"(?<=[^<][/.])(?=\w{3})")  # in a path or a key, but not before .py
 CHINESE_BREAK = re.compile(r"(?<=[\u3000-\u9fff\uff00-\uffef])\n(?=[\u3000-\u9fff\uff00-\uffef])")
 LATEX = re.compile(r"\\[\w|(\[]+|\$\$|\$[^\s$][^$\n<]*\$")
 
@@ -78,8 +79,13 @@ def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -
     html = FORMULA.sub(lambda m: convert(unescape(m[3]), display="block" if m[2] == "[" else "inline"), html)
     if raw := LATEX.search(CODE.sub("", html)):
         raise PluginError(f"{page.file.src_uri}: {raw[0]!r} is left as raw LaTeX")
+    return TABLE_CELL.sub(lambda cell: write_cell(cell[0]), html)
+
+
+def write_cell(html: str) -> str:
+    """A cell whose paths and keys break into lines, so that the last columns of wide tables are seen."""
     # a bar in a cell of Markdown needs a backslash, which Python-Markdown keeps within code
-    return TABLE_CELL.sub(lambda cell: cell[0].replace("\\|", "|"), html)
+    return CODE.sub(lambda code: PATH_BREAK.sub("<wbr>", code[0]), html.replace("\\|", "|"))
 
 
 def on_page_context(context: Any, page: Page, config: MkDocsConfig, nav: Any) -> Any:
