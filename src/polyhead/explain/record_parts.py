@@ -108,7 +108,7 @@ def _record_units(
     unit = (inner * lengths).abs().topk(min(SHOWN_UNITS, inner.size(-1)), -1).indices
     rows = {role: array[0, call.window].gather(-1, unit) for role, array in arrays.items()}
     edges = torch.linspace(-CURVE_END, CURVE_END, CURVE_BINS + 1, device=inner.device)
-    bins = torch.bucketize(arrays["pre"][0, call.window].float(), edges, right=True)
+    bins = torch.bucketize(arrays["pre"][0, call.window].float().contiguous(), edges, right=True)
     counts = torch.stack([row.bincount(minlength=CURVE_BINS + 2) for row in bins])
     curve = torch.linspace(-CURVE_END, CURVE_END, 2 * CURVE_BINS + 1).to(inner)
     rows |= {"counts": counts, "curve": ffn.activation(curve)}
