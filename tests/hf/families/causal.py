@@ -60,6 +60,9 @@ def check_older_rope_keys(config, exported_config):
         rope_type = parameters["rope_type"]
         expected = {} if rope_type == "default" else {"rope_type": rope_type}
         expected |= {key: parameters[key] for key in OLDER_KEYS if key in parameters}
+        if rope_type == "longrope":  # Phi-3's published form, of which older readers require these keys
+            assert exported_config["original_max_position_embeddings"] == parameters[OLDER_KEYS[1]]
+            expected = {"type": rope_type} | {key: parameters[key] for key in ("short_factor", "long_factor")}
         assert (exported_config["rope_scaling"] or {}) == expected
 
 
