@@ -40,8 +40,8 @@ def open_walk(open_page, location, **options):
     return page
 
 
-def open_document(open_page, document, path):
-    return open_walk(open_page, save_page(path, render_walk_page(document)))
+def open_document(open_page, document, path, **options):
+    return open_walk(open_page, save_page(path, render_walk_page(document)), **options)
 
 
 def go_to_station(page, path):

@@ -327,7 +327,7 @@ def test_address_and_switches_restore_state(make_page, open_page):
     assert page.evaluate(background) != light
     page.get_by_role("button", name="中文").click()
     assert page.locator("html").get_attribute("lang") == "zh-CN"
-    assert page.locator("#stage h2").inner_text() == "从文本到词元"
+    assert page.locator("#stage h2").inner_text() == "模型一览"
     go_to_station(page, "decoder.layers.1.attn")
     page.evaluate("explain.go({ head: 3, tokens: [1, 2], chapter: 4 })")
     other = open_walk(open_page, page.url)

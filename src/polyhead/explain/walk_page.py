@@ -34,6 +34,7 @@ PAGE_SCRIPTS = (
     "page/quiz.js",
     "page/lesson.js",
     "page/handout.js",
+    "page/glance.js",
     "page/shell.js",
     "page/main.js",
 )

@@ -31,6 +31,7 @@ async function showDocument(data) {
   const chosen = currentStation();
   if (chosen.layer) state.layers[chosen.layer.stack] = chosen.layer.index;
   drawAll({ scroll: Boolean(state.card) });
+  if (currentStation().kind === "glance" && !matchMedia("(prefers-reduced-motion: reduce)").matches) readOnce();
 }
 
 /* The token of a side to begin with: its mask, else a piece of the text in the middle. */

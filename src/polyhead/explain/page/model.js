@@ -55,7 +55,8 @@ function listStations(data) {
   if (data.generation) push({ id: "generation", kind: "generation", side: last, steps: [] });
   if (data.levers) push({ id: "levers", kind: "levers", side: last, steps: [] });
   push({ id: "cost", kind: "cost", side: last, steps: [] });
-  return stations;
+  const heads = Math.max(0, ...data.walk.map(({ values }) => values.weights ? data.values[values.weights].shape[0] : 0));
+  return [{ id: "glance", kind: "glance", side: last, steps: [], heads }, ...stations];
 }
 
 /* A layer as one station for each of its parts, with the norms and residuals around it. */
@@ -85,7 +86,7 @@ const KIND_NAMES = {
   attention: () => t("Attention"), linear_attention: () => t("Linear attention"), feed_forward: () => t("Feed-forward"),
   moe: () => t("Mixture of experts"), recurrent: () => t("Recurrence"), conv: () => t("Convolution"), norm: () => t("Norm"),
   residual: () => t("Residual"), projection: () => t("Projection"), pooling: () => t("Pooling"), embedding: () => t("Embedding"),
-  position: () => t("Position"), tokens: () => t("Text to tokens"), output: () => t("Output"),
+  glance: () => t("The model at a glance"), position: () => t("Position"), tokens: () => t("Text to tokens"), output: () => t("Output"),
   generation: () => t("Step by step"), levers: () => t("What if"), cost: () => t("Cost"), unknown: () => t("Other part"), head: () => t("Output head"), activation: () => t("Activation"),
 };
 function stationName(station) {
@@ -108,4 +109,4 @@ function sameInLayer(station, stack, index) {
   const here = page.stations.filter((one) => one.layer && one.layer === station.layer);
   return there.find((one) => one.kind === station.kind && stationName(one) === stationName(station)) ?? there[Math.max(here.indexOf(station), 0)] ?? there[0];
 }
-const headsOf = (station) => station.core?.facts?.heads ?? (station.core?.values?.weights ? shapeOf(station.core.values.weights)[0] : 0);
+const headsOf = (station) => station.heads ?? station.core?.facts?.heads ?? (station.core?.values?.weights ? shapeOf(station.core.values.weights)[0] : 0);

@@ -10,6 +10,7 @@ let addressed = null; // the station that the address has; another one is a new 
 
 /* Change the state, and draw again what follows from it. */
 function go(changes, { scroll = false } = {}) {
+  if (changes.station && changes.station !== state.station && state.station !== "glance") page.before = state.station;
   Object.assign(state, changes);
   const chosen = page.stations?.find((station) => station.id === state.station);
   if (chosen?.layer) state.layers[chosen.layer.stack] = chosen.layer.index;
