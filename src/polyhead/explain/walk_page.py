@@ -110,9 +110,9 @@ def walk_page_policy(is_live: bool) -> str:
 
 
 def load_walk_script() -> str:
-    """The script of the page: that of all pages, and all of ``PAGE_SCRIPTS``, one after the other."""
+    """The script of the page: those of all pages, and all of ``PAGE_SCRIPTS``, one after the other."""
     scripts = (read_asset(name, "polyhead.explain") for name in PAGE_SCRIPTS)
-    return "\n".join([read_asset("site.js"), *scripts])
+    return "\n".join([read_asset("site.js"), *scripts, read_asset("thumbs.js")])
 
 
 def load_walk_style() -> str:

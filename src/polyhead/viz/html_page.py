@@ -33,7 +33,7 @@ _TEXT = re.compile(r"""\bt\(\s*("(?:[^"\\]|\\.)*")""")
 
 MAX_PAGE_BYTES = 64 << 20
 RUN_PAGES = ("report.html", "explain.html", "attention.html", "draw.html")
-STYLES, SCRIPTS = ("site.css", "page.css"), ("site.js", "page.js")
+STYLES, SCRIPTS = ("site.css", "page.css"), ("site.js", "page.js", "thumbs.js")
 Parameters = ParamSpec("Parameters")
 
 

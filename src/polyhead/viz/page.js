@@ -156,25 +156,13 @@ function attention(root) {
 
   function drawThumbs() {
     const m = maps[state.map], L = m.weights.length, H = m.weights[0].length;
-    thumbs.style.color = "var(--accent)";
-    const { color } = getComputedStyle(thumbs);
-    clear(thumbs).style.gridTemplateColumns = `2.2em repeat(${H + 1}, minmax(0, 1fr))`;
-    thumbs.append(make("span", {}, ""), ...Array.from({ length: H }, (_, h) => make("span", {}, `${h + 1}`)), make("span", {}, t("mean")));
-    for (const layer of [...Array(L).keys(), MEAN]) {
-      thumbs.append(make("span", {}, layer === MEAN ? t("mean") : `${m.layers[layer]}`));
-      for (const head of [...Array(H).keys(), MEAN]) {
-        const on = layer === state.layer && head === state.head;
-        const name = `${layerName(layer)}, ${headName(head)}`;
-        const button = make("button", { class: "thumb", type: "button", "aria-pressed": on, "aria-label": name, title: name });
-        const weights = matrix(layer, head), canvas = make("canvas", { width: m.source.length, height: m.target.length });
-        const brush = canvas.getContext("2d");
-        brush.fillStyle = color;
-        weights.forEach((row, t) => row.forEach((w, s) => { brush.globalAlpha = opacity(w); brush.fillRect(s, t, 1, 1); }));
-        button.append(canvas);
-        button.addEventListener("click", () => { state.layer = layer; state.head = head; drawAll(); });
-        thumbs.append(button);
-      }
-    }
+    thumbs.style.color = "var(--accent)"; // resolved for the theme
+    const layers = [...Array(L).keys(), MEAN], heads = [...Array(H).keys(), MEAN], mean = (n, name) => n === MEAN ? t("mean") : `${name}`;
+    thumbs.style.gridTemplateColumns = `2.2em repeat(${H + 1}, minmax(0, 1fr))`;
+    fillWeightsGrid(thumbs, layers.map((layer) => mean(layer, m.layers[layer])), heads.map((head) => mean(head, head + 1)), (r, c) => ({
+      matrix: matrix(layers[r], heads[c]).map((row) => row.map((w) => w / 1000)), name: `${layerName(layers[r])}, ${headName(heads[c])}`, on: layers[r] === state.layer && heads[c] === state.head,
+      choose: () => { state.layer = layers[r]; state.head = heads[c]; drawAll(); },
+    }), getComputedStyle(thumbs).color);
   }
 
   const width = (text) => [...text].reduce((n, c) => n + (c > "\u2e7f" ? 2 : 1), 0);

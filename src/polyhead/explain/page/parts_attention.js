@@ -192,21 +192,23 @@ function drawWeighted({ name, letter, focus, terms, sum, step, shape, tellSum })
 
 function headsCard(step, q) {
   const { values, facts } = step, width = hasValue(values.mix) ? shapeOf(values.mix)[2] : facts.v_head_dim, joined = hasValue(values.joined) ? row(values.joined, q) : null;
-  const buttons = d3.range(facts.heads).map((head) => h("button", { type: "button", class: "thumb", "aria-pressed": String(head === state.head), "aria-label": t("head {n}", { n: head + 1 }), title: t("head {n}", { n: head + 1 }), "data-focus": `thumb-${head}`, onclick: () => go({ head, key: null }) }, thumbOf(values.weights, head)));
   const tell = (i, c) => i === 0 ? { title: t("Head {h}, feature {n}", { h: Math.floor(c / width) + 1, n: c % width + 1 }), value: joined[c], shape: shapeOf(values.joined), step, flops: 2 * shapeOf(values.weights)[2], bytes: 8 * shapeOf(values.weights)[2], lines: mixLines(step, Math.floor(c / width), q, c % width) }
     : { title: t("{name}, feature {n}", { name: t("out"), n: c + 1 }), value: row(step.out, q)[c], shape: shapeOf(step.out), step, flops: 2 * facts.heads * width, bytes: 4 * facts.heads * width, lines: joinedLines(step) };
   const strips = [];
   if (joined) strips.push(drawStrips({ name: t("All heads side by side"), focus: "joined", groups: width, rows: [{ label: t("joined"), values: joined, on: true }], tell }));
   if (hasValue(step.out)) strips.push(drawStrips({ name: t("After the output matrix"), focus: "heads-out", rows: [{ label: t("out"), values: row(step.out, q), on: true }], tell: (_, c) => tell(1, c) }));
   return card("heads", t("Heads joined"), t("All heads work at once, each with its own queries, keys and values. Their results are joined side by side and pass one more matrix."),
-    facts.heads > 1 ? h("div", { class: "thumbs", role: "group", "aria-label": t("All heads at a glance") }, buttons) : null, ...strips);
+    headsGrid(step), ...strips);
 }
 
-/* The weights of a head as a small picture. */
-function thumbOf(weights, head) {
-  const [, queries, keys] = shapeOf(weights), canvas = h("canvas", { width: keys, height: queries }), brush = canvas.getContext("2d"), [red, green, blue] = page.accent;
-  const image = brush.createImageData(keys, queries);
-  for (let q = 0; q < queries; q++) row(weights, head, q).forEach((w, k) => image.data.set([red, green, blue, Math.round(255 * shade(w, 1))], 4 * (q * keys + k)));
-  brush.putImageData(image, 0, 0);
-  return canvas;
+/* The weights of all heads of all layers that have the same kind of attention, as small pictures. */
+function headsGrid(step) {
+  const here = page.stations.find((one) => one.core === step), stations = page.stations.filter((one) => one.layer?.stack === step.stack && hasValue(one.core?.values.weights) && stationName(one) === stationName(here)).reverse(), heads = Math.max(...stations.map(headsOf));
+  if (heads * stations.length === 1) return null;
+  const grid = h("div", { class: "thumbs", role: "group", "aria-label": t("All heads at a glance"), style: `grid-template-columns: 1.6em repeat(${heads}, minmax(24px, 62px))` }), color = `rgb(${page.accent})`;
+  return h("div", { class: "block" }, h("h4", {}, t("Weights of all heads; each row is a layer")), scrollRegion(t("All heads at a glance"), fillWeightsGrid(grid, stations.map(({ layer }) => `${layer.index + 1}`), d3.range(heads).map((n) => `${n + 1}`), (r, head) => {
+    const { id, layer, core: { values } } = stations[r], isHere = stations[r] === here;
+    return head >= headsOf(stations[r]) ? null : { matrix: d3.range(shapeOf(values.weights)[1]).map((q) => [...row(values.weights, head, q)]), on: isHere && head === state.head, focus: `thumb-${isHere ? "" : `${layer.index}-`}${head}`,
+      name: [t("layer {n}", { n: layer.index + 1 }), t("head {n}", { n: head + 1 })].join(t(", ")), choose: () => go({ station: id, head, key: null }) };
+  }, color)));
 }
