@@ -1,9 +1,11 @@
-"""The grid of all heads on the page of ``explain``."""
+"""Guesses after each layer, shares of logits and the grid of all heads on the page of ``explain``."""
+
+import json
 
 import numpy as np
 import pytest
 from tests.browser.conftest import check_accessibility
-from tests.browser.explain_pages import go_to_station, open_document
+from tests.browser.explain_pages import go_to_station, open_document, read_data_values, read_numbers
 from tests.explain.explain_helpers import DESIGNS, TARGET, TEXT, explain_walk, make_run, read_document
 
 READ_ALPHA = """canvas => {
@@ -22,6 +24,37 @@ def open_design(open_page, tmp_path):
         return document, open_document(open_page, document, tmp_path / "page.html")
 
     return open_one
+
+
+def test_guesses_and_shares_are_those_of_document(open_design):
+    document, page = open_design("Vaswani et al.")
+    lens = json.loads(json.dumps(document["lens"]))
+    go_to_station(page, "lens")
+    at = 3
+    page.evaluate("at => explain.go({ tokens: [0, at], share: '0' })", at)
+    rows = page.locator("#card-lens tbody tr").all()
+    assert len(rows) == len(lens["rows"]) == 3
+    for row, guesses in zip(rows, reversed(lens["rows"]), strict=True):
+        words = row.locator(".guess-cell .pointable").all_inner_texts()
+        assert len(words) == len(guesses["ids"])
+        for word, top in zip(words, guesses["ids"], strict=True):
+            text = lens["texts"][str(top[0])].replace(" ", "␣")
+            assert word == text or (len(text) > 8 and word[:-1] == text[:7])
+        right = row.locator(".guess-cell.right").count()
+        assert right == sum(rank == 1 for rank in guesses["rank"])
+    values = read_data_values(page.locator("#card-rise td[data-value]"))
+    assert values == [row["p_expected"][at] for row in reversed(lens["rows"])]
+
+    shares = read_document(document)(lens["shares"])[at, 0]
+    numbers = [float(one["value"].replace("−", "-")) for one in read_numbers(page, "#card-shares")]
+    largest = shares[np.argsort(-np.abs(shares))][:16]
+    assert numbers == pytest.approx(largest.tolist(), rel=1e-3, abs=1e-5)
+    (total,) = read_data_values(page.locator("#card-shares tr.on td[data-value]"))
+    assert total == pytest.approx(shares.sum(), abs=1e-4)
+    page.evaluate("explain.go({ share: '0-2' })")
+    (difference,) = read_data_values(page.locator("#card-shares tr.on td[data-value]"))
+    assert difference == pytest.approx(lens["logits"][at][0] - lens["logits"][at][2], abs=1e-6)
+    check_accessibility(page)
 
 
 def test_grid_has_weights_of_all_heads(open_design):

@@ -20,7 +20,7 @@ KINDS = {"decoder": None, "encoder": None, "encoder-decoder": helpers.TARGET}
 REGISTRIES = {registry.kind: registry for registry in (ATTENTION, POSITION, NORM, FEED_FORWARD, BLOCK)}
 # the parameters of schemes, and the units of feed-forward layers, which have tests of their own
 NOT_IN_WALK = {"unit", "pre", "act", "up", "hidden", "counts", "curve"}
-NOT_IN_WALK |= {"cos", "sin", "rate", "slopes", "table", "index"}
+NOT_IN_WALK |= {"cos", "sin", "rate", "slopes", "table", "index", "shares"}
 
 
 @pytest.mark.parametrize("design", helpers.DESIGNS)

@@ -66,6 +66,10 @@ class ArrayStore:
         self._sums[name] = to_numpy(total)
         return self.derive(name, self._sums[name].shape, "add", args=terms)
 
+    def make_reader(self) -> ArrayReader:
+        """A reader of the arrays as they were stored."""
+        return ArrayReader(self.values, self._arrays.__getitem__)
+
     def pack(self) -> str:
         """Write all stored arrays as one text, and where each is into ``values``."""
         planes: list[bytearray] = [bytearray() for _ in range(4)]

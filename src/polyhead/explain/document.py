@@ -13,6 +13,7 @@ from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError
 from polyhead.core.i18n import get_language
 from polyhead.explain.inputs import ModelInputs, choose_windows, describe_side, read_inputs
+from polyhead.explain.lens import explain_lens
 from polyhead.explain.levers.table import ShowProgress, explain_levers
 from polyhead.explain.part_notes import (
     count_costs,
@@ -78,6 +79,9 @@ def explain(
         "weight_bytes": count_weight_bytes(run.model),
         "activation_bytes": sum(step["cost"]["activation_bytes"] for step in walk),
     }
+    predictions = describe_predictions(run.model, run.tokenizer, output, inputs.sides, windows[-1])
+    with torch.inference_mode():
+        lens = explain_lens(trace, steps, layers, predictions, run.tokenizer)
     data = trace.store.pack()
     return {
         "schema": SCHEMA,
@@ -94,7 +98,8 @@ def explain(
         ],
         "walk": walk,
         "layers": layers,
-        "output": describe_predictions(run.model, run.tokenizer, output, inputs.sides, windows[-1]),
+        "output": predictions,
+        "lens": lens,
         "generation": describe_generation(run, inputs),
         "costs": {
             "total": total,

@@ -13,6 +13,7 @@ from polyhead.core.choice import Choice
 from polyhead.core.registry import ATTENTION, BLOCK, FEED_FORWARD, NORM, POOLING, POSITION, RESIDUAL, Registry
 from polyhead.cost.flops import count_forward, count_stacks, count_token
 from polyhead.cost.workload import BatchShape, OpCount, UnknownFormulaError
+from polyhead.explain.lens import explain_lens, share_logits
 from polyhead.explain.levers.interface import compare_outputs, compute_kl, describe_output, rank_references
 from polyhead.explain.search import describe_logits, describe_predictions
 from polyhead.explain.trace import Facts, Step, locate_function
@@ -144,6 +145,8 @@ _FUNCTIONS = {
     "probability": describe_output,
     "logits": describe_logits,
     "output": describe_predictions,
+    "lens": explain_lens,
+    "shares": share_logits,
     "vector": Pooler.forward,
     "router": Router.compute_logits,
     "route": MixtureOfExperts.route,

@@ -28,6 +28,7 @@ PAGE_SCRIPTS = (
     "page/parts_attention.js",
     "page/parts_states.js",
     "page/parts_output.js",
+    "page/parts_lens.js",
     "page/levers.js",
     "page/live.js",
     "page/measures.js",
