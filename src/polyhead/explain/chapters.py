@@ -40,6 +40,8 @@ STEPS: dict[str, set[str]] = {
     "conv": {"value", "gate"},
     "residual": {"branch"},
     "output": set(),
+    "glance": set(),
+    "lens": set(),
     "generation": set(),
     "levers": set(),
     "cost": set(),
