@@ -103,8 +103,8 @@ def test_language_and_theme_are_switched(first, train_task, tmp_path, open_page)
     expected, title = page.locator("main").inner_text(), page.title()
     page = open_page(tmp_path / f"{first}.html")
     assert page.locator("main").inner_text() != expected
-    page.get_by_role("button", name={"en": "English", "zh": "中文"}[second], exact=True).click()
-    page.wait_for_load_state()
+    with page.expect_navigation():
+        page.get_by_role("button", name={"en": "English", "zh": "中文"}[second], exact=True).click()
     assert page.locator("html").get_attribute("lang") == second
     assert (page.locator("main").inner_text(), page.title()) == (expected, title)
     colors = "['color', 'backgroundColor'].map((name) => getComputedStyle(document.body)[name])"
@@ -115,8 +115,8 @@ def test_language_and_theme_are_switched(first, train_task, tmp_path, open_page)
     dark = page.evaluate(colors)
     page.goto((tmp_path / f"{second}.html").as_uri())
     assert (page.evaluate(colors), page.locator("html").get_attribute("lang")) == (dark, second)
-    page.get_by_role("button", name={"en": "English", "zh": "中文"}[first], exact=True).click()
-    page.wait_for_load_state()
+    with page.expect_navigation():
+        page.get_by_role("button", name={"en": "English", "zh": "中文"}[first], exact=True).click()
     assert page.locator("html").get_attribute("lang") == first
 
 

@@ -184,7 +184,7 @@ def index_measures(record: RunRecord) -> dict[str, str]:
             [key for row in last for key, value in row.items() if isinstance(value, int | float)]
         )
         scores = [FinalScore(name, format_number(float(last[0][name])), "") for name in names]
-    measures = {}
+    measures: dict[str, str] = {}
     for score in scores[:2]:
         name, baseline = measure_name(score.name), score.baseline.split()[:1]
         if measures:
