@@ -189,6 +189,12 @@ def resolve_pronouns(model: Any, sentences: Sequence[Sentence], layer: int = 0, 
     return torch.stack([(predicted == batch.labels[rows, nouns]).double().mean() for nouns in places])
 
 
+def swap_values(values: Tensor, sentences: Sequence[Sentence]) -> None:
+    """Swap the values (B, T, C) of both nouns of each sentence."""
+    for row, (_, _, _, noun, other_noun) in zip(values, sentences, strict=True):
+        row[[noun, other_noun]] = row[[other_noun, noun]]
+
+
 class HeadsMeasurement(NamedTuple):
     """One model on its test sentences; the best head is that of its validation sentences."""
 
@@ -215,23 +221,19 @@ def measure_links(lab: LabContext, changes: dict[str, Any], seed: int) -> HeadsM
     run = run_short_training(config, task, seed=seed, steps=lab.pick_size(600, 4), lr=4e-3)
     choice, scores = (score_heads([compute_map(run.model, s) for s in part], part) for part in (valid, test))
     best = divmod(int(choice.of_two.argmax()), N_HEADS)
-    rows, (_, _, _, nouns, others) = range(len(test)), zip(*test, strict=True)
 
     def zero_head(v: Tensor, head: int) -> None:
         v.unflatten(-1, (N_HEADS, -1))[:, :, head] = 0
-
-    def swap_nouns(v: Tensor) -> None:
-        v[rows, nouns], v[rows, others] = v[rows, others], v[rows, nouns]
 
     accuracy, costs = resolve_pronouns(run.model, test)[0], torch.zeros(N_LAYERS, N_HEADS)
     for layer, head in np.ndindex(N_LAYERS, N_HEADS):
         change = partial(zero_head, head=head)
         costs[layer, head] = accuracy - resolve_pronouns(run.model, test, layer, change)[0]
-    first = fmean(noun < other for noun, other in zip(nouns, others, strict=True))
+    first, swap = fmean(s.noun < s.other_noun for s in test), partial(swap_values, sentences=test)
     shares = {
         "accuracy": accuracy.item(), "baseline": max(first, 1 - first),
         "of_two": scores.of_two[best].item(), "of_all": scores.of_all[best].item(),
-        "swapped": resolve_pronouns(run.model, test, best[0], swap_nouns)[1].item(),
+        "swapped": resolve_pronouns(run.model, test, best[0], swap)[1].item(),
         "cost": costs[best].item(), "mean_cost": (costs.sum() - costs[best]).item() / (costs.numel() - 1),
     }  # fmt: skip
     return HeadsMeasurement(run, scores, costs, best, shares)

@@ -183,7 +183,7 @@ def measure_residuals(lab: LabContext) -> ExperimentResult:
         claims,
         [
             LinePlot(f"Gradient norm by layer, {deepest} layers", "layer", mean_curves(by_layer)),
-            tabulate(decades),
+            tabulate(decades, "Gradient of the first layer over the last, log10"),
             tabulate(loss),
         ],
         f"{METHOD}Here d_model is 32, and the text is read in 16 rows of 32 bytes. Toy task: copying, with "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -49,8 +49,13 @@ def make_loss_claims(
     ]  # fmt: skip
 
 
-def tabulate(columns: Mapping[str, SeedValues]) -> ResultTable:
-    """Table of all numbers: means of the same rows in each column."""
+def format_cell(values: Sequence[float]) -> str:
+    """The mean and its interval, or a count with all of its digits."""
+    return f"{values[0]:,.0f}" if len(values) == 1 and values[0].is_integer() else format_mean(values)
+
+
+def tabulate(columns: Mapping[str, SeedValues], caption: str = "All numbers") -> ResultTable:
+    """Table of means of the same rows in each column."""
     names = next(iter(columns.values()))
-    rows = [(name, *(format_mean(of[name]) for of in columns.values())) for name in names]
-    return ResultTable("All numbers", ("design", *columns), rows)
+    rows = [(name, *(format_cell(of[name]) for of in columns.values())) for name in names]
+    return ResultTable(caption, ("design", *columns), rows)

@@ -78,7 +78,7 @@ def is_subsequence(words, sequence):
 @pytest.mark.parametrize(
     ("lang", "output", "references"),
     [
-        ("en", "the cat sat on a red mat", ["a cat sat on the mat", "the red cat"]),
+        ("en", "the cat sat on a red mat", ["the red cat", "a cat sat on the mat"]),
         ("de", "Der Hund läuft über die Straße", ["der Hund läuft die Straße hinüber"]),
         ("ru", "кот сидит на окне", ["на окне сидит кот"]),
         ("zh", "一只狗在草地上", ["草地上有一只狗"]),

@@ -11,6 +11,7 @@ import polyhead as ph
 from polyhead.core.errors import UserError
 from polyhead.introspect.attention_map import AttentionMap
 from polyhead_lab import coreference as lab
+from polyhead_lab.registry import LabContext
 from polyhead_lab.short_training import make_small_config
 
 ANGRY, SMALL = (lab.build_sentence(0, 1, 0, answer, 0) for answer in (0, 1))
@@ -91,6 +92,35 @@ def test_changed_values_change_answers():
         answer = model(tokens)[0, sentence.pronoun].argmax()
         answers.append([answer == labels[0, at] for at in (sentence.noun, sentence.other_noun)])
     torch.testing.assert_close(plain, torch.tensor(answers).double().mean(0))
+
+
+def test_shares_are_those_of_changed_values(monkeypatch):
+    """Answers are made up: by the head without values, or of the other noun if values are swapped."""
+
+    def resolve(model, sentences, layer=0, change=None):
+        values = torch.arange(1.0, 13)[:, None].expand(len(sentences), -1, 4).clone()
+        before = values.clone()
+        if change:
+            change(values)
+        is_zero = (values == 0).all((0, 1))
+        if is_zero.any():
+            return torch.tensor([0.9 - 0.1 * layer - 0.01 * is_zero.int().argmax(), 0])
+        for row, old, sentence in zip(values, before, sentences, strict=True):
+            pair = [sentence.noun, sentence.other_noun]
+            places = (
+                [*range(12)] if not change else [pair[pair[0] == i] if i in pair else i for i in range(12)]
+            )
+            assert torch.equal(row, old[places])
+        return torch.tensor([0.9, 0.05] if not change else [0.2, 0.6 + 0.1 * layer], dtype=torch.double)
+
+    monkeypatch.setattr(lab, "resolve_pronouns", resolve)
+    measured = lab.measure_links(LabContext(1, True), {}, 0)
+    costs = torch.tensor([[0.0, 0.01, 0.02, 0.03], [0.1, 0.11, 0.12, 0.13]])
+    torch.testing.assert_close(measured.costs, costs)
+    cost = costs[measured.best].item()
+    expected = {"accuracy": 0.9, "swapped": 0.6 + 0.1 * measured.best[0], "cost": cost}
+    expected |= {"mean_cost": (costs.sum().item() - cost) / 7}
+    assert {name: measured.shares[name] for name in expected} == pytest.approx(expected)
 
 
 def test_claims_follow_from_shares():

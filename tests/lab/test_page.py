@@ -1,10 +1,13 @@
+import ast
 import re
 
+from tests.browser.page_texts import use_language
 from tests.lab.page_helpers import RESULT
+from tests.source_files import ALL_MODULES, LAB, parse_file
 from tests.viz.html_pages import Page
 
-from polyhead_lab.page import render_figure, render_lab_page
-from polyhead_lab.registry import AttentionPlot
+from polyhead_lab.page import render_figure, render_lab_page, translate_result
+from polyhead_lab.registry import AttentionPlot, ExperimentResult
 
 
 def read_texts(html):
@@ -38,3 +41,19 @@ def test_attention_is_drawn_by_weight():
     opacities = [float(cell["fill-opacity"]) for cell in page.all("rect") if cell["class"] == "cell"]
     assert opacities == [1.0, 0.0, round(0.25**0.7, 3), round(0.75**0.7, 3)]
     assert {"It", "See it", "a", "it"} <= {text.strip() for _, text in page.texts}
+
+
+def read_titles():
+    """The titles of the figures in the code of experiments, where they have no numbers."""
+    for path in (path for path in ALL_MODULES if LAB in path.parents):
+        for node in ast.walk(parse_file(path)):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "").endswith(("Plot", "Table")):
+                yield from (x.value for x in node.args[:1] if isinstance(x, ast.Constant))
+
+
+def test_titles_of_figures_have_chinese():
+    titles = sorted(set(read_titles()))
+    with use_language("zh"):
+        translated = [translate_result(ExperimentResult(title, "", [])).title for title in titles]
+    assert len(titles) > 30
+    assert [title for title, chinese in zip(titles, translated, strict=True) if title == chinese] == []
