@@ -13,7 +13,8 @@ from pydantic_core._pydantic_core import list_all_errors
 from polyhead.core.i18n import CATALOG_PACKAGES, list_catalogs
 
 ROOTS = [Path(import_module(name.split(".")[0]).__file__).parent for name in CATALOG_PACKAGES]
-CATALOGS = list_catalogs("zh")
+# texts of help are put together by docstrings and typer; cli/test_verb_help.py compares them
+CATALOGS = [path for path in list_catalogs("zh") if path.stem != "help"]
 PLACEHOLDER = re.compile(r"\{\w+[^{}]*\}")
 # catalogs of finished texts, which the sources put together of several pieces
 COMBINED_CATALOGS = {"errors", "facts", "lab", "pages", "serve"}
