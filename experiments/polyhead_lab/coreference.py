@@ -314,8 +314,8 @@ def make_link_figures(first: dict[str, HeadsMeasurement], shares: dict[str, Seed
         *(AttentionPlot(
             f"The best head: {' '.join(sentence.words)}", sentence.words,
             compute_map(run.model, sentence).weights[best].tolist(),
-            "Each row is a word; the stronger a cell, the more it attends to the word above. See the row of "
-            f"'it'. Layer {best[0] + 1}, head {best[1] + 1} of the first model.",
+            "Each row is a word; the stronger the colour of a cell, the more it attends to the word above. "
+            f"See the row of 'it'. Layer {best[0] + 1}, head {best[1] + 1} of the first model.",
         ) for sentence in (build_sentence(0, 1, 0, answer, 0) for answer in (0, 1))),
         DotPlot("The best head attends from 'it' most to its noun", "% of test sentences", {
             f"{design}: {label}": [100 * value for value in values]
