@@ -59,7 +59,7 @@ def add_tensor(name, make_tensor):
 
 NO_TOKENIZER = "{0} has neither tokenizer.json nor vocab.json and merges.txt"
 DAMAGED_WEIGHTS = "{0}/model.safetensors is damaged or truncated: "
-OUTSIDE = "is a link to a file outside the checkpoint"
+OUTSIDE = "leads to a file outside the checkpoint"
 BIAS = "transformer.h.0.attn.c_attn.bias"
 MISMATCH = (
     "{0}: the weights do not match config.json; missing: transformer.ln_f.weight; unused: "

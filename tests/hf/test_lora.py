@@ -173,6 +173,13 @@ def test_mismatched_tensors_are_refused(shapes, message, tmp_path, capsys):
     assert message in load_error(write_adapter(tmp_path / "adapter", tmp_path / "base", tensors), capsys)
 
 
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int8, torch.bool], ids=str)
+def test_adapter_tensors_of_other_dtypes_are_refused(dtype, llama, tmp_path, capsys):
+    adapter, tensors = write_lora(llama, tmp_path)
+    write_adapter(adapter, tmp_path / "base", {name: x.to(dtype) for name, x in tensors.items()})
+    assert "expected one of F32, BF16, F16" in load_error(adapter, capsys)
+
+
 def test_adapters_as_base_and_pickles_are_refused(llama, tmp_path, capsys):
     adapter, tensors = write_lora(llama, tmp_path)
     for base in (adapter, tmp_path / "second"):

@@ -126,7 +126,7 @@ def _find_file(directory: Path, name: str) -> Path | None:
     if directory.resolve().parent.name == "snapshots":
         allowed_dirs.append(directory.resolve().parent.parent / "blobs")
     if not any(real.is_relative_to(allowed_dir) for allowed_dir in allowed_dirs):
-        raise UserError(f"{path} is a link to a file outside the checkpoint; it is not followed")
+        raise UserError(f"{path} leads to a file outside the checkpoint; it is not followed")
     if not real.is_file():
         raise UserError(f"{path} is not a regular file")
     return real

@@ -138,7 +138,8 @@ def load_weights(checkpoint: PublishedCheckpoint) -> Model:
         if name in expected or not re.fullmatch(f"{family.buffer_pattern}|{family.ignored_pattern}", name)
     }
     tensors = _drop_tied_copies(family, expected, tensors, directory)
-    _check_weights(tensors, expected, directory, _read_as(family, config, hf_config))
+    label = f"{directory} with {adapter.directory}" if adapter else str(directory)
+    _check_weights(tensors, expected, label, _read_as(family, config, hf_config))
     weights = {
         name: tensor.expand_as(params[name])
         for row in bind_rules(table, params, config)
@@ -202,7 +203,7 @@ def _read_as(family: ModelFamily, config: ModelConfig, hf_config: Mapping[str, A
 
 
 def _check_weights(
-    tensors: Mapping[str, StoredTensor], expected: Mapping[str, Tensor], directory: Path, read_as: str = ""
+    tensors: Mapping[str, StoredTensor], expected: Mapping[str, Tensor], label: str, read_as: str = ""
 ) -> None:
     """Reject tensors that differ from the expected ones, listing all missing, unused and mismatched names."""
     shared = sorted(tensors.keys() & expected.keys())
@@ -219,7 +220,7 @@ def _check_weights(
     }
     if any(wrong.values()):
         problems = "; ".join(f"{what}: {_format_names(names)}" for what, names in wrong.items() if names)
-        raise UserError(f"{directory}: the weights do not match config.json; {problems}{read_as}")
+        raise UserError(f"{label}: the weights do not match config.json; {problems}{read_as}")
 
 
 def _format_names(names: Iterable[str]) -> str:

@@ -12,7 +12,13 @@ from torch import Tensor
 
 from polyhead.config.model import ModelConfig
 from polyhead.core.errors import UserError
-from polyhead.hf.checkpoint_files import INDEX_FILE, WEIGHTS_FILE, CheckpointFiles, TensorEntry
+from polyhead.hf.checkpoint_files import (
+    INDEX_FILE,
+    READABLE_DTYPES,
+    WEIGHTS_FILE,
+    CheckpointFiles,
+    TensorEntry,
+)
 from polyhead.hf.config_map import ConfigReader
 from polyhead.hf.family import CONCAT_TRANSPOSE, HEAD_WEIGHT, TRANSPOSE, ModelFamily
 from polyhead.hf.hub import fetch_checkpoint, is_repo_id
@@ -125,6 +131,9 @@ def load_adapter(files: CheckpointFiles) -> LoraCheckpoint:
     for stored, entry in files.open_tensors(ADAPTER_WEIGHTS).items():
         name = stored.removeprefix(_PEFT_PREFIX).replace(".base_layer.", ".")
         if match := _LORA_NAME.fullmatch(name):
+            if entry.dtype not in READABLE_DTYPES:
+                known = ", ".join(READABLE_DTYPES)
+                raise UserError(f"{weights_path}: {stored} is {entry.dtype}, expected one of {known}")
             halves.setdefault(match[1], {})[match[2]] = entry
         elif "lora_" in name:
             raise UserError(f"{weights_path} holds {stored}; only lora_A and lora_B are supported")

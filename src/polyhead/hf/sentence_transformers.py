@@ -61,7 +61,7 @@ def read_embedding_config(files: CheckpointFiles, has_dense: bool = False) -> di
     for name, folder in steps:
         path = f"{folder}/config.json"
         if name == "Pooling":
-            pooling = files.read_json(path) or {}
+            pooling = _read_module_config(files, folder)
             values["pooling"] = _read_pooling(pooling, files.directory / path)
             values["include_prompt"] = ConfigReader(pooling, files.directory / path).get_bool(
                 "include_prompt", True
@@ -99,9 +99,7 @@ def load_dense_modules(
                 f"{files.directory / _MODULES_FILE}: {folder} applies to normalized vectors; only linear "
                 "maps before normalization are supported"
             )
-        reader = ConfigReader(
-            files.read_json(f"{folder}/config.json") or {}, files.directory / folder / "config.json"
-        )
+        reader = ConfigReader(_read_module_config(files, folder), files.directory / folder / "config.json")
         reader.require("in_features", width)
         reader.require("module_input_name", "sentence_embedding")
         reader.require("module_output_name", "sentence_embedding")
@@ -139,7 +137,25 @@ def _read_modules(files: CheckpointFiles) -> list[tuple[str, str]]:
         return []
     if not isinstance(steps, list) or not all(isinstance(step, dict) for step in steps):
         raise UserError(f"{files.directory / _MODULES_FILE} must be a JSON list of objects")
-    return [(str(step.get("type")).rsplit(".", 1)[-1], str(step.get("path"))) for step in steps]
+    modules = [(str(step.get("type")).rsplit(".", 1)[-1], str(step.get("path", ""))) for step in steps]
+    for name, folder in modules:
+        if name == "Transformer" and folder not in ("", "."):
+            raise UserError(
+                f"{files.directory / _MODULES_FILE} names the transformer in {format_value(folder)}; "
+                "supported: one in the directory itself"
+            )
+    return modules
+
+
+def _read_module_config(files: CheckpointFiles, folder: str) -> dict[str, Any]:
+    """Return config.json of a module."""
+    config = files.read_json(f"{folder}/config.json")
+    if config is None:
+        raise UserError(
+            f"{files.directory / _MODULES_FILE} names the module {format_value(folder)}, which has no "
+            "config.json"
+        )
+    return config
 
 
 def embedding_settings(generation: GenerationConfig) -> dict[str, Any]:

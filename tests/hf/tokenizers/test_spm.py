@@ -239,7 +239,7 @@ CONFIG = "tokenizer_config.json: "
         ("marian", retrain("target", byte_fallback=True, vocab_size=800), "/target.spm: a model with byte_f"),
         ("marian", retrain("target", treat_whitespace_as_suffix=True), "/target.spm: a model with treat_wh"),
         ("marian", edit_config(separate_vocabs=True), f"/{CONFIG}separate_vocabs is true, expected false"),
-        ("marian", link_target, "/target.spm is a link to a file outside"),
+        ("marian", link_target, "/target.spm leads to a file outside"),
         ("m2m100", edit_config(language_codes="m2m"), f"/{CONFIG}language_codes is 'm2m', expected one"),
         ("m2m100", edit_config(language_codes=["en"]), f"/{CONFIG}language_codes is ['en'], expected"),
         ("m2m100", edit_config(src_lang="eng"), f"/{CONFIG}src_lang is 'eng', expected one of af am"),
