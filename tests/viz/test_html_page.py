@@ -7,12 +7,12 @@ from polyhead.core.errors import UserError
 from polyhead.core.i18n import get_language, load_catalog, tr, use_language
 from polyhead.viz.html_page import (
     PageSection,
+    find_run_links,
     in_both_languages,
     link_run_pages,
     pair_texts,
     read_asset,
     render_html,
-    run_links,
     save_page,
     script_catalog,
     script_texts,
@@ -68,7 +68,7 @@ def test_pages_of_a_run_link_to_each_other(tmp_path):
         return json.loads(text)
 
     for name, command in (("report.html", "polyhead explain <x>"), ("attention.html", "")):
-        links = run_links(tmp_path, command=command)
+        links = find_run_links(tmp_path, command=command)
         save_page(tmp_path / name, render_html(name, "", [], links=links))
     assert read_pages("report.html") == {"pages": {}, "command": "polyhead explain <x>"}
     (tmp_path / "explain.html").write_text("of another version")
@@ -82,7 +82,7 @@ def test_pages_of_a_run_link_to_each_other(tmp_path):
         (tmp_path / "draw.html").write_text(page)
         link_run_pages(tmp_path)
         assert (tmp_path / "draw.html").read_text() == page
-    assert run_links(tmp_path, "a b/")["pages"]["report.html"] == "a%20b/report.html"
+    assert find_run_links(tmp_path, "a b/")["pages"]["report.html"] == "a%20b/report.html"
 
 
 def test_directory_in_place_of_page_is_an_error(tmp_path):

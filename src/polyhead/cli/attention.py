@@ -54,7 +54,7 @@ def run(
     from polyhead.introspect.attention_map import attention_text, layer_numbers
     from polyhead.run.load import load
     from polyhead.viz.attention_page import write_attention_page
-    from polyhead.viz.html_page import link_run_pages, run_links
+    from polyhead.viz.html_page import find_run_links, link_run_pages
 
     path = check_output_file(output or directory / "attention.html", inputs=run_artifacts(directory))
     loaded = load(directory, device="cpu")
@@ -79,7 +79,7 @@ def run(
             return tr("Translated: {text}", text=translation)
         return "" if target is None else tr("Given: {text}", text=target)
 
-    links = run_links(directory) if path.parent == directory else None
+    links = find_run_links(directory) if path.parent == directory else None
     write_attention_page(path, list(maps.values()), title=source, lead=describe_target, links=links)
     link_run_pages(directory)
     if translation is not None:

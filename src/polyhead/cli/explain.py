@@ -75,7 +75,7 @@ def run(
     from polyhead.explain.walk_page import render_walk_page
     from polyhead.run.load import load
     from polyhead.run.run_examples import read_examples
-    from polyhead.viz.html_page import link_run_pages, run_links, save_page
+    from polyhead.viz.html_page import find_run_links, link_run_pages, save_page
 
     path = check_output_file(output or directory / "explain.html", inputs=run_artifacts(directory))
     examples = read_examples(directory)
@@ -94,7 +94,7 @@ def run(
         progress=make_progress(),
     )
     chapters = {language: load_chapters(language) for language in ("en", "zh")}
-    links = run_links(directory) if path.parent == directory else None
+    links = find_run_links(directory) if path.parent == directory else None
     save_page(path, render_walk_page(document, language=get_language(), chapters=chapters, links=links))
     link_run_pages(directory)
     counts = {"steps": len(document["walk"]), "layers": len(document["layers"])}

@@ -56,7 +56,7 @@ def run(
     check_kind(directory)
     from polyhead.run.load import load
     from polyhead.viz.embedding_page import draw_page
-    from polyhead.viz.html_page import link_run_pages, run_links, save_page
+    from polyhead.viz.html_page import find_run_links, link_run_pages, save_page
 
     path = check_output_file(output or directory / "draw.html", inputs=run_artifacts(directory))
     loaded = load(directory, device="cpu")
@@ -72,7 +72,7 @@ def run(
         lambda: tr("{run}: positions and embeddings", run=name),
         lambda: tr("{parameters} parameters, {tokens} tokens", **sizes),
         loaded.model, points, positions, perplexity,
-        links=run_links(directory) if path.parent == directory else None,
+        links=find_run_links(directory) if path.parent == directory else None,
     )  # fmt: skip
     print(save_page(path, text))
     link_run_pages(directory)

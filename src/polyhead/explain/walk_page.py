@@ -53,7 +53,7 @@ def render_walk_page(
 
     ``document`` is what ``explain`` returns, None on a live page, which asks the service for it; ``live`` is
     what such a page starts from: endpoint, text, target, has_target, needs_key. ``chapters`` is the lesson
-    as language -> list of chapters. ``links`` are those of ``run_links``.
+    as language -> list of chapters. ``links`` are those of ``find_run_links``.
     """
     script, style = load_walk_script(), load_walk_style()
     title = escape(f"{document['run']['name']} · Polyhead" if document else "Polyhead")

@@ -71,8 +71,15 @@ class Explainer:
             run = self._load_run()
             _check_length(run, text, target)
             if lever is None:
-                shown = {"first": first, "n_shown": n_shown, "examples": self._examples}
-                return explain(run, text, target, **shown, has_lever_cases=False)
+                return explain(
+                    run,
+                    text,
+                    target,
+                    first=first,
+                    n_shown=n_shown,
+                    examples=self._examples,
+                    has_lever_cases=False,
+                )
             inputs = read_inputs(run, text, target, self._examples)
             window = choose_shown(run.config, inputs, first, n_shown)[-1]
             return explain_case(run, inputs, window, lever, setting or {})

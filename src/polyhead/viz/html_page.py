@@ -63,7 +63,7 @@ def render_html(
 
     Title, lead, headings and note are plain text; style and script follow those of the page. Only with
     ``allow_requests`` may the page send requests, to the server that it came from. ``links`` are
-    those of ``run_links``.
+    those of ``find_run_links``.
     """
     title, lead = resolve_text(title), resolve_text(lead)
     script = "".join(map(read_asset, SCRIPTS)) + script
@@ -108,7 +108,7 @@ def resolve_text(text: Text) -> str:
     return text() if callable(text) else text
 
 
-def run_links(run: Path, prefix: str = "", command: str = "") -> dict[str, Any]:
+def find_run_links(run: Path, prefix: str = "", command: str = "") -> dict[str, Any]:
     """Links of a page to the pages of a run that exist, for the script; ``prefix`` leads to its directory.
 
     Without an explanation the page shows ``command``, which writes it.
@@ -119,11 +119,13 @@ def run_links(run: Path, prefix: str = "", command: str = "") -> dict[str, Any]:
 
 def link_run_pages(run: Path) -> None:
     """Put the links to all pages of a run into each of them, after one was written; damaged ones stay."""
-    for name in run_links(run)["pages"]:
+    for name in find_run_links(run)["pages"]:
         with suppress(OSError, ValueError, TypeError, LookupError, UserError):
             text = read_regular_file(run / name, max_bytes=MAX_PAGE_BYTES).decode()
             if found := _LINKS.search(text):
-                new = json_script(run_links(run, "", str(json.loads(found[1])["command"])), ' id="links"')
+                new = json_script(
+                    find_run_links(run, "", str(json.loads(found[1])["command"])), ' id="links"'
+                )
                 if new != found[0]:
                     write_atomic(run / name, text.replace(found[0], new, 1).encode())
 

@@ -21,10 +21,10 @@ from polyhead.viz.attention_page import attention_section
 from polyhead.viz.html_page import (
     PageSection,
     Text,
+    find_run_links,
     in_both_languages,
     read_asset,
     render_html,
-    run_links,
     save_page,
     scroll_region,
 )
@@ -82,11 +82,11 @@ def write_report(
         return render_html(title, lead, [section for section in sections if section.body], links=links)
 
     run = Path(path).parent
-    links = run_links(run, command=explain_command(run))
+    links = find_run_links(run, command=format_explain_command(run))
     return save_page(path, render())
 
 
-def explain_command(run: Path) -> str:
+def format_explain_command(run: Path) -> str:
     """The command that writes the explanation of a run."""
     return f"polyhead explain {shlex.quote(str(run))}"
 
@@ -277,7 +277,7 @@ def render_run_page(record: RunRecord, live: LiveVersion | None = None, prefix: 
     summary = escape(tr("All keys of the recipe"))
     body = f"<details><summary>{summary}</summary>{facts_list(keys)}</details>" if keys else ""
     sections.append(PageSection(tr("Recipe"), "", body))
-    links = run_links(record.directory, prefix, explain_command(record.directory))
+    links = find_run_links(record.directory, prefix, format_explain_command(record.directory))
     if live:  # of the service of all runs
         links |= {"home": "/"}
         links["pages"].pop("report.html", None)

@@ -155,7 +155,7 @@ def render_index(directory: Path, runs: Sequence[Path], live_state: LiveVersion)
         return render_document(tr("Runs"), str(directory), [PageSection(tr("Runs"), "", nothing)], live_state)
     records = {run: _read_record(run) for run in runs}
     measures = {
-        run: {} if isinstance(record, str) else index_measures(record) for run, record in records.items()
+        run: {} if isinstance(record, str) else collect_measures(record) for run, record in records.items()
     }
     names = list(dict.fromkeys(name for row in measures.values() for name in row if name != tr("Loss")))
     names += [tr("Loss")]
@@ -175,7 +175,7 @@ def _read_record(run: Path) -> RunRecord | str:
         return str(error)
 
 
-def index_measures(record: RunRecord) -> dict[str, str]:
+def collect_measures(record: RunRecord) -> dict[str, str]:
     """The two main scores, the first beside its baseline, and the best validation loss."""
     scores = final_scores(record.facts)[1]
     if not scores:  # before the end: those of the last evaluation
