@@ -144,12 +144,12 @@ function groupCosts() {
 
 function showCost() {
   const { costs, run } = page.data, groups = groupCosts(), top = Math.max(...[...groups.values()].map(({ flops }) => flops), 1), { total } = costs, isPair = run.kind === "encoder-decoder";
-  const none = (text) => h("td", { class: "number soft" }, text), rows = [...groups].map(([name, { steps, flops }]) => {
+  const none = (text, kind = "number soft") => h("td", { class: kind }, text), rows = [...groups].map(([name, { steps, flops }]) => {
     const tells = { flops: () => tellGroup(name, t("operations"), steps, ({ cost }) => cost.flops, partLines), weights: () => tellGroup(name, t("weights"), steps, ownBytes, weightLines),
       activations: () => tellGroup(name, t("activations"), steps, ({ cost }) => cost.activation_bytes, activationLines) };
     const shared = steps.some(({ cost }) => cost.shared_bytes) && !d3.sum(steps, ownBytes);
     return h("tr", {}, h("th", { scope: "row" }, name), h("td", { class: "bar-cell" }, flops ? bar(flops / top) : null), flops === null ? none(formatLarge(flops)) : flops ? h("td", { class: "number", "data-value": flops }, pointable(formatLarge(flops), tells.flops)) : none(t("not counted")),
-      tells.weights().value ? numberCell(formatBytes(tells.weights().value), tells.weights) : none(shared ? t("shared") : "–"), numberCell(formatBytes(tells.activations().value), tells.activations, "number wide-only"));
+      tells.weights().value ? numberCell(formatBytes(tells.weights().value), tells.weights) : none(shared ? t("shared") : "–"), tells.activations().value ? numberCell(formatBytes(tells.activations().value), tells.activations, "number wide-only") : none("–", "number soft wide-only"));
   });
   const pass = total.flops === null ? null : tellPass(groups), bytes = numberBytes(), isProduct = run.parameters * bytes === total.weight_bytes, own = [...groups].map(([name, { steps }]) => [name, d3.sum(steps, ownBytes)]).filter(([, number]) => number), activations = [...groups].map(([, { steps }]) => d3.sum(steps, ({ cost }) => cost.activation_bytes));
   const other = total.weight_bytes - d3.sum(own, ([, number]) => number), whole = tellParts([...own, ...(other ? [[t("in no part above"), other]] : [])], total.weight_bytes, "weights");
