@@ -332,7 +332,7 @@ def measure_model_sizes(lab: LabContext) -> ExperimentResult:
                 verdict_all(verdict_less(of[n], of[m]) for m, n in pairwise(of)), task),
             Claim("A power law of the smaller models predicts the loss of the largest.",
                 f"{KAPLAN}, equation 1.1; Hoffmann et al., 2022, equation 2, with a constant",
-                f"L = {a:.3g} N^-{b:.3g} + {c:.3g}, exponent from {low:.3g} to {high:.3g}; predicted: "
+                f"L = {a:.3g} N^{-b:.3g} + {c:.3g}, exponent from {low:.3g} to {high:.3g}; predicted: "
                 f"{predicted:.3g}, measured: {format_mean(of[largest])} (predicts: within 5 %).",
                 verdict_within([loss / predicted for loss in of[largest]], 1.0, 0.05), task),
         ]  # fmt: skip

@@ -23,6 +23,7 @@ class HeadTransform(nn.Module):
             self.transform = nn.Linear(
                 config.d_model, config.embedding_width, bias=has_transform_bias(config)
             )
+            assert config.head_transform_activation != "none"
             self.activation = MLP_ACTIVATIONS[config.head_transform_activation]()
             self.transform_norm = NORM.build(config.norm, config.embedding_width)
 

@@ -147,6 +147,7 @@ def test_older_pair_translates_as_transformers(tmp_path):
             {"model_type": "albert"},
             "encoder: model_type is 'albert', expected one of bert, roberta",
         ),
+        ("decoder", {"model_type": "bert", "is_decoder": False}, "decoder: is_decoder is false, expected true"),
         ("encoder", {"is_decoder": True}, "encoder: is_decoder is true, expected false"),
         ("encoder", {"hidden_sise": 3}, "encoder: 'hidden_sise' unknown for this family"),
     ],
