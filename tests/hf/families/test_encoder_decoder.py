@@ -87,6 +87,7 @@ def test_pair_equals_transformers(tmp_path, pair, encoder, decoder):
         reference.generation_config = transformers.GenerationConfig(max_new_tokens=7, **ends)
         generated = reference.generate(source, attention_mask=mask)
         assert generate_greedily(model, source, source_pos).tolist() == generated.tolist()
+    assert (model.config.encoder is None) == (pair[0] == pair[1] and not encoder)  # sides of one form
     assert hf_unsupported(model.config, "encoder-decoder") == []
     stored = load_file(tmp_path / "model.safetensors")
     written = to_hf(FAMILY.get("encoder-decoder").weight_map, named_state(model), model.config)
@@ -147,7 +148,11 @@ def test_older_pair_translates_as_transformers(tmp_path):
             {"model_type": "albert"},
             "encoder: model_type is 'albert', expected one of bert, roberta",
         ),
-        ("decoder", {"model_type": "bert", "is_decoder": False}, "decoder: is_decoder is false, expected true"),
+        (
+            "decoder",
+            {"model_type": "bert", "is_decoder": False},
+            "decoder: is_decoder is false, expected true",
+        ),
         ("encoder", {"is_decoder": True}, "encoder: is_decoder is true, expected false"),
         ("encoder", {"hidden_sise": 3}, "encoder: 'hidden_sise' unknown for this family"),
     ],
