@@ -162,7 +162,7 @@ def test_rows_of_decoder_have_tokens_of_attention_page(make_page, open_page):
         assert labels[0].startswith("▶\u00a0<s> → ") and labels[-1].endswith("■\u00a0</s>")
 
 
-def test_query_is_drawn_beside_keys_weights_and_values(make_page, open_page):
+def test_query_has_rows_of_keys_weights_and_values(make_page, open_page):
     run, document, path = make_page("Vaswani et al.")
     walk = ReferenceWalk()
     walk_model(run, document, walk)

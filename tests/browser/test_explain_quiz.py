@@ -165,7 +165,7 @@ def test_sentence_follows_measured_result(walk_page, open_page):
     assert f"{len(result['changed'])} of {len(result['kl'])} guesses" in text
 
 
-def test_counts_stand_beside_closed_form(walk_page, open_page):
+def test_counts_have_a_closed_form(walk_page, open_page):
     run, _, path = walk_page
     page = open_walk(open_page, path)
     page.evaluate(
@@ -182,7 +182,7 @@ def test_counts_stand_beside_closed_form(walk_page, open_page):
     assert numbers[8:] == [V * H, V * H, 4 * (12 * H * H + 13 * H) + V * H, total]
 
 
-def test_whole_walk_is_printed_in_light_colours(walk_page, open_page):
+def test_printed_walk_is_light_and_complete(walk_page, open_page):
     _, _, path = walk_page
     page = open_walk(open_page, path)
     page.evaluate("document.querySelector('[data-focus=theme]').click()")

@@ -25,7 +25,7 @@ DESIGNS = [
     ("encoder", {"position": "learned"}),
 ]
 # stations of the page that are no step of the model
-PAGE_STEPS = {"tokens", "output", "generation", "levers", "cost"}
+PAGE_STEPS = {"tokens", "output", "generation", "levers", "cost", "glance", "lens"}
 FRONT_MATTER = """---
 title: A title
 look:

@@ -110,9 +110,9 @@ def display_token(token: str) -> str:
     return escape_controls(token.replace("\n", "⏎")).strip() or "␣"
 
 
-def label_rows(inputs: Sequence[str], written: Sequence[str]) -> list[str]:
+def label_rows(inputs: Sequence[str], outputs: Sequence[str]) -> list[str]:
     """Labels of the rows of a decoder, "in → written"; after the last token of a text nothing is written."""
-    pairs = zip_longest(inputs, written, fillvalue="…")
+    pairs = zip_longest(inputs, outputs, fillvalue="…")
     return [f"{display_token(token)} → {display_token(next_token)}" for token, next_token in pairs]
 
 

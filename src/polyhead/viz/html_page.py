@@ -27,13 +27,13 @@ from polyhead.core.output_paths import check_output_file, write_atomic
 
 _TEXTS_HERE = "<!--texts-->"  # where a page has its texts in the other language
 _LINKS = re.compile(r'<script type="application/json" id="links">(.*?)</script>')
-_TRANSLATED = {"aria-label", "title", "placeholder", "data-name", "alt"}  # attributes
+_TEXT_ATTRIBUTES = {"aria-label", "title", "placeholder", "data-name", "alt"}
 _TEXT = re.compile(r"""\bt\(\s*("(?:[^"\\]|\\.)*")""")
 
 
 MAX_PAGE_BYTES = 64 << 20
 RUN_PAGES = ("report.html", "explain.html", "attention.html", "draw.html")
-STYLES, SCRIPTS = ("site.css", "page.css"), ("site.js", "page.js", "thumbs.js")
+PAGE_STYLES, SCRIPTS = ("site.css", "page.css"), ("site.js", "page.js", "thumbs.js")
 Parameters = ParamSpec("Parameters")
 
 
@@ -83,7 +83,7 @@ def render_html(
 <meta name="generator" content="Polyhead">
 <link rel="icon" href="data:,">
 <title>{escape(title)}</title>
-<style>{"".join(map(read_asset, STYLES))}{style}</style>
+<style>{"".join(map(read_asset, PAGE_STYLES))}{style}</style>
 </head>
 <body>
 <main>
@@ -177,7 +177,8 @@ class _TextCollector(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         own = dict(attrs)
         self._is_skipped = tag == "style" or (tag == "script" and (own.get("type") is None or "id" in own))
-        self.found += [text for name, value in attrs if name in _TRANSLATED and (text := _strip(value or ""))]
+        values = (_strip(value or "") for name, value in attrs if name in _TEXT_ATTRIBUTES)
+        self.found += [text for text in values if text]
 
     def handle_endtag(self, tag: str) -> None:
         self._is_skipped = False

@@ -53,7 +53,8 @@ def check_older_rope_keys(config, exported_config):
     if "full_attention" in parameters:  # one for each kind of layer, of which one is scaled
         if config.model_type == "gemma3_text":
             assert exported_config["rope_local_base_freq"] == parameters["sliding_attention"]["rope_theta"]
-        parameters = parameters["full_attention"]
+        has_full = "full_attention" in config.layer_types
+        parameters = parameters["full_attention" if has_full else "sliding_attention"]
     theta = "rotary_emb_base" if config.model_type == "gpt_neox" else "rope_theta"
     assert exported_config[theta] == parameters["rope_theta"]
     if config.model_type != "gpt_neox":

@@ -53,7 +53,7 @@ def test_pages_of_runs_are_their_reports(runs_dir):
     assert status == 200 and "<h1>2 runs</h1>" in text
 
 
-def test_pages_beside_a_report_are_served(runs_dir):
+def test_pages_of_a_run_are_served(runs_dir):
     def read_links(text):
         (found,) = re.findall(r'id="links">(.*?)</script>', text)
         return json.loads(found)

@@ -121,7 +121,7 @@ function activationPlot(step, r) {
   const at = (px, py) => px < left || px >= width - 8 || py < middle ? null : [0, keepIn(edges.filter((edge) => edge <= px).length - 1, n)];
   pointAtCells(svg.node(), [1, n], at, show, null, [0, Math.floor(n / 2)]);
   svg.node().addEventListener("pointerleave", () => here.attr("visibility", "hidden"));
-  return h("figure", { class: "small-plot" }, svg.node(), h("figcaption", {}, t("{name}: what comes in (across) and what goes on (up); below, how many of the {n} units come in at each place. Dots: the units above.", { name, n: formatCount(units) })));
+  return h("figure", { class: "small-plot" }, svg.node(), h("figcaption", {}, t("{name}: input (across) and output (up); below, the number of the {n} units with an input at each place. Dots: the units above.", { name, n: formatCount(units) })));
 }
 
 function showExperts(step) {
@@ -138,7 +138,7 @@ function showExperts(step) {
 function writtenCard(step, r) {
   const { values } = step, weights = row(values.weight, r), units = page.data.run.config.d_ff;
   const terms = [...row(values.expert, r)].map((e, i) => [t("expert {n}", { n: Math.round(e) + 1 }), weights[i], row(values.written, r, i)]);
-  return card("out", t("What the chosen experts write"), t("Each chosen expert computes a vector. Each is drawn times its weight, all on one scale; the layer writes their sum."),
+  return card("out", t("What the chosen experts write"), t("Each chosen expert computes a vector. The vectors times their weights are on one scale; the layer writes their sum."),
     drawWeighted({ name: t("What the chosen experts write"), letter: "E(x)", focus: "part-out", terms, sum: row(step.out, r), step, shape: shapeOf(values.written), tellSum: (c) => ({ ...tellOutput(t("sum"), step, r)(0, c), flops: 2 * terms.length, bytes: 8 * terms.length }) }),
     h("p", { class: "note" }, t("E(x) = a · W: sum over the {n} units of the expert.", { n: formatCount(units) })));
 }

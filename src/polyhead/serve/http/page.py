@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import cache
 
 from polyhead.core.i18n import UI_LANGUAGES, get_chosen_language, get_language, load_catalog
-from polyhead.viz.html_page import SCRIPTS, STYLES, csp_hash, json_script, read_asset, script_texts
+from polyhead.viz.html_page import PAGE_STYLES, SCRIPTS, csp_hash, json_script, read_asset, script_texts
 
 TOOL_SCRIPTS = ("base", "parts", "files", "translate", "write", "read", "shell")
 
@@ -93,7 +93,7 @@ def _chinese_catalog() -> dict[str, str]:
 
 
 def _load_style() -> str:
-    return "".join(map(read_asset, STYLES)) + read_asset("web/page.css", "polyhead.serve")
+    return "".join(map(read_asset, PAGE_STYLES)) + read_asset("web/page.css", "polyhead.serve")
 
 
 @cache

@@ -176,7 +176,7 @@ def _read_record(run: Path) -> RunRecord | str:
 
 
 def collect_measures(record: RunRecord) -> dict[str, str]:
-    """The two main scores, the first beside its baseline, and the best validation loss."""
+    """The two main scores, the first with its baseline, and the best validation loss."""
     scores = final_scores(record.facts)[1]
     if not scores:  # before the end: those of the last evaluation
         last = record.rows("valid")[-1:]
