@@ -16,7 +16,8 @@ TECHNICAL_TERMS = """
 ALiBi BERT BPE BatchNorm CNN FILE GELU GQA GRU KL LSTM LayerNorm Leaky MHA MQA PReLU RMSNorm RNN ReLU Shaw
 SiLU Transformer Var Xavier alibi batchnorm bits bpe cache caches diag dim elu ff fp geglu gelu growing head
 heads it kv layernorm leaky len linear log logit low max model name norm ntk paged post pre prelu projection
-rank reglu relu rope safetensors scale sigmoid silu sink softmax sqrt static subgen swiglu Tanh tanh test txt window yarn
+rank reglu relu rope safetensors scale sigmoid silu sink softmax sqrt static subgen swiglu Tanh tanh test txt
+window yarn
 """
 
 
