@@ -2,17 +2,20 @@
 
 import json
 import re
+from collections import defaultdict
 from itertools import pairwise, product
 from pathlib import Path
 
 import pytest
 import torch
 from tests.browser import explain_pages as pages
-from tests.browser.conftest import check_accessibility
+from tests.browser.conftest import PHONE, check_accessibility
 from tests.explain.explain_helpers import TARGET, TEXT, make_run
 
 from polyhead.explain.document import explain
 from polyhead.explain.levers.table import LEVERS
+from polyhead.explain.walk_page import render_walk_page
+from polyhead.viz.html_page import save_page
 
 pytestmark = pytest.mark.slow
 
@@ -148,27 +151,66 @@ def test_alibi_slopes_and_biases_follow_from_formulas(heads, open_walk_of):
             page.keyboard.press("ArrowRight")
 
 
+TABLE = re.compile(r"(\w+)\[(\d+), (\d+)\] = ([^ ]+)")  # E[413, 72] = 0.0545
+TENSOR = re.compile(r"(\w+) = ([\w.]+)")  # W = stack.layers.0.attn.v_proj.weight
+MAP = re.compile(r"\w = x · W\[(\d+)\]")  # V = x · W[13] + b[13]
+
+
+def read_vectors(page, document):
+    """All vectors of tokens and of texts that the page has, by their width."""
+    vectors = defaultdict(list)
+    for name in {step[end] for step in document["walk"] for end in ("in", "out") if step[end]}:
+        array = pages.read_array(page, name)
+        vectors[array.size(-1)].append(array.reshape(-1, array.size(-1)))
+    return {width: torch.cat(arrays) for width, arrays in vectors.items()}
+
+
+def check_against_file(numbers, model, vectors):
+    """Numbers follow from the tensors that they name, with the printed indices. Returns how many do."""
+    weights = {name: p.detach().double() for name, p in model.named_parameters()}
+    n_read = 0
+    for one in numbers:
+        names = dict(TENSOR.findall(" ".join(one["soft"])))
+        for line in one["lines"]:
+            if (cell := TABLE.match(line)) and cell[1] in names:
+                value = float(weights[names[cell[1]]][int(cell[2]), int(cell[3])])
+                assert pages.evaluate_formula(cell[4]) == pytest.approx(value, rel=1e-3), one
+                n_read += 1
+            if (row := MAP.match(line)) and one["value"] not in ("0", "−∞"):
+                weight, bias = weights[names["W"]][int(row[1])].flatten(), names.get("b")
+                sums = vectors[len(weight)] @ weight + (weights[bias][int(row[1])] if bias else 0)
+                assert ("+ b[" in line) == (bias is not None), one
+                results = [pages.evaluate_formula(other.split(" = ")[-1]) for other in one["lines"]]
+                bound = 2e-4 * float(sums.abs().max())
+                assert any(float((sums - x).abs().min()) < bound for x in results if x is not None), one
+                n_read += 1
+    return n_read
+
+
 def check_drawings(page, token):
-    """The numbers of all stations, with the same token selected on every side."""
+    """The numbers of all stations, with the same token selected on every side; no drawing is without one."""
     token = min(token, *page.evaluate("explain.page.data.sides.map(({ tokens }) => tokens.length - 1)"))
+    numbers = []
     for station in pages.list_stations(page):
-        pages.go_to_station(page, station)
-        page.evaluate("token => explain.go({ tokens: explain.state.tokens.map(() => token) })", token)
-        for one in pages.read_drawings(page) + pages.read_numbers(page, "#stage"):
-            pages.check_numbers([one], rel_terms=1e-3)
-            results = [
-                pages.evaluate_formula(line.split(" = ")[-1]) for line in one["lines"] if " = " in line
-            ]
-            results = [result for result in results if result is not None]
-            if one["value"] != "−∞" and results:
-                value = pytest.approx(pages.parse_value(one), rel=1e-2, abs=1e-6)
-                assert any(result == value for result in results), one
+        page.evaluate(
+            "([station, token]) => "
+            "explain.go({ station, key: null, tokens: explain.state.tokens.map(() => token) })",
+            [station, token],
+        )
+        here = pages.read_drawings(page) + pages.read_numbers(page, "#stage")
+        pages.check_numbers(here)
+        numbers += here if station not in ("generation", "levers") else []  # of vectors that are not shown
+        assert pages.find_dead_drawings(page) == []
+    return numbers
 
 
 @pytest.mark.parametrize("design", CONFIGS["drawn"])
 def test_numbers_of_drawings_follow_from_formulas(design, open_walk_of):
     config, text = CONFIGS["drawn"][design], "a" if design.startswith("short") else TEXT
-    check_drawings(open_walk_of(config, text, None if "kind" in config else TARGET)[1], 2)
+    document, page = open_walk_of(config, text, None if "kind" in config else TARGET)
+    numbers = check_drawings(page, 2)
+    n_read = check_against_file(numbers, make_run(**config).model, read_vectors(page, document))
+    assert n_read > 2
 
 
 @pytest.mark.parametrize("design", ["lstm translator", "gru", "experts", "deberta"])
@@ -188,11 +230,11 @@ def test_repeated_number_keeps_its_formula(open_walk_of):
         pages.go_to_station(page, station)
         page.evaluate("explain.go({ tokens: [3] })")
         for one in pages.read_drawings(page):
-            if one["title"].endswith("feature 32"):
+            if one["title"].endswith("feature 31"):
                 numbers[station, one["drawing"], one["title"].split(",")[0]] = one
     for first, repeat in (
         (("stack.final_norm", "norm", "after"), ("output", "last-vector", "The last vector")),
-        (("stack.layers.1.ffn", "residual", "runs on"), ("stack.final_norm", "norm", "before")),
+        (("stack.layers.1.ffn", "residual", "output"), ("stack.final_norm", "norm", "before")),
     ):
         assert numbers[repeat]["value"] == numbers[first]["value"]
         assert numbers[repeat]["lines"] == numbers[first]["lines"]
@@ -208,7 +250,7 @@ def test_vector_drawings_show_selected_token(design, open_explained):
         page.evaluate("explain.go({ tokens: explain.state.tokens.map(() => 2) })")
         step = next((one for one in document["walk"] if one["path"] == station), None)
         for one in pages.read_drawings(page):
-            if one["title"].endswith("feature 1"):
+            if one["title"].endswith("feature 0"):
                 if one["drawing"] in ("ffn-out", "part-out", f"{station}-out"):
                     name = step["out"]
                 elif one["drawing"] == "last-vector":
@@ -303,3 +345,57 @@ def test_score_shows_its_row_of_position_table(kind, position, open_walk_of):
         page.keyboard.press("ArrowDown")
     pages.go_to_station(page, "position-0")
     check_accessibility(page)
+
+
+def find_cell(page, drawing, row, column):
+    """The middle of a visible cell of a matrix in which each query sees the keys before it, or of a strip."""
+    page.locator(drawing).scroll_into_view_if_needed()
+    strips = page.locator(f"{drawing} image")
+    if strips.count():
+        n = page.evaluate("name => explain.value(name).shape.at(-1)", "stack.layers.0.attn.q")
+        box = strips.nth(row).bounding_box()
+        return box["x"] + box["width"] * (column + 0.5) / n, box["y"] + box["height"] / 2
+    box = page.locator(f"{drawing} .cell").nth(row * (row + 1) // 2 + column).bounding_box()
+    return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+
+
+@pytest.mark.parametrize("way", ["tap", "click", "Enter"])
+def test_chosen_cell_keeps_its_formula(way, open_page, tmp_path):
+    document = explain(make_run(kind="decoder"), TEXT, has_lever_cases=False)
+    path, options = save_page(tmp_path / "page.html", render_walk_page(document)), {}
+    if way == "tap":
+        options = {"screen": PHONE, "has_touch": True}
+    page = pages.open_walk(open_page, path, **options)
+    pages.go_to_station(page, "stack.layers.0.attn")
+    names, rows, columns = page.evaluate(
+        "[(i) => tokenText(0, i), (i) => rowName(0, i), (i) => cellName(sideOf(0).tokens[i].text)]"
+        ".map((name) => sideOf(0).tokens.map((_, i) => name(i)))"
+    )
+    titles = {
+        "scores": "Score of “{row}” for “{k}”, head 0",
+        "weights": "Weight of “{k}” for “{row}”, head 0",
+        "vector-Q": "Q of “{q}”, head 0, feature {c}",
+    }
+    for (drawing, title), (q, k) in zip(titles.items(), ((4, 2), (5, 3), (3, 1)), strict=True):
+        element = f"[data-focus='{drawing}']"
+        if way == "Enter":
+            page.locator(element).focus()
+            page.keyboard.press("Home")
+            for key in ["ArrowUp"] * len(names) + ["ArrowDown"] * q + ["ArrowRight"] * k:
+                page.keyboard.press(key)
+            page.keyboard.press("Enter")
+        else:
+            x, y = find_cell(page, element, q, k)
+            page.touchscreen.tap(x, y) if way == "tap" else page.mouse.click(x, y)
+        assert page.evaluate("explain.state.tokens") == [q]
+        title = title.format(q=names[q], row=rows[q], k=columns[k], c=k)
+        assert page.locator("#inspector h2").inner_text() == title
+        assert page.locator("#inspector .formula").count() > 0
+        assert page.locator("#inspector .formula").first.is_visible()
+    button = page.locator("[data-focus='key-1']")
+    button.focus() if way == "Enter" else None
+    {"tap": button.tap, "click": button.click, "Enter": lambda: page.keyboard.press("Enter")}[way]()
+    assert page.evaluate("explain.state.key") == 1
+    assert page.locator("#inspector h2").inner_text() == f"Weight of “{columns[1]}” for “{rows[3]}”, head 0"
+    page.locator("#inspector .close").click()
+    assert page.locator("#inspector .formula").count() == 0

@@ -6,6 +6,7 @@ They call the parts of an attention on the inputs of its real forward pass, as t
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -38,7 +39,9 @@ def record_position(call: Call, scheme: Position) -> Names:
     role = f"{place.path}.position"
     arrays, facts = describe_scheme(scheme, call)
     values = trace.schemes[key] = trace.store_all(trace.unique_path(role), arrays)
-    facts = {"kind": scheme.kind} | facts
+    parameters = {role: array for role, array in arrays.items() if isinstance(array, nn.Parameter)}
+    maps = {role: SimpleNamespace(weight=parameter) for role, parameter in parameters.items()}
+    facts = {"kind": scheme.kind} | facts | call.describe_maps(maps)[1]
     place = place._replace(path=role, role="position")
     trace.steps.append(Step(place, "position", scheme, None, None, values, facts))
     return values
@@ -196,8 +199,11 @@ class _AttentionCall(NamedTuple):
             "v_head_dim": attn.v_head_dim,
             "tied": tied if len(tied) > 1 else [],
             "projected": not isinstance(attn.q_proj, NoProjection),
-            "widths": {"Q": attn.q_proj.weight.size(1), "KV": attn.k_proj.weight.size(1)},
         }
+        if common["projected"]:
+            maps = {role: getattr(attn, f"{role}_proj") for role in "qkvo"}
+            biases, map_facts = self.call.describe_maps(maps)
+            values, common = values | biases, common | map_facts
         self.call.add_tokens(kind, values, common | facts, self.memory_side)
 
 

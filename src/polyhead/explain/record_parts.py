@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyhead.explain.record_attention import describe_scheme
-from polyhead.explain.trace import Arrays, Call, Facts, records, sizes
+from polyhead.explain.trace import Arrays, Call, Facts, Names, records, sizes
 from polyhead.nn.block.convolution import ConvBlock
 from polyhead.nn.block.recurrent import GRU, LSTM, RNN, RecurrentBlock
 from polyhead.nn.embedding import Embedding, Head
@@ -18,6 +19,7 @@ from polyhead.nn.feed_forward.mlp import MLP_ACTIVATIONS, ConvFeedForward, FeedF
 from polyhead.nn.feed_forward.moe import MixtureOfExperts
 from polyhead.nn.norm import BatchNorm, LayerNorm, NoNorm, RMSNorm
 from polyhead.nn.pooling import DenseMap, Pooler
+from polyhead.nn.position.absolute import LearnedPosition
 
 SHOWN_UNITS = 32  # of a feed-forward layer, for each token
 CURVE_END, CURVE_BINS = 4.0, 32  # an activation is drawn from -4 to 4, with as many bins for its inputs
@@ -82,7 +84,7 @@ def record_feed_forward(call: Call, ffn: FeedForward | ConvFeedForward) -> None:
     """A plain feed-forward layer: the inputs and outputs of its activation."""
     pre = ffn.up_proj(call.x.mT).mT if isinstance(ffn, ConvFeedForward) else ffn.up_proj(call.x)
     act = ffn.activation(pre)
-    _record_units(call, ffn, act, {"pre": pre, "act": act})
+    _record_units(call, ffn, act, {"pre": pre, "act": act}, ("up", "down"))
 
 
 @records(GatedFeedForward)
@@ -90,7 +92,8 @@ def record_gated(call: Call, ffn: GatedFeedForward) -> None:
     """A gated feed-forward layer: the gate before and after its activation, and what it lets through."""
     gate, up = ffn.gate_proj(call.x), ffn.up_proj(call.x)
     act = ffn.activation(gate)
-    _record_units(call, ffn, act * up, {"pre": gate, "act": act, "up": up, "hidden": act * up})
+    arrays = {"pre": gate, "act": act, "up": up, "hidden": act * up}
+    _record_units(call, ffn, act * up, arrays, ("gate", "up", "down"))
 
 
 def _record_units(
@@ -98,6 +101,7 @@ def _record_units(
     ffn: FeedForward | ConvFeedForward | GatedFeedForward,
     inner: Tensor,
     arrays: Mapping[str, Tensor],
+    maps: Sequence[str],
 ) -> None:
     """The units that add most to each token: by their activation and the length of their output vector.
 
@@ -119,7 +123,8 @@ def _record_units(
         "activation": _name(ffn.activation),
         "is_gated": "up" in arrays,
     }
-    call.add_tokens("feed_forward", call.store({"unit": unit, **rows}), facts)
+    values, map_facts = call.describe_maps({role: getattr(ffn, f"{role}_proj") for role in maps})
+    call.add_tokens("feed_forward", call.store({"unit": unit, **rows}) | values, facts | map_facts)
 
 
 @records(MixtureOfExperts)
@@ -138,7 +143,11 @@ def record_moe(call: Call, moe: MixtureOfExperts) -> None:
         "probability", logits.shape, "softmax", x=values["logit"], hidden=None, outside=None
     )
     facts = {"experts": len(moe.experts), "top_k": moe.top_k, "expert": type(moe.experts[0]).__name__}
-    call.add_tokens("moe", values, facts | {"normalize": moe.normalize})
+    maps, map_facts = call.describe_maps({"router": moe.router})
+    down = [expert.down_proj for expert in moe.experts if isinstance(expert, FeedForward | GatedFeedForward)]
+    if down and down[0].bias is not None:
+        maps |= call.store({"down_bias": torch.stack([part.bias for part in down])})
+    call.add_tokens("moe", values | maps, facts | map_facts | {"normalize": moe.normalize})
 
 
 @records(RNN, LSTM, GRU)
@@ -166,10 +175,24 @@ def record_recurrent(call: Call, rnn: RNN | LSTM | GRU) -> None:
     parent = call.inputs.get("parent")
     has_both = isinstance(parent, RecurrentBlock) and parent.reverse is not None
     facts = {"network": type(rnn).__name__, "units": rnn.hidden_size, "is_reverse": is_reverse}
+    biases, map_facts = _describe_recurrent_maps(call, rnn)
+    values, facts = values | biases, facts | map_facts
     # both networks read the same vectors, the reverse one after the other
     x_name = call.trace.steps[-1].x if is_reverse else call.name(x, "in")
     one_output = call._replace(output=call.output[0])
     one_output.add("recurrent", x_name, values["state"], values, facts | {"networks": 1 + has_both})
+
+
+def _describe_recurrent_maps(call: Call, rnn: RNN | LSTM | GRU) -> tuple[Names, Facts]:
+    """The two maps of the gates, and that of the source to the state before the first token."""
+    x_weight, state_weight, *biases = rnn.all_weights[0]
+    x_bias, state_bias = biases or (None, None)
+    start = getattr(call.inputs.get("parent"), "start_proj", None)
+    maps = {
+        "x": SimpleNamespace(weight=x_weight, bias=x_bias),
+        "state": SimpleNamespace(weight=state_weight, bias=state_bias),
+    }
+    return call.describe_maps(maps | ({} if start is None else {"start": start}))
 
 
 def _compute_gates(rnn: RNN | LSTM | GRU, x: Tensor, states: Tensor) -> dict[str, Tensor]:
@@ -200,6 +223,8 @@ def record_embedding(call: Call, embedding: Embedding) -> None:
     )
     x = embedding.token(tokens)
     values = call.store({"rows": x[0, shown]})
+    maps = {"token": embedding.token, "proj": embedding.token_proj, "segment": embedding.segment}
+    _, map_facts = call.describe_maps({role: part for role, part in maps.items() if part is not None})
     shape = trace.store.shape(values["rows"])
     x = x * embedding.scale
     name = values["scaled"] = call.derive("scaled", shape, "scale", x=values["rows"], by=embedding.scale)
@@ -208,12 +233,14 @@ def record_embedding(call: Call, embedding: Embedding) -> None:
         values |= call.store({"projected": x[0, shown]})
         name = values["projected"]
     if embedding.segment is not None:
-        segment = embedding.segment(torch.zeros_like(tokens) if segments is None else segments)
+        segments = torch.zeros_like(tokens) if segments is None else segments
+        segment = embedding.segment(segments)
+        map_facts["segments"] = segments[0, shown].tolist()
         values |= call.store({"segment": segment[0, shown]})
         x = x + segment
         shape = trace.store.shape(name)
         name = call.derive("with_segment", shape, "add", args=[name, values["segment"]])
-    call.add("embedding", None, name, values, {"scale": embedding.scale})
+    call.add("embedding", None, name, values, {"scale": embedding.scale} | map_facts)
     scheme, place = embedding.position, call.place
     if scheme.kind == "embeddings":
         place = place._replace(path=f"{place.path}.position", role="position")
@@ -223,6 +250,8 @@ def record_embedding(call: Call, embedding: Embedding) -> None:
         rows, x_name = of_scheme.store({"rows": added}), name
         name = of_scheme.derive("out", added.shape, "add", args=[x_name, rows["rows"]])
         facts = {"kind": "embeddings"} | describe_scheme(scheme, of_scheme)[1]
+        if isinstance(scheme, LearnedPosition):
+            facts |= of_scheme.describe_maps({"rows": SimpleNamespace(weight=scheme.weight)})[1]
         of_scheme.add("position", x_name, name, rows, facts)
     trace.bind(x, name)
     for role in ("norm", "proj"):
@@ -240,18 +269,25 @@ def record_embedding(call: Call, embedding: Embedding) -> None:
 @records(Head)
 def record_head(call: Call, head: Head) -> None:
     """The LM head; its logits are the output of the walk."""
-    facts = {"scale": head.scale, "softcap": head.softcap, "has_bias": head.bias is not None}
-    call.add("head", call.name(call.x, "in"), None, {}, facts)
+    facts = {"scale": head.scale, "softcap": head.softcap}
+    values, map_facts = call.describe_maps({"head": head})
+    call.add("head", call.name(call.x, "in"), None, values, facts | map_facts)
 
 
 @records(Pooler)
 def record_pooler(call: Call, pooler: Pooler) -> None:
     """The pooled vector of a text."""
     name, values = call.name(call.x, "in"), call.store({"pooled": call.output[0]})
+    map_facts: Facts = {}
+    if pooler.proj is not None and pooler.map_first:  # of each token, with activation and norm
+        values |= call.store({"mapped": pooler.apply_map(call.x, call.pos)[0, call.window]})
+    elif pooler.proj is not None:
+        biases, map_facts = call.describe_maps({"proj": pooler.proj})
+        values |= biases | call.store({"sum": pooler.proj(pooler.pool(call.x, call.pos))[0]})
     pooled = call.trace.bind(call.output, values["pooled"])
     facts = {"pooling": _name(pooler.pool), "map_first": pooler.map_first}
     facts |= {"activation": _name(pooler.activation), "norm": _name(pooler.norm)}
-    call.add("pooling", name, pooled, values, facts)
+    call.add("pooling", name, pooled, values, facts | map_facts)
 
 
 @records(nn.Linear, DenseMap)
@@ -261,11 +297,19 @@ def record_projection(call: Call, projection: nn.Linear | DenseMap) -> None:
     if isinstance(parent, ConvBlock):
         maps = zip(("value", "gate"), call.output[0, call.window].split(parent.width, -1), strict=False)
         facts = {"kernel": parent.kernel, "left": parent.left_context, "activation": _name(parent.activation)}
-        call.add("conv", None, None, call.store(dict(maps)), facts)
+        biases, map_facts = call.describe_maps({"conv": projection})
+        call.add("conv", None, None, call.store(dict(maps)) | biases, facts | map_facts)
         return
     before = steps[-1] if steps else None
     _record_ends(call, "projection")
-    steps[-1].facts["activation"] = _name(projection.activation if isinstance(projection, DenseMap) else None)
+    linear, activation = projection, None
+    if isinstance(projection, DenseMap):
+        linear, activation = projection.proj, _name(projection.activation)
+    values, facts = call.describe_maps({"proj": linear})
+    if activation is not None:
+        values |= call.store({"sum": linear(call.x)[0]})
+    steps[-1].values |= values
+    steps[-1].facts |= facts | {"activation": activation}
     if before is not None and before.kind == "recurrent":  # of both directions side by side
         before.out, before.shape_out = steps[-1].x, sizes(call.x)
 
@@ -274,6 +318,7 @@ def record_projection(call: Call, projection: nn.Linear | DenseMap) -> None:
 def record_activation(call: Call, activation: nn.Module) -> None:
     """The activation of a head's transform."""
     _record_ends(call, "activation")
+    call.trace.steps[-1].facts["activation"] = _name(activation)
 
 
 @records(nn.Module)
@@ -303,5 +348,6 @@ def _record_ends(call: Call, kind: str) -> None:
 def _name(function: Callable[..., Any] | None) -> str | None:
     """The name of a function or the class of a module."""
     if function is None or isinstance(function, nn.Module):
-        return None if function is None else type(function).__name__
+        form = " (tanh)" if getattr(function, "approximate", None) == "tanh" else ""
+        return None if function is None else type(function).__name__ + form
     return getattr(function, "__name__", type(function).__name__)

@@ -65,6 +65,23 @@ class Call(NamedTuple):
         """Store arrays of the part; None is left out."""
         return self.trace.store_all(self.place.path, arrays)
 
+    def describe_maps(self, maps: Mapping[str, Any]) -> tuple[Names, Facts]:
+        """Linear maps by role: their biases as arrays "role_bias", and the names of their parameters."""
+        linear = {role: part for role, part in maps.items() if isinstance(part.weight, Tensor)}
+        biases = {role: getattr(part, "bias", None) for role, part in linear.items()}
+        names = self.trace.parameter_names
+        values = {f"{role}_bias": bias for role, bias in biases.items() if isinstance(bias, Tensor)}
+        return self.store(values), {
+            "maps": {
+                role: {
+                    "weight": names.get(id(part.weight)),
+                    "bias": names.get(id(biases[role])),
+                    "width": part.weight.numel() // len(part.weight),
+                }
+                for role, part in linear.items()
+            }
+        }
+
     def derive(self, role: str, shape: Sequence[int], op: str, **inputs: Any) -> str:
         """Add an array of the part that the reader computes."""
         return self.trace.store.derive(f"{self.place.path}.{role}", shape, op, **inputs)
@@ -134,10 +151,12 @@ class Trace:
     """The record of one forward pass over one row of each text.
 
     ``lengths`` are the numbers of tokens of each text, ``windows`` those that arrays cover: (first, stop).
+    ``model`` has the names of the parameters.
     """
 
-    def __init__(self, lengths: Sequence[int], windows: Sequence[tuple[int, int]]) -> None:
+    def __init__(self, lengths: Sequence[int], windows: Sequence[tuple[int, int]], model: nn.Module) -> None:
         self.store, self.lengths, self.windows = ArrayStore(), list(lengths), list(windows)
+        self.parameter_names = {id(p): name for name, p in model.named_parameters()}  # as in the file
         self.layers: list[Facts] = []
         self.steps: list[Step] = []
         self.schemes: dict[str, Names] = {}  # arrays of the position schemes of attention

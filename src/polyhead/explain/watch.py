@@ -29,7 +29,7 @@ def watch_model(
 
     ``windows`` are the tokens of each that arrays cover.
     """
-    trace = Trace(lengths, windows)
+    trace = Trace(lengths, windows, model)
     watch = _Watch(model, trace)
     try:
         watch.start()

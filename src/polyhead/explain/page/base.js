@@ -31,7 +31,7 @@ function formatNumber(value, digits = 4) {
   else if (size >= 1e6 || size < 1e-4) {
     const [digitsOf, power] = value.toExponential(Math.max(digits - 2, 1)).split("e");
     text = `${digitsOf}·10${superscript(Number(power))}`;
-  } else text = size >= 1e4 ? String(Math.round(value)) : String(Number(value.toPrecision(digits)));
+  } else text = size >= 1e4 && digits < 6 ? String(Math.round(value)) : String(Number(value.toPrecision(digits)));
   return text.replace("-", MINUS);
 }
 const superscript = (n) => String(n).replace(/./g, (c) => "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"["-0123456789".indexOf(c)]);

@@ -24,10 +24,15 @@ function paintNumbers(values, most, colors, width = values.length) {
   return canvas;
 }
 
-/* Pointer and keys over a grid of rows and columns: `at` finds the cell of a point, `show` marks a cell, `choose` takes it. */
+/* Pointer and keys over a grid of rows and columns: `at` finds the cell of a point, `show` marks a cell, `choose` takes it. The
+   cell that is shown is shown again when the drawing is drawn again. */
 function pointAtCells(svg, [rows, columns], at, show, choose, start = [0, 0]) {
-  let [r, c] = start;
-  const move = (row, column) => { r = keepIn(row, rows); c = keepIn(column, columns); show(r, c); };
+  let [r, c] = pointedCell(svg.dataset.focus) ?? start;
+  const move = (row, column) => {
+    r = keepIn(row, rows); c = keepIn(column, columns);
+    show(r, c);
+    if (page.pointed) page.pointed.cell = [r, c];
+  };
   const find = (event) => {
     const box = svg.getBoundingClientRect(), unit = svg.viewBox.baseVal.width / box.width;
     return at((event.clientX - box.left) * unit, (event.clientY - box.top) * unit);
@@ -35,13 +40,28 @@ function pointAtCells(svg, [rows, columns], at, show, choose, start = [0, 0]) {
   const point = (event) => { const cell = find(event); if (cell) move(...cell); };
   svg.addEventListener("pointermove", point);
   svg.addEventListener("pointerdown", point);
-  svg.addEventListener("focus", () => { if (svg.matches(":focus-visible")) show(r, c); });
+  svg.addEventListener("focus", () => { if (svg.matches(":focus-visible")) move(r, c); });
+  svg.addEventListener("again", () => move(r, c));
   if (choose) svg.addEventListener("click", (event) => { const cell = find(event); if (cell) choose(...cell); });
   svg.addEventListener("keydown", (event) => {
     const step = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1], Home: [0, -columns], End: [0, columns] }[event.key];
     if (step) { event.preventDefault(); event.stopPropagation(); move(r + step[0], c + step[1]); }
     else if (choose && (event.key === "Enter" || event.key === " ")) { event.preventDefault(); choose(r, c); }
   });
+}
+
+/* Pointer and keys over marks of a drawing, {x, y, tell} each: the nearest one is shown, the arrow keys go from one to the next. */
+function pointAtMarks(svg, marks, focus, { choose = null, start = 0 } = {}) {
+  const here = svg.append("circle").attr("class", "here").attr("r", 7).attr("visibility", "hidden");
+  const show = (_, i) => { here.attr("visibility", "visible").attr("cx", marks[i].x).attr("cy", marks[i].y); inspect(marks[i].tell(), here.node()); };
+  const far = ({ x, y }, px, py) => Math.hypot(x - px, y - py), at = (px, py) => {
+    const i = d3.leastIndex(marks, (a, b) => far(a, px, py) - far(b, px, py));
+    return i >= 0 && far(marks[i], px, py) < 60 ? [0, i] : null;
+  };
+  svg.attr("tabindex", 0).attr("data-focus", focus).attr("aria-label", `${svg.attr("aria-label")}; ${t("arrow keys move")}`);
+  pointAtCells(svg.node(), [1, marks.length], at, show, choose && ((_, i) => choose(i)), [0, start]);
+  svg.node().addEventListener("pointerleave", () => here.attr("visibility", "hidden"));
+  return svg.node();
 }
 
 /* Rows of numbers, one strip each: rows = [{label, values, on, of}]; `tell(r, c)` says what the inspector shows of a number,
@@ -54,7 +74,8 @@ function drawStrips({ name, rows, tell, choose = null, groups = 0, height = 0, g
   const cell = Math.min(Math.max((width - left - 2) / n, 1.2), 18), size = height || (rows.length > 12 ? 12 : rows.length > 5 ? 15 : 22), gap = given ?? (rows.length > 12 ? 2 : rows.length > 5 ? 3 : 6), head = columns ? 16 : 0, every = Math.ceil(34 / cell);
   const across = cell * n, w = Math.ceil(left + across + 2), down = head + rows.length * (size + gap);
   const span = rows.reduce(([lo, hi], one) => { const [a, b] = d3.extent(one.values); return [Math.min(lo, a), Math.max(hi, b)]; }, [Infinity, -Infinity]);
-  const label = t("{name}: {rows} rows of {n} numbers from {lo} to {hi}; arrow keys move", { name, rows: rows.length, n, lo: formatNumber(span[0], 3), hi: formatNumber(span[1], 3) });
+  const words = { name, rows: rows.length, n, lo: formatNumber(span[0], 3), hi: formatNumber(span[1], 3) };
+  const label = rows.length === 1 ? t("{name}: {n} numbers from {lo} to {hi}; arrow keys move", words) : t("{name}: {rows} rows of {n} numbers from {lo} to {hi}; arrow keys move", words);
   const svg = d3.create("svg").attr("class", "strips").attr("viewBox", `0 0 ${w} ${down}`).attr("width", w).attr("height", down)
     .attr("role", "img").attr("tabindex", 0).attr("aria-label", label).attr("data-focus", focus);
   const y = (r) => head + r * (size + gap) + gap / 2;
@@ -77,7 +98,7 @@ function drawStrips({ name, rows, tell, choose = null, groups = 0, height = 0, g
   const at = (px, py) => px < left || px >= left + across || py < head || py >= down ? null : [keepIn(Math.floor((py - head) / (size + gap)), rows.length), keepIn(Math.floor((px - left) / cell), n)];
   pointAtCells(svg.node(), [rows.length, n], at, show, choose, [Math.max(rows.findIndex((one) => one.on), 0), start]);
   svg.node().addEventListener("pointerleave", () => here.attr("visibility", "hidden"));
-  const table = numbersTable(name, () => d3.range(n).map((i) => columnName ? columnName(i) : columns?.[i] ?? `${i + 1}`), () => rows.map((one) => [one.label ?? "", ...one.values]));
+  const table = numbersTable(name, () => d3.range(n).map((i) => columnName ? columnName(i) : columns?.[i] ?? `${i}`), () => rows.map((one) => [one.label ?? "", ...one.values]));
   return h("div", { class: "strip-set" }, scrollRegion(name, svg.node()), h("div", { class: "below" }, legend ? rampOf(top) : null, table));
 }
 
@@ -91,7 +112,7 @@ function clipRow(text) {
 }
 
 /* A matrix of query rows and key columns. `value(r, c)`; `code(r, c)` is why a cell is hidden (0: visible). */
-function drawMatrix({ name, rows, columns, value, code = () => 0, share = false, chosen = [null, null], tell, choose, focus = name, width = page.width }) {
+function drawMatrix({ name, rows, columns, value, code = () => 0, share = false, legend = true, chosen = [null, null], tell, choose, focus = name, width = page.width }) {
   const labels = rows.map(clipRow), left = 14 + 7.4 * Math.max(...labels.map(textWidth)), tilt = 6.4 * Math.min(Math.max(...columns.map(textWidth)), 14);
   const right = 12 + 5.2 * Math.min(textWidth(columns[columns.length - 1]), 14);
   const size = Math.min(Math.max(Math.floor((width - left - right) / columns.length), 15), 40), top = 22 + tilt;
@@ -123,7 +144,7 @@ function drawMatrix({ name, rows, columns, value, code = () => 0, share = false,
   const reasons = codes.map((one) => h("span", { class: "reason" }, swatch(one), HIDDEN[one]()));
   const table = numbersTable(name, () => columns, () => rows.map((text, r) => [text, ...columns.map((_, c) => code(r, c) ? HIDDEN[code(r, c)]() : value(r, c))]));
   return h("div", { class: "strip-set" }, scrollRegion(name, svg.node()),
-    h("div", { class: "below" }, share ? shareRamp() : rampOf(most), reasons.length ? h("p", { class: "reasons" }, reasons) : null, table));
+    h("div", { class: "below" }, !legend ? null : share ? shareRamp() : rampOf(most), reasons.length ? h("p", { class: "reasons" }, reasons) : null, table));
 }
 
 const HIDDEN = {
@@ -146,8 +167,8 @@ function hatchPatterns() {
   return svg.node();
 }
 
-/* Who looks at whom: lines from the query tokens to the key tokens, as thick as the weights. */
-function drawLinks({ name, queries, keys, weight, chosen, choose }) {
+/* Who looks at whom: lines from the query tokens to the key tokens, as thick as the weights; `tell` is of a key of the chosen query. */
+function drawLinks({ name, queries, keys, weight, chosen, choose, tell }) {
   const width = Math.min(page.width, 460), size = 24, down = Math.max(queries.length, keys.length) * size + 8, labels = queries.map(clipRow);
   const side = Math.min(16 + 7.4 * Math.min(Math.max(...[...labels, ...keys].map(textWidth)), 22), width * 0.36);
   const svg = d3.create("svg").attr("class", "links").attr("viewBox", `0 0 ${width} ${down}`).attr("width", width).attr("height", down).attr("role", "img")
@@ -161,5 +182,5 @@ function drawLinks({ name, queries, keys, weight, chosen, choose }) {
     .attr("x", x).attr("y", (_, i) => y(i)).attr("dy", ".35em").text((text) => clipText(text));
   names(labels, side - 8, "end", (i) => i === chosen).style("cursor", "pointer").on("click", (event, text) => choose(labels.indexOf(text)));
   names(keys, width - side + 8, "", (i) => chosen !== null && weight(chosen, i) > 0.15);
-  return svg.node();
+  return pointAtMarks(svg, keys.map((_, k) => ({ x: width - side, y: y(k), tell: () => tell(k) })), "links");
 }

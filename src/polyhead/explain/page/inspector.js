@@ -1,12 +1,13 @@
 /* ---- the inspector: one number with its formula, the numbers put in, its shape, its cost and its line of source ---- */
 
-/* spec = {title, value, lines: [formula or {soft: words}], shape, flops, bytes, step, source}; null empties it. The source
-   is by default that of the step. `at` is the element of the number. */
+/* spec = {title, value, unit, lines: [formula or {soft: words}], shape, flops, bytes, step, source}; null empties it. The
+   source is by default that of the step. `at` is the element of the number. */
 function inspect(spec, at = null) {
-  const place = document.getElementById("inspector");
+  const place = document.getElementById("inspector"), counting = h("p", { class: "soft counting" }, t("Ids, positions, features, heads, units, experts and buckets count from 0, as in NumPy and model.safetensors."));
   page.inspected = spec;
+  page.pointed = spec && at ? { focus: at.closest("[data-focus]")?.dataset.focus, station: state.station, cell: null } : null;
   if (!spec) {
-    place.replaceChildren(h("h2", {}, t("A number")), h("p", { class: "soft" }, t("Point at any number, or move there with the arrow keys, to see its formula here.")));
+    place.replaceChildren(h("h2", {}, t("Formula")), h("p", { class: "soft" }, t("Point at any number, or move there with the arrow keys, to see its formula here.")), counting);
     place.classList.add("idle");
     place.classList.remove("above");
     return;
@@ -15,18 +16,29 @@ function inspect(spec, at = null) {
   const step = spec.step, source = spec.source ?? step?.source;
   const facts = [
     spec.shape && [t("shape"), `(${spec.shape.map(formatCount).join(", ")})`],
-    spec.flops !== undefined && [t("this number"), `${t("{n} operations", { n: formatLarge(spec.flops) })}${spec.bytes ? ` · ${formatBytes(spec.bytes)}` : ""}`],
-    step?.cost && [t("this part"), `${t("{n} operations", { n: formatLarge(step.cost.flops) })} · ${formatBytes(step.cost.weight_bytes)} ${t("of weights")}`],
+    spec.flops !== undefined && [t("this number"), `${countedOperations(spec.flops)}${spec.bytes ? ` · ${formatBytes(spec.bytes)}` : ""}`],
+    step?.cost && [t("this part"), `${countedOperations(step.cost.flops)} · ${formatBytes(step.cost.weight_bytes)} ${t("of weights")}`],
     source && [t("line of source"), `${source.file}:${source.line}`],
   ].filter(Boolean);
   place.replaceChildren(...[
     h("h2", {}, spec.title),
-    h("p", { class: "value" }, h("output", { "data-value": spec.value }, typeof spec.value !== "number" ? spec.value : Number.isInteger(spec.value) ? formatCount(spec.value) : formatNumber(spec.value, 6))),
+    h("p", { class: "value" }, h("output", { "data-value": spec.value }, typeof spec.value !== "number" ? spec.value : Number.isInteger(spec.value) ? formatCount(spec.value) : formatResult(spec.value, 6)), spec.unit ? ` ${spec.unit}` : null),
     ...(spec.lines ?? []).map((line) => h("p", { class: line.soft ? "soft" : "formula" }, line.soft ?? line)),
-    h("dl", {}, facts.map(([name, text]) => h("div", {}, h("dt", {}, name), h("dd", {}, text)))),
+    h("dl", {}, facts.map(([name, text]) => h("div", {}, h("dt", {}, name), h("dd", {}, text)))), counting,
     h("button", { type: "button", class: "close", "aria-label": t("Close"), onclick: () => inspect(null) }, "×"),
   ]);
   if (at) keepInSight(at, place);
+}
+
+const countedOperations = (n) => n === 1 ? t("1 operation") : t("{n} operations", { n: formatLarge(n) });
+
+/* The cell of a drawing that is shown, by the name of the drawing. */
+const pointedCell = (focus) => page.pointed?.station === state.station && page.pointed.focus === focus ? page.pointed.cell : null;
+/* After all is drawn again: the number that was shown, if it is still there. */
+function inspectAgain() {
+  const { pointed } = page, element = pointed?.focus && pointed.station === state.station ? document.querySelector(`#stage [data-focus="${CSS.escape(pointed.focus)}"]`) : null;
+  inspect(null);
+  element?.dispatchEvent(new Event("again"));
 }
 
 /* Scroll to the number that the keyboard reaches. On a small screen the inspector is a sheet over one end of the window,
@@ -44,7 +56,7 @@ const pointable = (text, tell, choose = null, focus = null) => h("button", { typ
 /* The listeners of an element whose number the inspector shows: under the pointer, in focus and after a click. */
 function inspected(tell) {
   const show = (event) => inspect(tell(), event.currentTarget);
-  return { onpointerenter: show, onfocus: show, onclick: show };
+  return { onpointerenter: show, onfocus: show, onclick: show, onagain: show };
 }
 
 /* A number of a table. */
@@ -65,11 +77,4 @@ function moveInRows(element, of) {
 }
 const moveInTable = (table) => moveInRows(table, [...table.rows]);
 
-/* The first terms of a sum and its total as text: "0.2·1.1 + 0.3·−0.4 + … (64 terms)". */
-function sumText(a, b, n = 3) {
-  return addedText(d3.range(Math.min(n, a.length)).map((i) => `${formatNumber(a[i], 3)}·${bracket(b[i])}`), a.length);
-}
-/* Terms as a sum, of which there are `all`. */
-const addedText = (terms, all) => terms.join(" + ") + (all > terms.length ? ` + … (${t("{n} terms", { n: formatCount(all) })})` : "");
-const bracket = (value, digits = 3) => value < 0 ? `(${formatNumber(value, digits)})` : formatNumber(value, digits);
 const dot = (a, b) => { let sum = 0; for (let i = 0; i < a.length; i++) sum += a[i] * b[i]; return sum; };

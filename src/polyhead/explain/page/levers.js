@@ -18,7 +18,7 @@ function settingText(setting) {
     if (value !== null && typeof value === "object") return `${value.name ?? ""} ${Object.entries(value).filter(([key]) => key !== "name").map(([key, one]) => `${SETTING_NAMES[key]?.() ?? key} ${one}`).join(t(", "))}`.trim();
     if (name === "stack" || name === "attention") return WORDS[value]?.() ?? value;
     if (name === "layer") return t("layer {n}", { n: Number(value) + 1 });
-    if (name === "head") return t("head {n}", { n: Number(value) + 1 });
+    if (name === "head") return t("head {n}", { n: value });
     return `${SETTING_NAMES[name]?.() ?? name} ${typeof value === "number" ? formatNumber(value) : WORDS[value]?.() ?? value}`;
   });
   return parts.join(t(", ")) || t("on");
@@ -59,7 +59,7 @@ function showLevers() {
   const title = LEVER_NAMES[lever.name]?.() ?? lever.name;
   if (lever.reason) return [...cards, card("lever", title, lever.reason[page.language] ?? lever.reason.en)];
   const cases = lever.cases, at = keepIn(state.leverCase ?? 0, Math.max(cases.length, 1)), chosen = cases[at];
-  const select = lever.name === "head" && lever.settings.length > 1 ? headGrid(lever, chosen?.setting ?? {}) : cases.length > 8 ? h("label", { class: "choice" }, t("Setting"), h("select", { "data-focus": "lever-case", onchange: (event) => chooseCase(lever, Number(event.target.value)) }, cases.map((one, i) => h("option", { value: i, selected: i === at }, `${settingText(one.setting)}  (KL ${formatNumber(meanKl(one.result), 2)})`))))
+  const select = lever.name === "head" && lever.settings.length > 1 ? headGrid(lever, chosen?.setting ?? {}) : cases.length > 8 ? h("label", { class: "choice" }, t("Setting"), h("select", { "data-focus": "lever-case", onchange: (event) => chooseCase(lever, Number(event.target.value)) }, cases.map((one, i) => h("option", { value: i, selected: i === at }, `${settingText(one.setting)}  (KL ${formatNumber(meanKl(one.result), 2)} ${t("nats")})`))))
     : cases.length > 1 ? picker(t("Setting"), cases.map((one, i) => [i, settingText(one.setting)]), at, (i) => chooseCase(lever, i), { kind: "cases", focus: "case" }) : null;
   return [...cards, card("lever", title, LEVER_LEADS[lever.name]?.(), select, page.live ? leverForm(lever, chosen?.setting ?? lever.settings[0] ?? {}) : null, chosen ? caseResult(part, lever, chosen) : null)];
 }
@@ -72,10 +72,10 @@ function headGrid(lever, chosen) {
     groups.set(name, [...(groups.get(name) ?? []), i]);
   });
   const cell = (i) => {
-    const at = caseAt(i), found = lever.cases[at], name = settingText(settings[i]), kl = found && formatNumber(meanKl(found.result), 2), common = { type: "button", "data-focus": `case-${i}`, "aria-pressed": String(isSameSetting(chosen, settings[i])) };
-    if (!found) return h("button", { ...common, class: "head-cell open", "aria-label": name, onclick: () => askLever(lever, settings[i]) }, String(settings[i].head + 1));
+    const at = caseAt(i), found = lever.cases[at], name = settingText(settings[i]), kl = found && `${formatNumber(meanKl(found.result), 2)} ${t("nats")}`, common = { type: "button", "data-focus": `case-${i}`, "aria-pressed": String(isSameSetting(chosen, settings[i])) };
+    if (!found) return h("button", { ...common, class: "head-cell open", "aria-label": name, onclick: () => askLever(lever, settings[i]) }, String(settings[i].head));
     const tell = () => tellMeanKl(found.result, labelled(name, t("mean KL")));
-    return h("button", { ...common, class: "head-cell", style: `--share: ${Math.round(80 * shade(found.result.mean_kl, top))}%`, "aria-label": labelled(name, `${t("mean KL")} ${kl}`), title: kl, ...inspected(tell), onclick: () => chooseCase(lever, at) }, String(settings[i].head + 1));
+    return h("button", { ...common, class: "head-cell", style: `--share: ${Math.round(80 * shade(found.result.mean_kl, top))}%`, "aria-label": labelled(name, `${t("mean KL")} ${kl}`), title: kl, ...inspected(tell), onclick: () => chooseCase(lever, at) }, String(settings[i].head));
   };
   const rows = [...groups].map(([name, members]) => h("tr", {}, h("th", { scope: "row" }, name), h("td", {}, h("div", { class: "head-row" }, members.map(cell)))));
   return h("div", { class: "block" }, h("p", { class: "note" }, t("The stronger the colour of a head, the further the output moves without it.")), scrollRegion(t("One head knocked out"), h("table", { class: "bars heads" }, h("caption", { class: "unseen" }, t("One head knocked out")), h("tbody", {}, rows))));
@@ -87,14 +87,15 @@ function caseResult(part, lever, chosen) {
   const nameOf = (r) => part.rows.index[r] === null ? t("the text") : tokenText(side, part.rows.index[r]), guess = (one, r) => text(one.top.ids[r]?.[0]);
   const facts = [[t("mean KL"), `${formatNumber(meanKl(result), 3)} ${t("nats")}`, tellMeanKl(result)],
     [t("changed guesses"), t("{n} of {all}", { n: result.changed.length, all: n }), tellChanged(result, (r) => labelled(nameOf(r), `${guess(plain, r)} → ${guess(result, r)}`), n)]];
-  const best = (one, r) => h("td", {}, guess(one, r), " ", h("span", { class: "soft" }, pointable(formatPercent(one.top.p[r][0]), () => tellListed(one, r, 0, guess(one, r)))));
+  const heat = (one) => one === result && lever.name === "sampling" ? chosen.setting.temperature || 1 : 1;
+  const best = (one, r) => h("td", {}, guess(one, r), " ", h("span", { class: "soft" }, pointable(formatPercent(one.top.p[r][0]), () => tellListed(one, r, 0, guess(one, r), heat(one)))));
   const rows = part.rows.index.map((_, r) => {
     if (result.rank[r] === null) return null;
     const known = part.rows.is_true[r], changed = result.changed.includes(r), rank = (one) => pointable(String(one.rank[r]), () => tellRank(one, r, nameOf(r)));
     return h("tr", { class: changed ? "on" : null }, h("th", { scope: "row" }, nameOf(r)), best(plain, r), best(result, r), h("td", { class: "bar-cell" }, bar((result.kl[r] ?? top) / top)), numberCell(formatNumber(klOf(result, r), 2), () => tellKl(result, r, nameOf(r))),
       h("td", { class: "number wide-only" }, known ? [rank(plain), " → ", rank(result)] : ""));
   }).filter(Boolean);
-  const table = h("table", { class: "bars" }, h("caption", { class: "unseen" }, LEVER_NAMES[lever.name]?.() ?? lever.name), h("thead", {}, h("tr", {}, h("th", { scope: "col" }, t("after")), h("th", { scope: "col" }, chosen.baseline ? settingText(chosen.baseline) : t("unchanged")), h("th", { scope: "col" }, t("changed")), h("td", {}), h("th", { scope: "col", class: "number" }, "KL"), h("th", { scope: "col", class: "number wide-only" }, t("rank of the true token")))), h("tbody", {}, rows));
+  const table = h("table", { class: "bars" }, h("caption", { class: "unseen" }, LEVER_NAMES[lever.name]?.() ?? lever.name), h("thead", {}, h("tr", {}, h("th", { scope: "col" }, t("after")), h("th", { scope: "col" }, chosen.baseline ? settingText(chosen.baseline) : t("unchanged")), h("th", { scope: "col" }, t("changed")), h("td", {}), h("th", { scope: "col", class: "number" }, t("KL (nats)")), h("th", { scope: "col", class: "number wide-only" }, t("rank of the true token")))), h("tbody", {}, rows));
   return h("div", { class: "case" }, factRow(facts), caseDetail(lever, chosen.detail ?? {}, part, side), scrollRegion(LEVER_NAMES[lever.name]?.() ?? lever.name, moveInTable(table)));
 }
 
@@ -103,7 +104,7 @@ function caseDetail({ name, source }, detail, part, side) {
   const { config } = page.data.run;
   if (name === "scale" && detail.plain_scale) {
     const isRoot = Math.abs(config.head_dim ** -0.5 - detail.plain_scale) < 1e-6;
-    return factRow([[t("the model's own scale"), detail.plain_scale, { lines: isRoot ? ["1 / √D", `1 / √${config.head_dim} = ${formatNumber(detail.plain_scale)}`] : [], shape: [], source }]]);
+    return factRow([[t("the model's own scale"), detail.plain_scale, { lines: isRoot ? ["1 / √D", equation`1 / √${config.head_dim} = ${detail.plain_scale}`] : [], shape: [], source }]]);
   }
   if (name === "kv_heads" && detail.bytes_per_token) {
     const { before, after } = detail.bytes_per_token, layers = config.decoder_layers ?? config.n_layers, heads = config.n_kv_heads;
@@ -121,7 +122,7 @@ function caseDetail({ name, source }, detail, part, side) {
 function cacheDetail(detail, side, source) {
   const steps = detail.visible[0], names = d3.range(steps.length).map((i) => part_text(side, i));
   const facts = factRow([[t("bytes"), formatBytes(detail.bytes), tellCacheBytes(detail.bytes, detail.bytes_terms, source)], [t("bytes of a full cache"), formatBytes(detail.bytes_static), tellCacheBytes(detail.bytes_static, detail.bytes_static_terms, source)],
-    [t("kept"), formatPercent(detail.bytes / detail.bytes_static), ratioTell(detail.bytes, detail.bytes_static, detail.bytes / detail.bytes_static, source, formatCount)]]);
+    [t("kept"), formatPercent(detail.bytes / detail.bytes_static), ratioTell(detail.bytes, detail.bytes_static, detail.bytes / detail.bytes_static, source)]]);
   if (detail.lossless) return facts;
   return h("div", {}, facts, detail.visible.map((layer, l) => h("div", { class: "block" }, h("h4", {}, t("layer {n}: what is still kept at each step", { n: detail.layers[l] + 1 })), keptMatrix(layer, names, detail.layers[l] + 1, source), errorTable(detail, l, names, source))));
 }
@@ -150,7 +151,7 @@ function errorTable(detail, l, names, source) {
   return h("details", { class: "numbers" }, h("summary", {}, t("Error of each key and value")), moveInTable(h("table", { class: "bars" }, h("caption", { class: "unseen" }, t("Error of each key and value")), h("thead", {}, head), h("tbody", {}, rows))));
 }
 function freeDetail(detail, part, source) {
-  const line = ({ ids, p, logsumexp }) => ids.map((id, i) => ({ text: part.tokens[id] ?? String(id), p: p[i], logsumexp: logsumexp[i], logit: Math.log(p[i]) + logsumexp[i] }));
+  const line = ({ ids, p, logsumexp }) => ids.map((id, i) => ({ id, text: part.tokens[id] ?? String(id), p: p[i], logsumexp: logsumexp[i], logit: Math.log(p[i]) + logsumexp[i] }));
   const first = detail.first_difference === null || detail.first_difference === undefined ? t("The free output is the text itself.") : t("Free running leaves the true text at token {n}.", { n: detail.first_difference + 1 });
   const { target } = detail.forced, given = target.map((id) => ({ text: part.tokens[id] ?? String(id) }));
   const judged = (one) => line(one).map((token, i) => ({ ...token, wrong: i < target.length && one.ids[i] !== target[i] }));
@@ -171,6 +172,6 @@ function prefillDetail(detail, source) {
   pointAtCells(svg.attr("tabindex", 0).attr("data-focus", "step-flops").node(), [2, n], at, show, null, [0, n - 1]);
   const [encoder, kv] = [detail.source_flops, detail.source_kv_flops], once = encoder ? [[t("reading the source, once"), formatLarge(encoder + kv), tellParts([[t("Encoder"), encoder], [t("keys and values of the source"), kv]], encoder + kv, "pass")]] : [];
   const facts = factRow([...once, [t("with the cache"), formatLarge(detail.sum_step), tellSum([...(encoder ? [encoder, kv] : []), ...detail.step_flops], detail.sum_step, source)], [t("without"), formatLarge(detail.sum_recompute), tellSum([...(encoder ? [encoder] : []), ...detail.recompute_flops], detail.sum_recompute, source)],
-    [t("saved"), formatPercent(detail.saved), ratioTell(detail.sum_step, detail.sum_recompute, detail.saved, source, formatLarge, "1 − a / b")], [t("all at once"), formatLarge(detail.prefill_flops), tellPass(groupCosts())]]);
+    [t("saved"), formatPercent(detail.saved), ratioTell(detail.sum_step, detail.sum_recompute, detail.saved, source, "1 − a / b")], [t("all at once"), formatLarge(detail.prefill_flops), tellPass(groupCosts())]]);
   return h("div", {}, facts, h("figure", { class: "small-plot" }, svg.node(), h("figcaption", {}, h("span", { class: "key" }, t("with the cache")), " ", h("span", { class: "key second" }, t("without")))));
 }

@@ -18,6 +18,14 @@ function row(name, ...index) {
   return data.subarray(at * width, (at + 1) * width);
 }
 const shapeOf = (name) => page.data.values[name].shape;
+/* The shape that an array has in the model, also of tokens that are not shown: `side` is the text of its last axis but one,
+   `keySide` that of its last where this is of keys. */
+function wholeShape(name, side, keySide = null) {
+  const shape = [...shapeOf(name)], n = shape.length;
+  if (n > 1) shape[n - 2] = sideOf(side).tokens.length;
+  if (keySide !== null) shape[n - 1] = sideOf(keySide).tokens.length;
+  return shape;
+}
 const valueAt = (name, ...index) => page.arrays.at(name, ...index);
 
 /* The stations in the order of the path. Each has an id, the layer that it is in, and its steps. */

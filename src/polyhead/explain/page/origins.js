@@ -3,6 +3,39 @@
 /* The step of the walk that computed an array, if one did. */
 const makerOf = (name) => page.data.walk.find((step) => step.out === name);
 
+/* y = x · W[r] + b[r], of the map with this role of a step: its lines, and what it costs. The bias is put in where there is one. */
+function tellMap(step, role, y, r, result, x = "x") {
+  const width = step.facts.maps?.[role]?.width ?? page.data.run.config.d_model;
+  return { lines: mapLines(step, role, y, r, result, x), flops: 2 * width, bytes: 8 * width };
+}
+function mapLines(step, role, y, r, result, x = "x") {
+  const formula = `${y} = ${mapText(step, role, r, x)}`, b = biasOf(step, role, r);
+  return [...(b === null ? [`${formula} = ${formatResult(result, RESULT_DIGITS)}`] : [formula, equation`${result - b} + ${b} = ${result}`]), ...mapWords(step, role, x)];
+}
+const biasOf = ({ values }, role, r) => hasValue(values[`${role}_bias`]) ? valueAt(values[`${role}_bias`], r) : null;
+const mapText = (step, role, r, x = "x") => `${x} · W[${r}]${biasOf(step, role, r) === null ? "" : ` + b[${r}]`}`;
+/* What x · W is, and the names of the matrix and of the bias in the file. */
+function mapWords({ facts }, role, x = "x") {
+  const map = facts.maps?.[role];
+  return map ? [{ soft: labelled(`${x} · W`, t("sum over the {n} features of x times a row of the matrix", { n: formatCount(map.width) })) }, ...tensorWords({ W: map.weight, b: map.bias })] : [];
+}
+/* The names in the file of what the letters of a formula stand for. */
+function tensorWords(names) {
+  const known = Object.entries(names).filter(([, name]) => name);
+  return known.length ? [{ soft: known.map(([letter, name]) => `${letter} = ${name}`).join(", ") }] : [];
+}
+
+/* The activations that a calculator has, by the name of their function: [letters, numbers]. */
+const ACTIVATIONS = {
+  relu: ["max(0, x)", (x) => expression`max(0, ${x})`], relu_squared: ["max(0, x)^2", (x) => expression`max(0, ${x})^2`], gelu: ["x · Φ(x)", (x) => expression`${x} · Φ(${x})`],
+  "gelu (tanh)": ["x / 2 · (1 + tanh(√(2 / π) · (x + 0.044715 · x^3)))", (x) => expression`${x} / 2 · (1 + tanh(√(2 / 3.14159265) · (${x} + 0.044715 · ${x}^3)))`],
+  silu: ["x · σ(x)", (x) => expression`${x} · σ(${x})`], tanh: ["tanh(x)", (x) => expression`tanh(${x})`], sigmoid: ["σ(x)", (x) => expression`σ(${x})`],
+};
+function activatedLines(name, y, x, result) {
+  const [letters, write] = ACTIVATIONS[name.toLowerCase()] ?? [];
+  return write ? [`${y} = ${letters}`, equation`${write(x)} = ${result}`] : [`${y} = ${name}(${formatNumber(x)}) = ${formatNumber(result)}`];
+}
+
 /* What the inspector says of a number of a step's output; `fixed` is its row where the drawing has no other. */
 const tellOutput = (label, step, fixed = null) => plainTell(label, step.out, step, (r, c) => OUTPUT_LINES[step.kind]?.(step, r, c) ?? [], fixed);
 
@@ -22,28 +55,58 @@ const OUTPUT_LINES = {
   residual: ({ values, facts, out }, r, c) => sumLines([values.x, ...branchesOf(values)], out, r, c, facts.scale, facts.skip),
   attention: joinedLines,
   linear_attention: joinedLines,
-  feed_forward: ({ values, facts }) => ["y = a · W", t("sum over the {n} units", { n: formatCount(facts.units ?? shapeOf(values.act)[1]) })],
+  feed_forward: (step, r, c) => tellMap(step, "down", "y", c, row(step.out, r)[c], "a"),
   moe: expertsLines,
   recurrent: bothDirectionsLines,
   conv: convolutionLines,
-  projection: ({ shape, facts }) => [facts.activation ? `y = ${facts.activation}(x · W + b)` : "y = x · W (+ b)", sumOfFeatures(shape.in[shape.in.length - 1])],
+  projection: mappedLines,
   pooling: pooledLines,
-  activation: (step, r, c) => [`${step.class}(${formatNumber(row(step.in, r)[c])}) = ${formatNumber(row(step.out, r)[c])}`],
+  activation: (step, r, c) => activatedLines(step.facts.activation ?? step.class, "y", row(step.in, r)[c], row(step.out, r)[c]),
 };
+
+/* A number of a learned map, with its activation; r is the row of a token, or 0 of the vector of a text. */
+function mappedLines(step, r, c) {
+  const { facts, values, out } = step, result = row(out, r)[c];
+  if (!facts.activation) return tellMap(step, "proj", "y", c, result);
+  const sum = valueAt(values.sum, c), map = tellMap(step, "proj", "u", c, sum);
+  return { ...map, lines: [...activatedLines(facts.activation, "y", sum, result), ...map.lines] };
+}
 
 /* An activation of the sum over the window, or a value through its gate. */
 function convolutionLines({ values, facts, out }, r, c) {
-  const { activation } = facts, shown = (name) => formatNumber(row(name, r)[c]);
-  if (values.gate) return ["y = v · σ(g)", `${shown(values.value)} · σ(${shown(values.gate)}) = ${shown(out)}`];
-  return activation === "identity" ? ["y = v"] : [`y = ${activation}(v)`, `${activation === "relu" ? "max(0, " : `${activation}(`}${shown(values.value)}) = ${shown(out)}`];
+  const { activation } = facts, of = (name) => row(name, r)[c];
+  if (values.gate) return ["y = v · σ(g)", equation`${of(values.value)} · σ(${of(values.gate)}) = ${of(out)}`];
+  return activation === "identity" ? [`y = v = ${formatNumber(of(out))}`] : activatedLines(activation, "y", of(values.value), of(out));
 }
+/* The value or the gate of feature c: a map of the tokens of the window, side by side. */
+const windowLines = (step, role, r, c) => tellMap(step, "conv", role === "gate" ? "g" : "v", c + (role === "gate" ? page.data.run.config.d_model : 0), row(step.values[role], r)[c], "[x₁; …; xₖ]");
 /* Terms and their sum; `skip` is the factor of the first term, `scale` that of all others. */
 function sumLines(terms, out, r, c, scale = 1, skip = 1) {
-  const [first, ...rest] = terms.map((name) => row(name, r)[c]), by = (factor) => factor === 1 ? "" : `${formatNumber(factor)} · `;
-  return [`${[by(skip) + (skip === 1 ? formatNumber : bracket)(first), ...rest.map((one) => by(scale) + bracket(one, 4))].join(" + ")} = ${formatNumber(row(out, r)[c])}`];
+  const numbers = terms.map((name) => row(name, r)[c]), by = (factor, number) => factor === 1 ? number : expression`${factor} · ${number}`;
+  return [equation`${numbers.map((number, i) => by(i ? scale : skip, number))} = ${row(out, r)[c]}`];
 }
 /* What a residual adds: the output of a part, or of several in parallel. */
 const branchesOf = (values) => Object.keys(values).filter((role) => role.startsWith("branch")).map((role) => values[role]);
+
+/* ---- embedding ---- */
+/* The number of a token's row in the table. */
+function tableLines({ values, facts }, side, i, c) {
+  const { id } = sideOf(side).tokens[windowOf(side)[0] + i];
+  return [`E[${id}, ${c}] = ${formatNumber(row(values.rows, i)[c])}`, ...tensorWords({ E: facts?.maps?.token?.weight })];
+}
+const segmentLines = ({ values, facts }, i, c) => [`S[${facts.segments[i]}, ${c}] = ${formatNumber(row(values.segment, i)[c])}`, ...tensorWords({ S: facts.maps.segment.weight })];
+/* What enters the layers: a number of the table, times the scale, or its map; with the segment. */
+function enteringLines(step, side, i, c) {
+  const { values, facts, out } = step, scale = facts?.scale ?? 1, { id } = sideOf(side).tokens[windowOf(side)[0] + i], result = row(out, i)[c];
+  const first = values.projected ? `e · W[${c}]` : `E[${id}, ${c}]${scale === 1 ? "" : " · √d"}`, e = values.projected ? row(values.projected, i)[c] : row(values.rows, i)[c];
+  const number = values.projected || scale === 1 ? e : expression`${e} · ${scale}`, names = { E: values.projected ? null : facts?.maps?.token?.weight, W: facts?.maps?.proj?.weight, S: facts?.maps?.segment?.weight };
+  if (!values.segment) return [number === e ? `${first} = ${formatNumber(e)}` : first, ...(number === e ? [] : [equation`${number} = ${result}`]), ...tensorWords(names)];
+  return [`${first} + S[${facts.segments[i]}, ${c}]`, equation`${number} + ${row(values.segment, i)[c]} = ${result}`, ...tensorWords(names)];
+}
+/* Row i of a table of positions: a bucket of T5, a distance of Shaw. */
+const tellTableRow = (step, role, i, c) => ({ title: t("{name}, row {r}, column {c}", { name: TABLE_NAMES[role]?.() ?? role, r: i, c }), value: row(step.values[role], i)[c], shape: shapeOf(step.values[role]), step, flops: 0, bytes: 4,
+  lines: [`${TABLE_LETTERS[role] ?? role}[${i}, ${c}] = ${formatNumber(row(step.values[role], i)[c])}`, ...tensorWords({ [TABLE_LETTERS[role] ?? role]: step.facts.maps?.[role]?.weight })] });
+const TABLE_LETTERS = { table: "B", key: "a", value: "a" };
 
 /* ---- norm ---- */
 /* The mean and the spread that a norm takes for feature c of row r: those of the token, or running ones of the feature. */
@@ -53,40 +116,64 @@ function normParts({ values, out }, r, c = 0) {
 }
 function normLines(step, r, c) {
   const { values, facts } = step, { mean, spread, isRms } = normParts(step, r, c), read = (name) => hasValue(name) ? valueAt(name, c) : null, w = read(values.weight), b = read(values.bias);
-  const above = isRms ? formatNumber(row(step.in, r)[c]) : `(${formatNumber(row(step.in, r)[c])} − ${bracket(mean, 4)})`, gain = w === null ? "" : ` · ${facts.zero_centered ? `(1 + ${bracket(w)})` : bracket(w)}`, shift = b === null ? "" : ` + ${bracket(b)}`;
-  return [isRms ? "x / √(mean(x²) + ε) · g" : "(x − μ) / √(σ² + ε) · g + b", `${above} / √(${formatNumber(spread)} + ${formatNumber(facts.eps)})${gain}${shift} = ${formatNumber(row(step.out, r)[c])}`];
+  const x = row(step.in, r)[c], above = isRms ? expression`${x}` : expression`(${x} − ${mean})`, gain = w === null ? "" : facts.zero_centered ? expression` · (1 + ${w})` : expression` · ${w}`, shift = b === null ? "" : expression` + ${b}`;
+  return [`${isRms ? "x / √(mean(x²) + ε)" : "(x − μ) / √(σ² + ε)"}${w === null ? "" : facts.zero_centered ? " · (1 + g)" : " · g"}${b === null ? "" : " + b"}`, equation`${above} / √(${spread} + ${facts.eps})${gain}${shift} = ${row(step.out, r)[c]}`];
 }
 
 /* ---- attention ---- */
-function joinedLines({ values, facts }) {
-  const n = hasValue(values.joined) ? shapeOf(values.joined)[1] : facts.heads * facts.v_head_dim;
-  return !facts.projected ? ["y = o"] : ["y = o · Wo", t("sum over the {n} features of the joined heads", { n })];
+function joinedLines(step, r, c) {
+  const result = row(step.out, r)[c];
+  return step.facts.projected ? tellMap(step, "o", "y", c, result, "o") : { lines: [`y = o[${c}] = ${formatNumber(result)}`], flops: 0, bytes: 4 };
 }
 
 /* The formula of a number of a query or key whose pairs are turned by the position, of head h and row r. */
 function turnedLines(name, h, r, c) {
   const { x, cos, sin, layout } = page.data.values[name], before = row(x, h, r), pairs = shapeOf(cos)[1], isHalf = layout === "half";
-  if (c >= 2 * pairs) return [t("This feature is not turned.")];
+  if (c >= 2 * pairs) return [`y = x = ${formatNumber(before[c])}`, { soft: t("This feature is not turned.") }];
   const i = isHalf ? c % pairs : Math.floor(c / 2), isFirst = isHalf ? c < pairs : c % 2 === 0, [a, b] = isHalf ? [before[i], before[i + pairs]] : [before[2 * i], before[2 * i + 1]];
-  const [u, v] = [row(cos, r)[i], row(sin, r)[i]].map((one) => bracket(one, 4)), result = formatNumber(row(name, h, r)[c]);
-  return isFirst ? ["x′ = x·cos θ − y·sin θ", `${formatNumber(a)} · ${u} − ${bracket(b, 4)} · ${v} = ${result}`] : ["y′ = x·sin θ + y·cos θ", `${formatNumber(a)} · ${v} + ${bracket(b, 4)} · ${u} = ${result}`];
+  const [u, v] = [row(cos, r)[i], row(sin, r)[i]], result = row(name, h, r)[c];
+  return isFirst ? ["x′ = x·cos θ − y·sin θ", equation`${a} · ${u} − ${b} · ${v} = ${result}`] : ["y′ = x·sin θ + y·cos θ", equation`${a} · ${v} + ${b} · ${u} = ${result}`];
 }
 
 /* ---- the vector of a text ---- */
 /* Number c of the vector that the tokens are pooled into. */
-function pooledLines({ in: x, values, facts }, _, c) {
-  if (facts.activation) {
-    const map = (letter) => `${facts.activation}(${letter} · W + b)`, normed = (text) => facts.norm ? `${facts.norm}(${text})` : text;
-    return facts.map_first ? [`y = Σ ${normed(map("x"))} / T`, sumOfFeatures(page.data.run.config.d_model)] : [`y = ${normed(map("x̄"))}`, sumOfFeatures(page.data.run.config.d_model), { soft: t("x̄: the pooled vector") }];
+function pooledLines(step, _, c) {
+  const { values, facts } = step, result = valueAt(values.pooled, c), norm = (text) => facts.norm ? `${facts.norm}(${text})` : text;
+  if (!facts.activation || facts.map_first) {
+    const mapped = `m = ${norm(`${facts.activation}(${mapText(step, "proj", c)})`)}`;
+    return facts.activation ? [...pooledNumbers("m", facts.pooling, values.mapped, c, result), { soft: mapped }] : pooledNumbers("x", facts.pooling, step.in, c, result);
   }
-  const n = sideOf(0).tokens.length, terms = d3.range(shapeOf(x)[0]).map((r) => formatNumber(row(x, r)[c])), some = terms.slice(0, n > 8 ? 4 : n), result = formatNumber(valueAt(values.pooled, c));
-  return { pool_mean: () => ["y = Σ x / T", `(${addedText(some, n)}) / ${n} = ${result}`], pool_max: () => [`y = max(${some.join(", ")}${n > some.length ? ", …" : ""}) = ${result}`], pool_first_token: () => [`y = x₁ = ${result}`], pool_last_token: () => [`y = xₙ = ${result}`] }[facts.pooling]?.() ?? [];
+  const sum = valueAt(values.sum, c), map = tellMap(step, "proj", "u", c, sum, "x̄"), words = { soft: t("x̄: the pooled vector") };
+  const lines = facts.norm ? [`y = ${norm(`${facts.activation}(u)`)} = ${formatNumber(result)}`] : activatedLines(facts.activation, "y", sum, result);
+  return { ...map, lines: [...lines, ...map.lines, words] };
+}
+/* The mean or the largest of a feature of all tokens, or that of one token. */
+function pooledNumbers(x, pooling, name, c, result) {
+  const n = sideOf(0).tokens.length, numbers = d3.range(shapeOf(name)[0]).map((r) => row(name, r)[c]), some = numbers.slice(0, n > 8 ? 4 : n);
+  const all = numbers.length === n ? numbers : [...numbers, result];
+  return { pool_mean: () => [`y = Σ ${x} / T`, equation`(${addedTerms(some, result * n, some.length, n)}) / ${n} = ${result}`], pool_max: () => [`y = max(${x})`, equation`max(${{ parts: joinParts(all, ", ") }}) = ${result}`],
+    pool_first_token: () => [`y = ${x}[0] = ${formatNumber(result)}`], pool_last_token: () => [`y = ${x}[T − 1] = ${formatNumber(result)}`] }[pooling]?.() ?? [];
+}
+
+/* ---- feed-forward ---- */
+/* A number of the unit in column c, by its role: what enters the activation, what it gives, the gated product. */
+function tellUnit(step, r, c, role) {
+  const { values, facts } = step, unit = values.unit ? Math.round(row(values.unit, r)[c]) : c, of = (name) => row(values[name], r)[c];
+  if (role === "pre") return tellMap(step, facts.is_gated ? "gate" : "up", facts.is_gated ? "g" : "u", unit, of("pre"));
+  if (role === "up") return tellMap(step, "up", "u", unit, of("up"));
+  if (role === "act") return { lines: activatedLines(facts.activation ?? "f", "a", of("pre"), of("act")), flops: 1, bytes: 4 };
+  return { lines: ["a · u", equation`${of("act")} · ${of("up")} = ${of("hidden")}`], flops: 1, bytes: 8 };
 }
 
 /* ---- mixture of experts ---- */
+/* What an expert writes: its bias is a row of those of all experts. */
+function tellExpertOutput({ values, facts }, e, c, result) {
+  const units = page.data.run.config.d_ff, b = hasValue(values.down_bias) ? row(values.down_bias, e)[c] : null, words = { soft: labelled("a · W", t("sum over the {n} units", { n: formatCount(units) })) };
+  return { lines: b === null ? [`E(x) = a · W[${c}] = ${formatNumber(result)}`, words] : [`E(x) = a · W[${c}] + b[${c}]`, equation`${result - b} + ${b} = ${result}`, words], flops: 2 * units, bytes: 8 * units };
+}
 function expertsLines({ values, out }, r, c) {
-  const weights = [...row(values.weight, r)], terms = weights.slice(0, 4).map((weight, i) => `${formatNumber(weight)}·${bracket(row(values.written, r, i)[c], 4)}`);
-  return ["y = Σ w · E(x)", `${addedText(terms, weights.length)} = ${formatNumber(row(out, r)[c])}`];
+  const terms = [...row(values.weight, r)].map((weight, i) => ({ term: expression`${weight}·${row(values.written, r, i)[c]}`, value: weight * row(values.written, r, i)[c] }));
+  return ["y = Σ w · E(x)", equation`${someTerms(terms.slice(0, 4), terms.length, row(out, r)[c])} = ${row(out, r)[c]}`];
 }
 
 /* ---- recurrent networks ---- */
@@ -102,10 +189,12 @@ function stateBefore(step, r) {
 function beforeLines(step, r, c) {
   const isCell = hasValue(step.values.cell);
   if (!isFirstRead(step, r)) return (isCell ? cellLines : recurrentLines)(step, rowBefore(step, r), c);
-  const { tokens, window } = sideOf(step.side), isWholeText = step.facts.is_reverse ? window[1] === tokens.length : window[0] === 0, sum = "V · [s₁; sₙ] + v";
+  const { tokens, window } = sideOf(step.side), isWholeText = step.facts.is_reverse ? window[1] === tokens.length : window[0] === 0, number = stateBefore(step, r)[c];
   if (!isWholeText) return [{ soft: t("From the tokens before, which are not shown.") }];
-  if (step.side === 0) return [{ soft: t("The network starts from 0.") }];
-  return [isCell ? `c₀ = ${sum}` : `h₀ = tanh(${sum})`, { soft: t("s₁ and sₙ: the first and the last vector of the source, {n} features, times a row of the matrix V", { n: 2 * page.data.run.config.d_model }) }];
+  if (step.side === 0) return [`${isCell ? "c" : "h"}₀ = 0`, { soft: t("The network starts from 0.") }];
+  const words = { soft: t("s₁ and sₙ: the first and the last vector of the source") };
+  if (isCell) return [...mapLines(step, "start", "c₀", c, number, "[s₁; sₙ]"), words];
+  return ["h₀ = tanh(u)", equation`tanh(${Math.atanh(number)}) = ${number}`, ...mapLines(step, "start", "u", c, Math.atanh(number), "[s₁; sₙ]"), words];
 }
 
 /* The values of a gate: its logistic function, or the tanh of a candidate. */
@@ -113,21 +202,31 @@ function gateValues({ values, facts }, letter, r) {
   if (letter === "n") return row(values.a, r).map((a, c) => Math.tanh(a + logistic(row(values.r, r)[c]) * row(values.u, r)[c]));
   return row(values[letter], r).map(letter === "g" ? Math.tanh : logistic);
 }
-const sumOfState = ({ facts }) => ({ soft: t("sum over the {n} features of x and the {k} numbers of the state before, each times a row of its matrix", { n: page.data.run.config.d_model, k: facts.units }) });
+/* The sum that enters a gate: its row of the maps of the token and of the state before, and their biases. */
+const GATE_ORDER = { LSTM: "ifgo", GRU: "rzn", RNN: "a" };
+function gateSumLines(step, letter, r, c) {
+  const { network, units, maps } = step.facts, at = GATE_ORDER[network].indexOf(letter) * units + c, sum = row(step.values[letter], r)[c], biases = ["x", "state"].map((role) => biasOf(step, role, at)).filter((b) => b !== null);
+  const formula = `${letter} = x · W[${at}] + h₋₁ · U[${at}]${biases.length ? ` + b[${at}] + d[${at}]` : ""}`;
+  return [...(biases.length ? [formula, equation`${[sum - d3.sum(biases), ...biases]} = ${sum}`] : [`${formula} = ${formatNumber(sum)}`]),
+    { soft: t("sum over the {n} features of x and the {k} numbers of the state before, each times a row of its matrix", { n: maps.x.width, k: units }) }, ...tensorWords({ W: maps.x.weight, U: maps.state.weight, b: maps.x.bias, d: maps.state.bias })];
+}
 function gateLines(step, letter, r, c) {
-  const { values } = step, shown = (role) => formatNumber(row(values[role], r)[c]), result = formatNumber(gateValues(step, letter, r)[c]);
-  if (letter === "n") return ["n = tanh(a + σ(r) · u)", `tanh(${shown("a")} + σ(${shown("r")}) · ${bracket(row(values.u, r)[c], 4)}) = ${result}`, { soft: t("a: what the token adds; u: what the state before adds") }];
-  return [`${letter} = x · W + h₋₁ · U + b`, `${letter === "g" ? "tanh" : "σ"}(${shown(letter)}) = ${result}`, sumOfState(step)];
+  const { values } = step, of = (role) => row(values[role], r)[c], result = gateValues(step, letter, r)[c];
+  if (letter === "n") {
+    const at = 2 * step.facts.units + c, part = (role, y, x, number) => mapLines(step, role, y, at, number, x).slice(0, 2);
+    return ["n = tanh(a + σ(r) · u)", equation`tanh(${of("a")} + σ(${of("r")}) · ${of("u")}) = ${result}`, ...part("x", "a", "x", of("a")), ...part("state", "u", "h₋₁", of("u")), { soft: t("a: what the token adds; u: what the state before adds") }];
+  }
+  return [letter === "g" ? "tanh(g)" : `σ(${letter})`, letter === "g" ? equation`tanh(${of(letter)}) = ${result}` : equation`σ(${of(letter)}) = ${result}`, ...gateSumLines(step, letter, r, c)];
 }
 function cellLines(step, r, c) {
-  const shown = (role) => formatNumber(row(step.values[role], r)[c]);
-  return ["c = σ(f) · c₋₁ + σ(i) · tanh(g)", `σ(${shown("f")}) · ${bracket(stateBefore(step, r)[c], 4)} + σ(${shown("i")}) · tanh(${shown("g")}) = ${shown("cell")}`];
+  const of = (role) => row(step.values[role], r)[c];
+  return ["c = σ(f) · c₋₁ + σ(i) · tanh(g)", equation`σ(${of("f")}) · ${stateBefore(step, r)[c]} + σ(${of("i")}) · tanh(${of("g")}) = ${of("cell")}`];
 }
 function recurrentLines(step, r, c) {
-  const { values, facts } = step, shown = (role) => formatNumber(row(values[role], r)[c]);
-  if (facts.network === "LSTM") return ["h = σ(o) · tanh(c)", `σ(${shown("o")}) · tanh(${shown("cell")}) = ${shown("state")}`];
-  if (facts.network === "GRU") return ["h = (1 − σ(z)) · n + σ(z) · h₋₁", `(1 − σ(${shown("z")})) · ${bracket(gateValues(step, "n", r)[c], 4)} + σ(${shown("z")}) · ${bracket(stateBefore(step, r)[c], 4)} = ${shown("state")}`];
-  return ["h = tanh(x · W + h₋₁ · U)", `tanh(${shown("a")}) = ${shown("state")}`, sumOfState(step)];
+  const { values, facts } = step, of = (role) => row(values[role], r)[c];
+  if (facts.network === "LSTM") return ["h = σ(o) · tanh(c)", equation`σ(${of("o")}) · tanh(${of("cell")}) = ${of("state")}`];
+  if (facts.network === "GRU") return ["h = (1 − σ(z)) · n + σ(z) · h₋₁", equation`(1 − σ(${of("z")})) · ${gateValues(step, "n", r)[c]} + σ(${of("z")}) · ${stateBefore(step, r)[c]} = ${of("state")}`];
+  return ["h = tanh(a)", equation`tanh(${of("a")}) = ${of("state")}`, ...gateSumLines(step, "a", r, c)];
 }
 /* The output of a network, or of two that read in opposite directions side by side. */
 function bothDirectionsLines(step, r, c) {

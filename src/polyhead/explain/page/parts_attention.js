@@ -36,16 +36,16 @@ function showAttention(step) {
 function vectorsCard(step, q) {
   const { values, facts } = step, head = state.head, kv = kvHead(step), other = keySide(step), three = page.width >= 540 && facts.head_dim <= 64, narrow = { width: three ? (page.width - 56) / 3 : halfWidth() };
   const tell = (letter, value, index, side) => (r, c) => ({
-    title: t("{letter} of “{token}”, head {h}, feature {n}", { letter, token: tokenText(side, windowOf(side)[0] + r), h: index + 1, n: c + 1 }),
-    value: row(value, index, r)[c], lines: vectorLines(step, letter, value, index, r, c), shape: shapeOf(value), step, flops: 2 * page.data.run.config.d_model, bytes: 4 * page.data.run.config.d_model });
+    title: t("{letter} of “{token}”, head {h}, feature {n}", { letter, token: tokenText(side, windowOf(side)[0] + r), h: index, n: c }),
+    value: row(value, index, r)[c], shape: wholeShape(value, side), step, ...tellHeadVector(step, letter, value, index, r, c) });
   const block = (letter, about, value, index, side) => h("div", { class: "block" }, h("h4", {}, h("b", {}, letter), " ", about), drawStrips({ name: `${letter}, ${about}`, focus: `vector-${letter}`, ...narrow,
     rows: shownPositions(side).map((p, i) => ({ label: tokenText(side, p), values: row(value, index, i), on: letter === "Q" ? i === q : side === step.side && i === q && !facts.cross })),
     tell: tell(letter, value, index, side), choose: (r) => chooseToken(side, windowOf(side)[0] + r) }));
   const shared = facts.heads / facts.kv_heads;
-  const note = shared > 1 ? h("p", { class: "note" }, t("{n} query heads share the keys and values of key/value head {k} of {all}.", { n: shared, k: kv + 1, all: facts.kv_heads })) : null;
+  const note = shared > 1 ? h("p", { class: "note" }, t("{n} query heads share the keys and values of key/value head {k} of {all}.", { n: shared, k: kv, all: facts.kv_heads })) : null;
   const lead = facts.cross ? t("Each token of the target makes a query; each token of the source makes a key and a value.")
     : t("Each token makes three vectors: a query (what it looks for), a key (what it offers) and a value (what it hands over).");
-  return card("qkv", t("Q, K and V of head {h}", { h: head + 1 }), lead, note, h("div", { class: three ? "columns three" : "columns" },
+  return card("qkv", t("Q, K and V of head {h}", { h: head }), lead, note, h("div", { class: three ? "columns three" : "columns" },
     block("Q", t("queries"), values.q, head, step.side), block("K", t("keys"), values.k, kv, other), block("V", t("values"), values.v, kv, other)), turnedBlock(step, q));
 }
 
@@ -57,31 +57,16 @@ function togetherCard(step, q, weights) {
   const { values } = step, head = state.head, kv = kvHead(step), keys = heaviestKeys(weights, 10), names = keyNames(step), query = queryNames(step)[q], wide = page.width >= 540, stored = values.scores ?? values.similarity, rowHeight = { height: 20, gap: 6 };
   if (!hasValue(stored) || !keys.length) return null;
   const tell = (rows) => (i, c) => ({ value: rows[i].values[c], step, ...rows[i].tell(c) });
-  const named = (letter, token, index, c) => t("{letter} of “{token}”, head {h}, feature {n}", { letter, token, h: index + 1, n: c + 1 });
-  const left = [{ label: `q ${clipRow(query)}`, values: row(values.q, head, q), on: true, tell: (c) => ({ title: named("Q", query, head, c), lines: vectorLines(step, "Q", values.q, head, q, c), shape: shapeOf(values.q) }) },
-    ...keys.map((k) => ({ label: `k ${names[k]}`, values: row(values.k, kv, k), tell: (c) => ({ title: named("K", names[k], kv, c), lines: vectorLines(step, "K", values.k, kv, k, c), shape: shapeOf(values.k) }) }))];
-  const right = [{ label: "o", values: row(values.mix, head, q), on: true, tell: (c) => ({ title: t("Weighted sum, feature {n}", { n: c + 1 }), lines: mixLines(step, head, q, c), shape: shapeOf(values.mix) }) },
-    ...keys.map((k) => ({ label: `v ${names[k]}`, values: row(values.v, kv, k), tell: (c) => ({ title: named("V", names[k], kv, c), lines: vectorLines(step, "V", values.v, kv, k, c), shape: shapeOf(values.v) }) }))];
+  const vector = (letter, token, name, index, r) => ({ label: `${letter.toLowerCase()} ${clipRow(token)}`, values: row(name, index, r), tell: (c) => ({ title: t("{letter} of “{token}”, head {h}, feature {n}", { letter, token, h: index, n: c }), shape: wholeShape(name, letter === "Q" ? step.side : keySide(step)), ...tellHeadVector(step, letter, name, index, r, c) }) });
+  const left = [{ ...vector("Q", query, values.q, head, q), on: true }, ...keys.map((k) => vector("K", names[k], values.k, kv, k))];
+  const right = [{ label: "o", values: row(values.mix, head, q), on: true, tell: (c) => tellMix(step, head, q, c) }, ...keys.map((k) => vector("V", names[k], values.v, kv, k))];
   const middle = h("table", { class: "bars in-step" }, h("caption", { class: "unseen" }, t("What “{q}” looks at", { q: query })), h("thead", {}, h("tr", {}, wide ? null : h("td"), h("th", { scope: "col", class: "number" }, hasValue(values.scores) ? t("score") : t("similarity")), h("td", {}), h("th", { scope: "col", class: "number" }, t("weight")))),
     h("tbody", {}, keys.map((k) => h("tr", {}, wide ? null : h("th", { scope: "row" }, names[k]), numberCell(formatNumber(valueAt(stored, head, q, k), 3), () => tellScore(step, q, k)), h("td", { class: "bar-cell" }, bar(weights[k])), numberCell(formatPercent(weights[k]), () => tellWeight(step, q, k))))));
   const strips = (name, rows, share, focus) => drawStrips({ name, rows: wide && focus === "together-v" ? rows.map((one) => ({ ...one, label: "" })) : rows, tell: tell(rows), focus, ...rowHeight, width: wide ? (page.width - 28) * share : page.width });
   const part = (title, ...children) => h("div", { class: "block" }, h("h4", {}, title), ...children);
   const some = keys.length < weights.filter((w) => w > 0).length ? h("p", { class: "note" }, t("The {n} keys with the largest weights are shown.", { n: keys.length })) : null;
-  return card("together", t("One query at a glance"), t("“{q}”, head {h}: the query meets the key of each token; the score becomes a weight; the values, each times its weight, sum to the output o.", { q: query, h: head + 1 }), some,
+  return card("together", t("One query at a glance"), t("“{q}”, head {h}: the query meets the key of each token; the score becomes a weight; the values, each times its weight, sum to the output o.", { q: query, h: head }), some,
     h("div", { class: wide ? "together" : "columns" }, part(t("query q and keys k"), strips(t("query q and keys k"), left, 0.455, "together-k")), part(t("score and weight"), moveInTable(middle)), part(t("output o and values v"), strips(t("output o and values v"), right, 0.26, "together-v"))));
-}
-
-/* The formula of a number of a query, key or value: a map of the token, then perhaps a norm, and with rotary positions a turn. */
-function vectorLines({ facts }, letter, name, head, r, c) {
-  if (page.data.values[name].op === "rotate") return turnedLines(name, head, r, c);
-  if (!facts.projected) return [`${letter} = ${facts.qk_norm && letter !== "V" ? `${facts.qk_norm}(x)` : "x"}`];
-  return [facts.qk_norm && letter !== "V" ? `${letter} = ${facts.qk_norm}(x · W${letter})` : `${letter} = x · W${letter}`, sumOfFeatures(facts.widths[letter === "Q" ? "Q" : "KV"])];
-}
-
-/* The same of linear attention: features of a query or key, or a value. */
-function linearVectorLines({ projected, widths }, name) {
-  if (!projected) return [`${name} = ${name === "V" ? "x" : "φ(x)"}`];
-  return [`${name} = ${{ "φ(Q)": "φ(x · WQ)", "φ(K)": "φ(x · WK)", V: "x · WV" }[name]}`, sumOfFeatures(widths[name === "φ(Q)" ? "Q" : "KV"])];
 }
 
 /* With rotary positions: the query before and after its pairs are turned. */
@@ -90,37 +75,18 @@ function turnedBlock(step, q) {
   if (!hasValue(values.q_raw)) return null;
   const rows = [{ label: t("before"), values: row(values.q_raw, state.head, q) }, { label: t("after"), values: row(values.q, state.head, q), on: true }];
   return h("div", { class: "block" }, h("h4", {}, h("b", {}, "Q"), " ", t("turned by its position")), drawStrips({ name: t("Query before and after the rotation"), focus: "turned", rows,
-    tell: (i, c) => ({ title: t("{name}, feature {n}", { name: rows[i].label, n: c + 1 }), value: rows[i].values[c], shape: shapeOf(values.q), step, flops: 3, bytes: 16, lines: vectorLines(step, "Q", i ? values.q : values.q_raw, state.head, q, c) }) }));
-}
-
-/* How a score came about: q · k, scaled, capped, with its bias; or why it is hidden. */
-function scoreParts(step, q, k) {
-  const { values, facts } = step, a = row(values.q, state.head, q), b = row(values.k, kvHead(step), k);
-  const product = dot(a, b), bias = hasValue(values.bias) ? valueAt(values.bias, Math.min(state.head, shapeOf(values.bias)[0] - 1), q, k) : 0;
-  const scaled = product * facts.scale, capped = facts.softcap ? facts.softcap * Math.tanh(scaled / facts.softcap) : scaled;
-  return { a, b, product, scaled, capped, bias, score: capped + bias, code: hiddenCode(step, q, k) };
-}
-function tellScore(step, q, k) {
-  const { a, b, product, scaled, capped, bias, code } = scoreParts(step, q, k), { facts, values } = step, stored = values.scores ?? values.similarity;
-  const title = t("Score of “{q}” for “{k}”, head {h}", { q: queryNames(step)[q], k: keyNames(step)[k], h: state.head + 1 });
-  if (!hasValue(values.scores)) return { title, value: valueAt(stored, state.head, q, k), lines: code ? [{ soft: t("Hidden: {why}.", { why: HIDDEN[code]() }) }] : similarityLines(facts, a, b, valueAt(stored, state.head, q, k)), shape: shapeOf(stored), step, flops: 2 * a.length + 1, bytes: 8 * a.length };
-  const lines = [`s = q · k × ${formatNumber(facts.scale)}${bias ? " + b" : ""}`, `q · k = ${sumText(a, b)} = ${formatNumber(product)}`, `${formatNumber(product)} × ${formatNumber(facts.scale)} = ${formatNumber(scaled)}`];
-  if (facts.softcap) lines.push(`${formatNumber(facts.softcap)} · tanh(${formatNumber(scaled)} / ${formatNumber(facts.softcap)}) = ${formatNumber(capped)}`);
-  lines.push(...biasLines(step, q, k));
-  if (bias) lines.push(`${formatNumber(capped)} + ${bracket(bias, 4)} = ${formatNumber(capped + bias)}`);
-  if (code) lines.push({ soft: t("Hidden: {why}. It counts as minus infinity.", { why: HIDDEN[code]() }) });
-  return { title, value: code ? `${MINUS}∞` : valueAt(stored, state.head, q, k), lines, shape: shapeOf(stored), step, flops: 2 * a.length + 1, bytes: 8 * a.length };
+    tell: (i, c) => ({ title: t("{name}, feature {n}", { name: rows[i].label, n: c }), value: rows[i].values[c], shape: wholeShape(values.q, step.side), step, ...tellHeadVector(step, "Q", i ? values.q : values.q_raw, state.head, q, c) }) }));
 }
 
 function scoresCard(step, q, k) {
   const { values, facts } = step, stored = values.scores ?? values.similarity, parts = scoreParts(step, q, k);
   if (!hasValue(stored)) return null;
-  const matrix = drawMatrix({ name: t("Scores of head {h}", { h: state.head + 1 }), rows: queryNames(step), columns: keyNames(step), value: (r, c) => valueAt(stored, state.head, r, c), code: (r, c) => hiddenCode(step, r, c),
+  const matrix = drawMatrix({ name: t("Scores of head {h}", { h: state.head }), rows: queryNames(step), columns: keyNames(step), value: (r, c) => valueAt(stored, state.head, r, c), code: (r, c) => hiddenCode(step, r, c),
     chosen: [q, k], focus: "scores", tell: (r, c) => tellScore(step, r, c), choose: (r, c) => chooseCell(step, r, c) });
   const names = { q: queryNames(step)[q], k: keyNames(step)[k] }, product = parts.a.map((value, i) => value * parts.b[i]);
   const rows = [{ label: `q ${names.q}`, values: parts.a }, { label: `k ${names.k}`, values: parts.b }, { label: "q × k", values: product, most: largest(product), on: true }];
-  const strips = drawStrips({ name: t("Query times key"), focus: "score-product", legend: false, rows, height: 20, width: page.width - 40 * keyNames(step).length > 480 ? 270 : page.width, tell: (i, c) => i < 2 ? { title: t("{name}, feature {n}", { name: rows[i].label, n: c + 1 }), value: rows[i].values[c], step, shape: shapeOf(i ? values.k : values.q), lines: i ? vectorLines(step, "K", values.k, kvHead(step), k, c) : vectorLines(step, "Q", values.q, state.head, q, c) }
-    : { title: t("Product of feature {n}", { n: c + 1 }), value: product[c], lines: [`${formatNumber(parts.a[c])} · ${bracket(parts.b[c])} = ${formatNumber(product[c])}`], shape: [product.length], step, flops: 1, bytes: 8 } });
+  const strips = drawStrips({ name: t("Query times key"), focus: "score-product", legend: false, rows, height: 20, width: page.width - 40 * keyNames(step).length > 480 ? 270 : page.width, tell: (i, c) => i < 2 ? { title: t("{name}, feature {n}", { name: rows[i].label, n: c }), value: rows[i].values[c], step, shape: i ? wholeShape(values.k, keySide(step)) : wholeShape(values.q, step.side), ...(i ? tellHeadVector(step, "K", values.k, kvHead(step), k, c) : tellHeadVector(step, "Q", values.q, state.head, q, c)) }
+    : { title: t("Product of feature {n}", { n: c }), value: product[c], lines: [equation`${parts.a[c]} · ${parts.b[c]} = ${product[c]}`], shape: [product.length], step, flops: 1, bytes: 8 } });
   const about = tellScore(step, q, k), chain = (hasValue(values.scores) ? [[t("sum of the products"), parts.product], [`× ${formatNumber(facts.scale)}`, parts.scaled], facts.softcap ? [t("capped"), parts.capped] : null, parts.bias ? [t("with bias"), parts.score] : null] : [[t("similarity"), about.value]]).filter(Boolean)
     .map(([name, value]) => [name, value, { lines: about.lines, shape: about.shape, flops: about.flops, bytes: about.bytes, step }]);
   const hidden = parts.code && hasValue(values.scores) ? h("p", { class: "note" }, t("This cell is hidden: {why}. It counts as minus infinity, so its weight is 0.", { why: HIDDEN[parts.code]() })) : null;
@@ -128,38 +94,13 @@ function scoresCard(step, q, k) {
     h("div", { class: "beside-each" }, matrix, h("div", { class: "block" }, h("h4", {}, t("“{q}” looks at “{k}”", names)), strips, factRow(chain), hidden)));
 }
 
-function tellWeight(step, q, k) {
-  const weights = row(step.values.weights, state.head, q), shape = shapeOf(step.values.weights), spec = { shape, step, value: weights[k],
-    title: t("Weight of “{k}” for “{q}”, head {h}", { q: queryNames(step)[q], k: keyNames(step)[k], h: state.head + 1 }), flops: 4, bytes: 4 * weights.length };
-  const code = hiddenCode(step, q, k);
-  if (code) return { ...spec, lines: [{ soft: t("Hidden: {why}.", { why: HIDDEN[code]() }) }] };
-  if (!hasValue(step.values.scores)) {
-    const all = row(step.values.similarity, state.head, q), total = d3.sum(all) + step.facts.eps + (hasValue(step.values.outside) ? valueAt(step.values.outside, state.head, q) : 0);
-    return { ...spec, lines: ["w = s / (Σ s + ε)", `${formatNumber(all[k])} / ${formatNumber(total)} = ${formatNumber(weights[k])}`] };
-  }
-  const { scores, most, total } = softmaxParts(step, q);
-  return { ...spec, lines: ["w = exp(s − max) / Σ exp(s − max)", `exp(${formatNumber(scores[k])} − ${bracket(most)}) / ${formatNumber(total)} = ${formatNumber(weights[k])}`] };
-}
-function softmaxParts(step, q) {
-  const scores = row(step.values.scores, state.head, q), visible = d3.range(scores.length).filter((k) => !hiddenCode(step, q, k));
-  const outside = hasValue(step.values.outside) ? valueAt(step.values.outside, state.head, q) : -Infinity;
-  const most = Math.max(outside, ...visible.map((k) => scores[k])), total = d3.sum(visible, (k) => Math.exp(scores[k] - most)) + Math.exp(outside - most);
-  return { scores, most, total, outside };
-}
-
-/* The weight of all keys that are not shown; s is the ln of the sum of their exp(score). */
-function tellOutside({ outside, most, total }, step) {
-  const value = Math.exp(outside - most) / total;
-  return { title: t("not shown"), value, shape: shapeOf(step.values.weights), step, lines: ["w = exp(s − max) / Σ exp(s − max)", `exp(${formatNumber(outside)} − ${bracket(most)}) / ${formatNumber(total)} = ${formatNumber(value)}`, { soft: t("s = ln Σ exp(score) over the keys that are not shown") }] };
-}
-
 function weightsCard(step, q, k, weights) {
-  const names = keyNames(step), matrix = drawMatrix({ name: t("Weights of head {h}", { h: state.head + 1 }), rows: queryNames(step), columns: names, value: (r, c) => valueAt(step.values.weights, state.head, r, c), code: (r, c) => hiddenCode(step, r, c),
+  const names = keyNames(step), matrix = drawMatrix({ name: t("Weights of head {h}", { h: state.head }), rows: queryNames(step), columns: names, value: (r, c) => valueAt(step.values.weights, state.head, r, c), code: (r, c) => hiddenCode(step, r, c),
     share: true, chosen: [q, k], focus: "weights", tell: (r, c) => tellWeight(step, r, c), choose: (r, c) => chooseCell(step, r, c) });
   const softmax = hasValue(step.values.scores) ? softmaxParts(step, q) : null;
   const rows = names.map((name, i) => {
     const code = hiddenCode(step, q, i);
-    return h("tr", { class: [i === k ? "on" : "", code ? "faint" : ""].join(" ").trim() || null, onpointerenter: (event) => inspect(tellWeight(step, q, i), event.currentTarget) }, h("th", { scope: "row" }, pointable(name, () => tellWeight(step, q, i), () => chooseCell(step, q, i), `key-${i}`)),
+    return h("tr", { class: [i === k ? "on" : "", code ? "faint" : ""].join(" ").trim() || null, onpointerenter: (event) => inspect(tellWeight(step, q, i), event.currentTarget.querySelector("button")) }, h("th", { scope: "row" }, pointable(name, () => tellWeight(step, q, i), () => chooseCell(step, q, i), `key-${i}`)),
       softmax ? h("td", { class: "number" }, code ? `${MINUS}∞` : formatNumber(softmax.scores[i])) : null, softmax ? h("td", { class: "number wide-only" }, code ? "0" : formatNumber(Math.exp(softmax.scores[i] - softmax.most))) : null,
       h("td", { class: "bar-cell" }, bar(weights[i])), h("td", { class: "number", "data-value": weights[i] }, formatPercent(weights[i])));
   });
@@ -167,33 +108,34 @@ function weightsCard(step, q, k, weights) {
     h("td", { class: "bar-cell" }, bar(Math.exp(softmax.outside - softmax.most) / softmax.total)), numberCell(formatPercent(Math.exp(softmax.outside - softmax.most) / softmax.total), () => tellOutside(softmax, step))) : null;
   const head = h("tr", {}, h("th", { scope: "col" }, t("key token")), softmax ? h("th", { scope: "col", class: "number" }, t("score")) : null, softmax ? h("th", { scope: "col", class: "number wide-only" }, "exp(s − max)") : null, h("td", {}), h("th", { scope: "col", class: "number" }, t("weight")));
   const table = h("table", { class: "bars" }, h("caption", {}, t("What “{q}” looks at", { q: queryNames(step)[q] })), h("thead", {}, head), h("tbody", {}, rows, outside));
-  const links = drawLinks({ name: t("Weights of head {h}", { h: state.head + 1 }), queries: queryNames(step), keys: names, weight: (r, c) => hiddenCode(step, r, c) ? 0 : valueAt(step.values.weights, state.head, r, c), chosen: q, choose: (r) => chooseCell(step, r, null) });
+  const links = drawLinks({ name: t("Weights of head {h}", { h: state.head }), queries: queryNames(step), keys: names, weight: (r, c) => hiddenCode(step, r, c) ? 0 : valueAt(step.values.weights, state.head, r, c), chosen: q, choose: (r) => chooseCell(step, r, null), tell: (i) => tellWeight(step, q, i) });
   const lead = softmax ? t("Softmax turns each row of scores into shares that sum to 1.") : t("Each row of similarities is divided by its sum.");
   return card("softmax", softmax ? t("Softmax: the weights") : t("The weights"), rowLead(step, lead),
     h("div", { class: "beside-each" }, matrix, h("div", { class: "block" }, table)), h("div", { class: "block" }, h("h4", {}, t("From each query to its keys")), scrollRegion(t("Links"), links)));
 }
 
 function mixCard(step, q, k, weights) {
-  const { values } = step, kv = kvHead(step), names = keyNames(step), mix = row(values.mix, state.head, q), terms = heaviestKeys(weights, 8).map((k) => [names[k], weights[k], row(values.v, kv, k)]);
-  const tellSumOf = (c) => ({ title: t("Weighted sum, feature {n}", { n: c + 1 }), value: mix[c], shape: shapeOf(values.mix), step, flops: 2 * weights.length, bytes: 8 * weights.length, lines: mixLines(step, state.head, q, c) });
+  const { values } = step, kv = kvHead(step), names = keyNames(step), terms = heaviestKeys(weights, 8).map((k) => [names[k], weights[k], row(values.v, kv, k), (c) => tellHeadVector(step, "V", values.v, kv, k, c).lines]);
   return card("mix", t("Weighted sum of the values"), t("The value of each key times its weight, all on one scale; their sum is what this head hands on."),
-    drawWeighted({ name: t("Values and their sum"), letter: "v", focus: "mix", terms, sum: mix, step, shape: shapeOf(values.v), tellSum: tellSumOf }));
+    drawWeighted({ name: t("Values and their sum"), letter: "v", focus: "mix", terms, sum: row(values.mix, state.head, q), step, shape: wholeShape(values.v, keySide(step)), tellSum: (c) => tellMix(step, state.head, q, c) }));
 }
+const tellMix = (step, head, q, c) => ({ title: t("Weighted sum, feature {n}", { n: c }), value: row(step.values.mix, head, q)[c], shape: wholeShape(step.values.mix, step.side), step, flops: 2 * shapeOf(step.values.weights)[2], bytes: 8 * shapeOf(step.values.weights)[2], lines: mixLines(step, head, q, c) });
 
-/* Vectors times their weights on one scale, what is not shown of them, and their sum: terms = [[name, weight, vector]]. */
+/* Vectors times their weights on one scale, what is not shown of them, and their sum: terms =
+   [[name, weight, vector, lines of its number c]]. */
 function drawWeighted({ name, letter, focus, terms, sum, step, shape, tellSum }) {
-  const rows = terms.map(([label, weight, vector]) => ({ label: `${formatPercent(weight)} ${label}`, values: vector.map((one) => weight * one),
-    tell: (c) => ({ title: t("{name}, feature {n}", { name: `w · ${letter} (${label})`, n: c + 1 }), flops: 1, bytes: 8, shape, lines: [`w · ${letter}`, `${formatNumber(weight)} · ${bracket(vector[c], 4)} = ${formatNumber(weight * vector[c])}`] }) }));
+  const rows = terms.map(([label, weight, vector, lines]) => ({ label: `${formatPercent(weight)} ${label}`, values: vector.map((one) => weight * one),
+    tell: (c) => ({ title: t("{name}, feature {n}", { name: `w · ${letter} (${label})`, n: c }), flops: 1, bytes: 8, shape, lines: [`w · ${letter}`, equation`${weight} · ${vector[c]} = ${weight * vector[c]}`, ...lines(c)] }) }));
   const added = sum.map((_, c) => d3.sum(rows, (one) => one.values[c])), rest = sum.map((one, c) => one - added[c]);
-  if (largest(rest) > 1e-4 * largest(sum)) rows.push({ label: t("the rest"), values: rest, tell: (c) => ({ title: t("{name}, feature {n}", { name: t("the rest"), n: c + 1 }), shape, lines: [`${formatNumber(sum[c], 7)} − ${bracket(added[c], 7)} = ${formatNumber(rest[c], 3)}`, { soft: t("what is not shown above") }] }) });
+  if (largest(rest) > 1e-4 * largest(sum)) rows.push({ label: t("the rest"), values: rest, tell: (c) => ({ title: t("{name}, feature {n}", { name: t("the rest"), n: c }), shape, lines: [equation`${sum[c]} − ${added[c]} = ${rest[c]}`, { soft: t("what is not shown above") }] }) });
   rows.push({ label: t("sum"), values: sum, on: true, tell: tellSum });
   return drawStrips({ name, focus, rows, height: 18, tell: (i, c) => ({ value: rows[i].values[c], step, ...rows[i].tell(c) }) });
 }
 
 function headsCard(step, q) {
   const { values, facts } = step, width = hasValue(values.mix) ? shapeOf(values.mix)[2] : facts.v_head_dim, joined = hasValue(values.joined) ? row(values.joined, q) : null;
-  const tell = (i, c) => i === 0 ? { title: t("Head {h}, feature {n}", { h: Math.floor(c / width) + 1, n: c % width + 1 }), value: joined[c], shape: shapeOf(values.joined), step, flops: 2 * shapeOf(values.weights)[2], bytes: 8 * shapeOf(values.weights)[2], lines: mixLines(step, Math.floor(c / width), q, c % width) }
-    : { title: t("{name}, feature {n}", { name: t("out"), n: c + 1 }), value: row(step.out, q)[c], shape: shapeOf(step.out), step, flops: 2 * facts.heads * width, bytes: 4 * facts.heads * width, lines: joinedLines(step) };
+  const tell = (i, c) => i === 0 ? { title: t("Head {h}, feature {n}", { h: Math.floor(c / width), n: c % width }), value: joined[c], shape: wholeShape(values.joined, step.side), step, flops: 2 * shapeOf(values.weights)[2], bytes: 8 * shapeOf(values.weights)[2], lines: mixLines(step, Math.floor(c / width), q, c % width) }
+    : tellOutput(t("out"), step, q)(0, c);
   const strips = [];
   if (joined) strips.push(drawStrips({ name: t("All heads side by side"), focus: "joined", groups: width, rows: [{ label: t("joined"), values: joined, on: true }], tell }));
   if (hasValue(step.out)) strips.push(drawStrips({ name: t("After the output matrix"), focus: "heads-out", rows: [{ label: t("out"), values: row(step.out, q), on: true }], tell: (_, c) => tell(1, c) }));
@@ -206,9 +148,9 @@ function headsGrid(step) {
   const here = page.stations.find((one) => one.core === step), stations = page.stations.filter((one) => one.layer?.stack === step.stack && hasValue(one.core?.values.weights) && stationName(one) === stationName(here)).reverse(), heads = Math.max(...stations.map(headsOf));
   if (heads * stations.length === 1) return null;
   const grid = h("div", { class: "thumbs", role: "group", "aria-label": t("All heads at a glance"), style: `grid-template-columns: 1.6em repeat(${heads}, minmax(24px, 62px))` }), color = `rgb(${page.accent})`;
-  return h("div", { class: "block" }, h("h4", {}, t("Weights of all heads; each row is a layer")), scrollRegion(t("All heads at a glance"), fillWeightsGrid(grid, stations.map(({ layer }) => `${layer.index + 1}`), d3.range(heads).map((n) => `${n + 1}`), (r, head) => {
+  return h("div", { class: "block" }, h("h4", {}, t("Weights of all heads; each row is a layer")), scrollRegion(t("All heads at a glance"), fillWeightsGrid(grid, stations.map(({ layer }) => `${layer.index + 1}`), d3.range(heads).map((n) => `${n}`), (r, head) => {
     const { id, layer, core: { values } } = stations[r], isHere = stations[r] === here;
     return head >= headsOf(stations[r]) ? null : { matrix: d3.range(shapeOf(values.weights)[1]).map((q) => [...row(values.weights, head, q)]), on: isHere && head === state.head, focus: `thumb-${isHere ? "" : `${layer.index}-`}${head}`,
-      name: [t("layer {n}", { n: layer.index + 1 }), t("head {n}", { n: head + 1 })].join(t(", ")), choose: () => go({ station: id, head, key: null }) };
+      name: [t("layer {n}", { n: layer.index + 1 }), t("head {n}", { n: head })].join(t(", ")), choose: () => go({ station: id, head, key: null }) };
   }, color)));
 }

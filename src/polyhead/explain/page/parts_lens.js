@@ -18,7 +18,7 @@ function showLens() {
 function tellGuess(name, { ids, p, rank, p_expected }, i) {
   const { lens } = page.data, lines = ids[i].map((id, n) => ({ soft: `${n + 1}. ${lensText(id)} · ${formatPercent(p[i][n])}` }));
   if (rank[i] !== null) lines.push({ soft: labelled(t("expected"), `${lensText(lens.expected[i])} · ${formatPercent(p_expected[i])} · ${t("rank {n}", { n: rank[i] })}`) });
-  return { title: t("{name}: guess at “{token}”", { name, token: tokenText(lens.side, lens.positions[i]) }), value: p[i][0], shape: [lens.rows.length, lens.positions.length], step: lensStep(), source: sourceOf("lens"), lines: [t("p = softmax(logits of x, read as if this layer were the last)"), ...lines] };
+  return { title: t("{name}: guess at “{token}”", { name, token: tokenText(lens.side, lens.positions[i]) }), value: p[i][0], shape: [lens.rows.length, lens.positions.length], step: lensStep(), source: sourceOf("lens"), lines: [`p = softmax(z) = ${formatNumber(p[i][0])}`, { soft: t("z: the logits of x, read as if this layer were the last") }, ...lines] };
 }
 
 /* The best guess of each token after each layer. */
@@ -34,7 +34,7 @@ function guessesCard(at) {
 function trueCard(at) {
   const { lens } = page.data, expected = lens.expected[at], rows = lensRows().map(([name, guesses]) => h("tr", {}, h("th", { scope: "row" }, name),
     guesses.ids[at].map((id, n) => h("td", { class: id === expected ? "yes" : n ? "soft wide-only" : null }, `${clipText(lensText(id), 10)} ${formatPercent(guesses.p[at][n])}`)),
-    expected === null ? null : [numberCell(formatCount(guesses.rank[at]), () => ({ ...tellGuess(name, guesses, at), title: t("Rank of the expected token: {name}", { name }), value: guesses.rank[at] })), h("td", { class: "bar-cell" }, bar(guesses.p_expected[at])), h("td", { class: "number", "data-value": guesses.p_expected[at] }, formatPercent(guesses.p_expected[at]))]));
+    expected === null ? null : [numberCell(formatCount(guesses.rank[at]), () => ({ ...tellGuess(name, guesses, at), title: t("Rank of the expected token: {name}", { name }), value: guesses.rank[at], lines: ["1 + #{v: z(v) > z}", `1 + ${formatCount(guesses.rank[at] - 1)} = ${formatCount(guesses.rank[at])}`, ...tellGuess(name, guesses, at).lines.slice(1)] })), h("td", { class: "bar-cell" }, bar(guesses.p_expected[at])), h("td", { class: "number", "data-value": guesses.p_expected[at] }, formatPercent(guesses.p_expected[at]))]));
   const head = h("tr", {}, h("td", {}), d3.range(lens.rows[0].ids[at].length).map((n) => h("th", { scope: "col", class: n ? "wide-only" : null }, n ? `${n + 1}` : t("best guess"))), expected === null ? null : [h("th", { scope: "col", class: "number" }, t("rank")), h("td", {}), h("th", { scope: "col", class: "number" }, lensText(expected))]);
   return card("rise", t("The three best guesses at “{token}”", { token: tokenText(lens.side, lens.positions[at]) }), expected === null ? null : t("On the right: rank and probability of the expected token, “{token}”.", { token: lensText(expected) }),
     scrollRegion(t("Guesses at this token"), moveInTable(h("table", { class: "bars" }, h("caption", { class: "unseen" }, t("Guesses at this token")), h("thead", {}, head), h("tbody", {}, rows)))));
@@ -43,7 +43,7 @@ function trueCard(at) {
 /* The name of a part of the shares, and where it is. */
 function partOf({ kind, path, head }) {
   const station = path && page.stations.find(({ core, steps }) => core?.path === path || steps.some((step) => step.path === path)), plain = { bias: t("All biases"), embedding: t("Embedding"), position: t("Position"), rest: t("What enters") }[kind];
-  return { station, name: [plain ?? (station ? fullName(station) : path), head === undefined ? null : t("head {n}", { n: head + 1 })].filter(Boolean).join(" · ") };
+  return { station, name: [plain ?? (station ? fullName(station) : path), head === undefined ? null : t("head {n}", { n: head })].filter(Boolean).join(" · ") };
 }
 
 /* Direct logit attribution: the shares of all parts in a logit, or in the difference of two, largest first. */
@@ -52,7 +52,7 @@ function sharesCard(at) {
   const chosen = options.some(([key]) => key === state.share) ? state.share : options.at(-1)[0], [one, two] = chosen.split("-").map(Number), read = (k) => row(lens.shares, at, k);
   const numbers = two === undefined ? [...read(one)] : [...read(one)].map((value, i) => value - read(two)[i]), total = two === undefined ? lens.logits[at][one] : lens.logits[at][one] - lens.logits[at][two], name = options.find(([key]) => key === chosen)[1];
   const order = d3.range(numbers.length).sort((a, b) => Math.abs(numbers[b]) - Math.abs(numbers[a])), shown = order.slice(0, 16), rest = order.slice(16), most = largest(numbers);
-  const tell = (i, label) => ({ title: t("Share of {part} in “{name}”", { part: label, name }), value: numbers[i], shape: shapeOf(lens.shares), step: lensStep(), source: sourceOf("shares"), lines: [two === undefined ? "w · y · γ / σ" : "(w₁ − w₂) · y · γ / σ", { soft: t("y: what the part writes; γ and σ: of the norms after it, with σ as it was; w: the row of the output head") }] });
+  const tell = (i, label) => ({ title: t("Share of {part} in “{name}”", { part: label, name }), value: numbers[i], shape: shapeOf(lens.shares), step: lensStep(), source: sourceOf("shares"), lines: [`${two === undefined ? "w" : "(w₁ − w₂)"} · y · γ / σ = ${formatNumber(numbers[i])}`, { soft: t("y: what the part writes; γ and σ: of the norms after it, with σ as it was; w: the row of the output head") }] });
   const rows = shown.map((i) => { const { name: label, station } = partOf(lens.parts[i]); return h("tr", {}, h("th", { scope: "row" }, station ? h("button", { type: "button", class: "link-button", "data-focus": `share-${i}`, onclick: () => { walkTo(station); if (lens.parts[i].head !== undefined) go({ head: lens.parts[i].head }); } }, label) : label), h("td", { class: "bar-cell" }, bar(Math.abs(numbers[i]) / most, numbers[i] < 0 ? "minus" : "")), numberCell(formatNumber(numbers[i]), () => tell(i, label))); });
   const sum = (indices) => d3.sum(indices, (i) => numbers[i]), last = (label, value) => h("tr", { class: "on" }, h("th", { scope: "row" }, label), h("td", {}), h("td", { class: "number", "data-value": value }, formatNumber(value, 5)));
   const table = h("table", { class: "bars" }, h("caption", {}, t("“{name}” after “{token}”", { name, token: tokenText(lens.side, lens.positions[at]) })), h("thead", {}, h("tr", {}, h("th", { scope: "col" }, t("part")), h("td", {}), h("th", { scope: "col", class: "number" }, t("share")))),

@@ -13,7 +13,8 @@ function showOutput() {
 /* A number of the vector of the text, by the last part that made it. */
 function tellVector(_, c) {
   const { vector } = page.data.output, maker = page.data.walk.findLast(({ out }) => hasValue(out) && shapeOf(out).length === 1), about = { soft: t("The token vectors are pooled into a vector of the text.") };
-  return { title: t("Feature {n}", { n: c + 1 }), value: vector[c], shape: [vector.length], source: sourceOf("vector"), step: maker, lines: [...(maker ? OUTPUT_LINES[maker.kind]?.(maker, 0, c) ?? [] : []), about] };
+  const found = maker ? OUTPUT_LINES[maker.kind]?.(maker, 0, c) ?? [] : [], spec = Array.isArray(found) ? { lines: found } : found;
+  return { title: t("Feature {n}", { n: c }), value: vector[c], shape: [vector.length], source: sourceOf("vector"), step: maker, ...spec, lines: [...(spec.lines ?? []), about] };
 }
 
 /* The position of the output that the chosen token predicts, else the last one. */
@@ -29,7 +30,7 @@ function positionCards(output) {
     h("td", { class: "number soft" }, String(i + 1)), h("th", { scope: "row" }, pointable(showToken(top.text), () => tell(top), null, `top-${i}`)), h("td", { class: "number wide-only" }, formatNumber(top.logit)), h("td", { class: "bar-cell" }, bar(top.p / Math.max(best, 0.001))), h("td", { class: "number", "data-value": top.p }, formatPercent(top.p))));
   const table = h("table", { class: "bars" }, h("caption", {}, masked ? t("What belongs at “{token}”", { token: tokenText(side, one.position) }) : t("What comes after “{token}”", { token: tokenText(side, one.position) })),
     h("thead", {}, h("tr", {}, h("th", { scope: "col", class: "number" }, "#"), h("th", { scope: "col" }, t("token")), h("th", { scope: "col", class: "number wide-only" }, t("logit")), h("td", {}), h("th", { scope: "col", class: "number" }, t("probability")))), h("tbody", {}, rows));
-  const facts = [[t("spread (entropy)"), t("{n} bits", { n: formatNumber(one.entropy, 3) }), tellEntropy(one, head)]];
+  const facts = [[t("uncertainty (entropy)"), t("{n} bits", { n: formatNumber(one.entropy, 3) }), tellEntropy(one, head)]];
   if (expected) facts.push([t("expected"), `${showToken(expected.text)} · ${formatPercent(expected.p)} · ${t("rank {n}", { n: expected.rank })}`, tell(expected)]);
   const cards = [card("probabilities", t("Probabilities"), t("The last vector meets the vector of each of the {n} tokens of the vocabulary: one number each, the logit. Softmax makes them probabilities.", { n: formatCount(page.data.run.config.vocab_size) }), factRow(facts), table)];
   if (hasValue(head?.in)) cards.unshift(card("last", t("The last vector"), masked ? t("All that the model knows about this place of the text is in this vector.") : t("All that the model knows about the next token is in this vector."),
@@ -56,7 +57,7 @@ function allPositionsCard(output, side) {
 
 function classesCard(output) {
   const best = Math.max(...output.classes.map((one) => one.p)), logSum = Math.log(d3.sum(output.classes.length > 1 ? output.classes.map(({ logit }) => Math.exp(logit)) : [1, Math.exp(output.classes[0].logit)]));
-  const tell = (one) => tellProbability({ ...one, text: one.label }, logSum, { source: sourceOf("logits") });
+  const tell = (one) => tellProbability({ ...one, id: output.classes.indexOf(one), text: one.label }, logSum, { source: sourceOf("logits") });
   const rows = [...output.classes].sort((a, b) => b.p - a.p).map((one) => h("tr", { class: one.p === best ? "on" : null }, h("th", { scope: "row" }, one.label), h("td", { class: "number" }, formatNumber(one.logit)), h("td", { class: "bar-cell" }, bar(one.p)), h("td", { class: "number", "data-value": one.p }, pointable(formatPercent(one.p), () => tell(one)))));
   return card("probabilities", t("Classes"), t("One number for each class, and as probabilities."), moveInTable(h("table", { class: "bars" }, h("caption", { class: "unseen" }, t("Classes")),
     h("thead", {}, h("tr", {}, h("th", { scope: "col" }, t("class")), h("th", { scope: "col", class: "number" }, t("logit")), h("td", {}), h("th", { scope: "col", class: "number" }, t("probability")))), h("tbody", {}, rows))));
@@ -73,8 +74,8 @@ function showGeneration() {
   const generation = page.data.generation, chosen = keepIn(state.step ?? 0, generation.steps.length);
   const names = { greedy: t("greedy decoding"), beam: t("beam search"), sampling: t("sampling") };
   const settings = Object.entries(generation.settings ?? {}).filter(([, value]) => value !== null && typeof value !== "object").map(([name, value]) => [name, typeof value === "number" ? formatNumber(value) : value === true ? t("on") : value === false ? t("off") : String(value)]);
-  const penalty = generation.settings.length_penalty, score = (one) => one.length ? [` · ${t("score")} = `, pointable(formatNumber(one.score), () => tellScored(one, penalty))] : [];
-  const outputs = h("ol", { class: "outputs" }, generation.outputs.map((one) => h("li", {}, h("span", { class: "sentence-text" }, one.text), h("span", { class: "soft" }, " ln p = ", pointable(formatNumber(one.log_prob), () => tellOutputSum(generation, one)), score(one)))));
+  const penalty = generation.settings.length_penalty, score = (one) => one.length ? [` · ${t("score")} = `, pointable(`${formatNumber(one.score)} ${t("nats")}`, () => tellScored(one, penalty))] : [];
+  const outputs = h("ol", { class: "outputs" }, generation.outputs.map((one) => h("li", {}, h("span", { class: "sentence-text" }, one.text), h("span", { class: "soft" }, " ln p = ", pointable(`${formatNumber(one.log_prob)} ${t("nats")}`, () => tellOutputSum(generation, one)), score(one)))));
   const cards = [card("outputs", t("What the model writes"), t("Written by {method}: one token after the other, each given those before it.", { method: names[generation.method] ?? generation.method }), outputs, factRow(settings))];
   if (generation.steps.length) cards.push(card("beams", t("The choices at each step"), t("Choose a step. Marked candidates were kept."), beamTree(generation, chosen), stepPicker(generation, chosen), candidateTables(generation, generation.steps[chosen]),
     h("p", { class: "note" }, isDrawn(generation.steps[chosen]) ? t("p is the model's probability of a token; q is its probability in sampling, after temperature, top-k, top-p and penalties.") : t("p is the model's probability of a token; the sum of ln p is that of the whole text so far. The candidates with the largest sums are kept."))));
@@ -96,7 +97,7 @@ const isDrawn = (step) => step.beams[0]?.candidates[0].q !== undefined;
 function candidateTables(generation, step) {
   const hasDrawn = isDrawn(step), finished = generation.outputs.map((one) => findEnd(generation, one)?.last);
   return h("div", { class: "columns" }, step.beams.map((beam, b) => moveInTable(h("table", { class: "bars" }, h("caption", {}, step.beams.length > 1 ? `${t("beam {n}", { n: b + 1 })}: ` : "", h("span", { class: "soft" }, beam.text ? clipText(beam.text, 40) : t("nothing written yet"))),
-    h("thead", {}, h("tr", {}, h("th", { scope: "col" }, t("token")), h("td", {}), h("th", { scope: "col", class: "number" }, "p"), hasDrawn ? h("th", { scope: "col", class: "number" }, "q") : null, h("th", { scope: "col", class: "number" }, t("sum of ln p")))),
+    h("thead", {}, h("tr", {}, h("th", { scope: "col" }, t("token")), h("td", {}), h("th", { scope: "col", class: "number" }, "p"), hasDrawn ? h("th", { scope: "col", class: "number" }, "q") : null, h("th", { scope: "col", class: "number" }, t("Σ ln p (nats)")))),
     h("tbody", {}, beam.candidates.map((one) => h("tr", { class: one.kept || finished.includes(one) ? "on" : "faint" }, h("th", { scope: "row" }, showToken(one.text)), h("td", { class: "bar-cell" }, bar(one.p)), numberCell(formatPercent(one.p), () => tellCandidate(one)), hasDrawn ? numberCell(formatPercent(one.q), () => tellDrawn(beam.candidates, one, generation.settings)) : null, numberCell(formatNumber(one.total), () => tellTotal(beam, one)))))))));
 }
 
@@ -104,17 +105,19 @@ function candidateTables(generation, step) {
    outputs below them; the path of the first output is marked. */
 function beamTree(generation, chosen) {
   const { steps, outputs } = generation, ends = outputs.map((one) => findEnd(generation, one)).filter(Boolean), won = wonPath(generation);
+  const mark = (s, b, id) => { const beam = steps[s].beams[b], one = beam?.candidates.find((candidate) => candidate.id === id); return one && (() => tellTotal(beam, one)); };
   const nodes = steps.flatMap((step, s) => {
-    const kept = step.chosen.map(({ beam, id }, b) => ({ s, b, from: beam, text: textOf(step, id), isWon: won.get(s) === b }));
-    return [...kept, ...ends.filter((end) => end.s === s && !step.chosen.some(({ beam, id }) => beam === end.b && id === end.last.id)).map((end, i) => ({ s, b: kept.length + i, from: end.b, text: end.last.text, isDone: true, isWon: end === ends[0] && won.get(s) === "end" }))];
+    const kept = step.chosen.map(({ beam, id }, b) => ({ s, b, tell: mark(s, beam, id), from: beam, text: textOf(step, id), isWon: won.get(s) === b }));
+    return [...kept, ...ends.filter((end) => end.s === s && !step.chosen.some(({ beam, id }) => beam === end.b && id === end.last.id)).map((end, i) => ({ s, b: kept.length + i, tell: mark(s, end.b, end.last.id), from: end.b, text: end.last.text, isDone: true, isWon: end === ends[0] && won.get(s) === "end" }))];
   });
   const across = 118, size = 28, width = across * (steps.length + 0.4), down = (d3.max(nodes, ({ b }) => b) + 1) * size + 26, y = (b) => 26 + size * (b + 0.5), x = (s) => across * s + 10;
   const svg = d3.create("svg").attr("class", "tree").attr("viewBox", `0 0 ${width} ${down}`).attr("width", width).attr("height", down).attr("role", "img").attr("aria-label", t("Tree of the beams over {n} steps; the tables below have the numbers", { n: steps.length }));
   const path = d3.linkHorizontal(), kind = (name, one) => [name, one.isWon ? "won" : "", one.isDone ? "done" : "", one.s === chosen ? "on" : ""].join(" ");
   steps.forEach((_, s) => svg.append("text").attr("class", s === chosen ? "tick on" : "tick").attr("x", x(s)).attr("y", 14).text(String(s + 1)));
   for (const one of nodes) if (one.s > 0) svg.append("path").attr("class", kind("link", one)).attr("d", path({ source: [x(one.s - 1) + 66, y(one.from)], target: [x(one.s) - 6, y(one.b)] }));
-  for (const one of nodes) svg.append("text").attr("class", kind("token", one)).attr("x", x(one.s)).attr("y", y(one.b)).attr("dy", ".35em").style("cursor", "pointer").text(clipText(showToken(one.text), 8)).on("click", () => go({ step: one.s }));
-  return h("div", {}, scrollRegion(t("The choices at each step"), svg.node()), won.size ? h("p", { class: "note" }, h("span", { class: "key" }, t("the output that won")), ends.length ? ` · ${t("■ finished")}` : "") : null);
+  for (const one of nodes) svg.append("text").attr("class", kind("token", one)).attr("x", x(one.s)).attr("y", y(one.b)).attr("dy", ".35em").style("cursor", "pointer").text(clipText(showToken(one.text), 8));
+  const marks = nodes.filter((one) => one.tell).map((one) => ({ s: one.s, x: x(one.s) + 20, y: y(one.b), tell: one.tell })), tree = pointAtMarks(svg, marks, "beam-tree", { choose: (i) => go({ step: marks[i].s }), start: Math.max(marks.findIndex(({ s }) => s === chosen), 0) });
+  return h("div", {}, scrollRegion(t("The choices at each step"), tree), won.size ? h("p", { class: "note" }, h("span", { class: "key" }, t("the output that won")), ends.length ? ` · ${t("■ finished")}` : "") : null);
 }
 const textOf = (step, id) => step.beams.flatMap((beam) => beam.candidates).find((one) => one.id === id)?.text ?? String(id);
 
@@ -155,7 +158,7 @@ function showCost() {
   const other = total.weight_bytes - d3.sum(own, ([, number]) => number), whole = tellParts([...own, ...(other ? [[t("in no part above"), other]] : [])], total.weight_bytes, "weights");
   if (isProduct) whole.lines.push(`${formatCount(run.parameters)} · ${bytes} = ${formatCount(total.weight_bytes)}`);
   const facts = [[t("operations"), formatLarge(total.flops), pass], [t("weights"), formatBytes(total.weight_bytes), whole],
-    [t("activations"), formatBytes(total.activation_bytes), tellSum(activations, total.activation_bytes, sourceOf("step"), formatBytes)]];
+    [t("activations"), formatBytes(total.activation_bytes), tellSum(activations, total.activation_bytes, sourceOf("step"))]];
   if (costs.prefill?.flops) facts.push([isPair ? t("reading the source, writing the first token (prefill)") : t("reading the text (prefill)"), formatLarge(costs.prefill.flops), tellParts(Object.entries(costs.prefill.parts).map(([name, number]) => [partName(name), number]), costs.prefill.flops, "pass")]);
   if (costs.decode_step) facts.push([t("one more token, with the cache"), formatLarge(costs.decode_step.flops), tellDecodeStep(costs.decode_step)]);
   const head = h("tr", {}, h("th", { scope: "col" }, t("part")), h("td", {}), h("th", { scope: "col", class: "number" }, t("operations")), h("th", { scope: "col", class: "number" }, t("weights")), h("th", { scope: "col", class: "number wide-only" }, t("activations")));

@@ -18,8 +18,8 @@ function picker(name, options, chosen, choose, { kind = "", focus }) {
 function describeModel() {
   const { run } = page.data, config = run.config, word = (part) => typeof part === "string" ? part : part?.name;
   const kinds = { decoder: t("language model"), "encoder-decoder": t("encoder-decoder"), encoder: t("encoder"), classifier: t("classifier"), "sentence-encoder": t("sentence encoder"), "replaced-token-detection": t("detector of replaced tokens") };
-  return [kinds[run.kind] ?? run.kind, t("{n} parameters", { n: formatLarge(run.parameters) }), t("{n} layers", { n: config.n_layers }), config.n_heads && t("{n} heads", { n: config.n_heads }),
-    config.n_kv_heads && config.n_kv_heads !== config.n_heads && t("{n} key/value heads", { n: config.n_kv_heads }), `d = ${config.d_model}`, word(config.attention), word(config.position), word(config.norm), word(config.feed_forward) && t("{name} feed-forward", { name: word(config.feed_forward) })].filter(Boolean).join(" · ");
+  return [kinds[run.kind] ?? run.kind, t("{n} parameters", { n: formatLarge(run.parameters) }), config.n_layers === 1 ? t("1 layer") : t("{n} layers", { n: config.n_layers }), config.n_heads && (config.n_heads === 1 ? t("1 head") : t("{n} heads", { n: config.n_heads })),
+    config.n_kv_heads && config.n_kv_heads !== config.n_heads && (config.n_kv_heads === 1 ? t("1 key/value head") : t("{n} key/value heads", { n: config.n_kv_heads })), `d = ${config.d_model}`, word(config.attention), word(config.position), word(config.norm), word(config.feed_forward) && t("{name} feed-forward", { name: word(config.feed_forward) })].filter(Boolean).join(" · ");
 }
 
 function drawHeader() {
@@ -86,7 +86,7 @@ function drawPickers() {
     rows.push(h("div", { class: "picker-row" }, h("span", { class: "picker-name" }, sideName(side)), picker(t("{side}: token", { side: sideName(side) }), options, state.tokens[side], (position) => chooseToken(side, position), { kind: "tokens", focus: `token-${side}` })));
   }
   const heads = headsOf(station);
-  if (heads > 1) rows.push(h("div", { class: "picker-row" }, h("span", { class: "picker-name" }, t("Head")), picker(t("Head"), d3.range(heads).map((n) => [n, String(n + 1), t("head {n}", { n: n + 1 })]), state.head, (head) => go({ head, key: null }), { kind: "heads", focus: "head" })));
+  if (heads > 1) rows.push(h("div", { class: "picker-row" }, h("span", { class: "picker-name" }, t("Head")), picker(t("Head"), d3.range(heads).map((n) => [n, String(n), t("head {n}", { n })]), state.head, (head) => go({ head, key: null }), { kind: "heads", focus: "head" })));
   redraw(document.getElementById("pickers"), rows);
   for (const chosen of document.querySelectorAll("#pickers [aria-checked=true]")) {
     centre(chosen.parentElement, chosen);
@@ -135,7 +135,7 @@ function drawAll(options) {
   drawHeader();
   if (page.live) drawForm();
   if (page.data) { drawPath(); drawPickers(); drawStage(options); drawLesson(); }
-  inspect(null);
+  inspectAgain();
   document.getElementById("skip").textContent = t("Skip to the stage");
   document.getElementById("path").setAttribute("aria-label", t("The path through the model"));
   document.getElementById("pickers").setAttribute("aria-label", t("Tokens and heads"));

@@ -19,7 +19,7 @@ function go(changes, { scroll = false } = {}) {
 }
 
 function writeAddress() {
-  const parts = { at: state.station, head: state.head + 1, tokens: state.tokens.map((n) => n + 1).join("-"), chapter: chaptersOf()[state.chapter]?.name ?? state.chapter + 1 };
+  const parts = { at: state.station, head: state.head, tokens: state.tokens.map((n) => n + 1).join("-"), chapter: chaptersOf()[state.chapter]?.name ?? state.chapter + 1 };
   if (state.card) parts.card = state.card;
   if (state.station === "generation") parts.step = state.step + 1;
   if (state.station === "levers") {
@@ -36,7 +36,8 @@ function readAddress() {
   const parts = new URLSearchParams(location.hash.slice(1)), found = { card: parts.get("card") ?? "" }, count = (name) => Math.max(Number(parts.get(name)) - 1, 0) || 0;
   const station = page.stations.find(({ id }) => id === parts.get("at")) ?? page.stations[0];
   found.station = addressed = station.id;
-  for (const name of ["head", "step"]) if (parts.has(name)) found[name] = count(name);
+  if (parts.has("head")) found.head = Math.max(Number(parts.get("head")), 0) || 0;
+  if (parts.has("step")) found.step = count("step");
   const named = chaptersOf().findIndex(({ name }) => name === parts.get("chapter"));
   found.chapter = named >= 0 ? named : parts.has("chapter") ? count("chapter") : chapterOf(station);
   if (parts.has("tokens")) {
