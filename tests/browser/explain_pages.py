@@ -129,7 +129,7 @@ _NUMBER = re.compile(r"−?(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:·10[⁻⁰
 _BARE_FACTOR = re.compile(r"(?:^|[ (])−[\d.]+[·^](?!10[⁻⁰¹²³⁴⁵⁶⁷⁸⁹])")  # it is negative, without brackets
 _WRONG = re.compile(r"NaN|undefined|null|Infinity|\[object")
 _DIGITS = 4  # of a result, which may end in zeros that are not printed
-_STORED = 3e-6  # the error of stored numbers, for which a result may have fewer digits
+_ERROR = 3e-6  # the error of stored numbers, for which a result may have fewer digits
 
 
 def half_unit(text, least=_DIGITS):
@@ -151,7 +151,7 @@ def check_line(line):
     assert "+ …" not in line and "≈" not in line, line
     if not _NUMBER.fullmatch(result):
         return None
-    number, bound = evaluate_formula(result), max(half_unit(result), min(half_unit(result, 1), _STORED))
+    number, bound = evaluate_formula(result), max(half_unit(result), min(half_unit(result, 1), _ERROR))
     sides = [side for side in map(evaluate_formula, left) if side is not None]
     assert all(side == number or abs(side - number) <= bound for side in sides), (line, sides)
     assert not _BARE_FACTOR.search(line), line

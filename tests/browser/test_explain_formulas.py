@@ -359,11 +359,11 @@ def find_cell(page, drawing, row, column):
     return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
 
 
-@pytest.mark.parametrize("way", ["tap", "click", "Enter"])
-def test_chosen_cell_keeps_its_formula(way, open_page, tmp_path):
+@pytest.mark.parametrize("gesture", ["tap", "click", "Enter"])
+def test_chosen_cell_keeps_its_formula(gesture, open_page, tmp_path):
     document = explain(make_run(kind="decoder"), TEXT, has_lever_cases=False)
     path, options = save_page(tmp_path / "page.html", render_walk_page(document)), {}
-    if way == "tap":
+    if gesture == "tap":
         options = {"screen": PHONE, "has_touch": True}
     page = pages.open_walk(open_page, path, **options)
     pages.go_to_station(page, "stack.layers.0.attn")
@@ -378,7 +378,7 @@ def test_chosen_cell_keeps_its_formula(way, open_page, tmp_path):
     }
     for (drawing, title), (q, k) in zip(titles.items(), ((4, 2), (5, 3), (3, 1)), strict=True):
         element = f"[data-focus='{drawing}']"
-        if way == "Enter":
+        if gesture == "Enter":
             page.locator(element).focus()
             page.keyboard.press("Home")
             for key in ["ArrowUp"] * len(names) + ["ArrowDown"] * q + ["ArrowRight"] * k:
@@ -386,15 +386,15 @@ def test_chosen_cell_keeps_its_formula(way, open_page, tmp_path):
             page.keyboard.press("Enter")
         else:
             x, y = find_cell(page, element, q, k)
-            page.touchscreen.tap(x, y) if way == "tap" else page.mouse.click(x, y)
+            page.touchscreen.tap(x, y) if gesture == "tap" else page.mouse.click(x, y)
         assert page.evaluate("explain.state.tokens") == [q]
         title = title.format(q=names[q], row=rows[q], k=columns[k], c=k)
         assert page.locator("#inspector h2").inner_text() == title
         assert page.locator("#inspector .formula").count() > 0
         assert page.locator("#inspector .formula").first.is_visible()
     button = page.locator("[data-focus='key-1']")
-    button.focus() if way == "Enter" else None
-    {"tap": button.tap, "click": button.click, "Enter": lambda: page.keyboard.press("Enter")}[way]()
+    button.focus() if gesture == "Enter" else None
+    {"tap": button.tap, "click": button.click, "Enter": lambda: page.keyboard.press("Enter")}[gesture]()
     assert page.evaluate("explain.state.key") == 1
     assert page.locator("#inspector h2").inner_text() == f"Weight of “{columns[1]}” for “{rows[3]}”, head 0"
     page.locator("#inspector .close").click()
