@@ -182,7 +182,8 @@ def check_against_file(numbers, model, vectors):
                 assert ("+ b[" in line) == (bias is not None), one
                 results = [pages.evaluate_formula(other.split(" = ")[-1]) for other in one["lines"]]
                 bound = 2e-4 * float(sums.abs().max())
-                assert any(float((sums - x).abs().min()) < bound for x in results if x is not None), one
+                gaps = [float((sums - x).abs().min()) - 5e-4 * abs(x) for x in results if x is not None]
+                assert min(gaps) < bound, one  # but for rounding to four digits
                 n_read += 1
     return n_read
 

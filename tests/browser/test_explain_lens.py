@@ -67,6 +67,6 @@ def test_grid_has_weights_of_all_heads(open_design):
     page.locator("[data-focus='thumb-1-2']").click()
     assert page.evaluate("[explain.state.station, explain.state.head]") == ["stack.layers.1.attn", 2]
     assert (
-        page.locator("#card-heads .thumb[aria-pressed=true]").get_attribute("aria-label") == "layer 2, head 3"
+        page.locator("#card-heads .thumb[aria-pressed=true]").get_attribute("aria-label") == "layer 2, head 2"
     )
     check_accessibility(page)
