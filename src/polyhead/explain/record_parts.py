@@ -302,9 +302,8 @@ def record_projection(call: Call, projection: nn.Linear | DenseMap) -> None:
         return
     before = steps[-1] if steps else None
     _record_ends(call, "projection")
-    linear, activation = projection, None
-    if isinstance(projection, DenseMap):
-        linear, activation = projection.proj, _name(projection.activation)
+    linear = projection.proj if isinstance(projection, DenseMap) else projection
+    activation = _name(projection.activation) if isinstance(projection, DenseMap) else None
     values, facts = call.describe_maps({"proj": linear})
     if activation is not None:
         values |= call.store({"sum": linear(call.x)[0]})
