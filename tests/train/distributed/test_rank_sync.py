@@ -81,7 +81,8 @@ def test_broadcast_tokenizer_does_not_depend_on_locale():
         from polyhead.tokenizers.train_tokenizer import train_tokenizer
         from polyhead.train.distributed.rank_sync import broadcast_tokenizer
         first, sent = train_tokenizer(["ein H\u00fcnd bellt \u72d7"], Choice("char"), 60), []
-        broadcast_tokenizer(Ranks(world_size=2, on_rank0=lambda files: sent.append(files()) or sent[0]), lambda: first)
+        rank_0 = Ranks(world_size=2, on_rank0=lambda files: sent.append(files()) or sent[0])
+        broadcast_tokenizer(rank_0, lambda: first)
         second = broadcast_tokenizer(Ranks(world_size=2, on_rank0=lambda files: sent[0]), lambda: None)
         assert second.sha256 == first.sha256 and "\u72d7" in sent[0]["tokenizer.json"]
         print(sys.getfilesystemencoding())
