@@ -42,9 +42,10 @@ def find_english(page, names):
     """The words of a Chinese page in Latin letters, without ``names``: data, and technical terms.
 
     All texts of the page are searched, also hidden ones, tooltips and labels for screen readers, but no code.
+    The switch to English has its name in that language.
     """
     words = {word for text in page.evaluate(_TEXTS) for word in _WORD.findall(text)}
-    return words - {word for name in names for word in _WORD.findall(name)} - {"Polyhead"}
+    return words - {word for name in names for word in _WORD.findall(name)} - {"Polyhead", "English"}
 
 
 def read_embedded_json(html):

@@ -169,8 +169,9 @@ def test_part_of_open_chapter_is_lit(open_page, tmp_path):
         "Queries, keys and values": {"attn"},
         "Feed-forward": {"ffn"},
     }.items():
-        chapter = [one["title"] for one in chapters["en"]].index(title)
-        page.evaluate("chapter => explain.go({ chapter })", chapter)
+        page.evaluate(
+            "title => explain.go({ chapter: chaptersOf().findIndex((one) => one.title === title) })", title
+        )
         lit = page.locator(".block:has(.ground.lit)").evaluate_all(
             "all => all.map((one) => one.dataset.focus)"
         )

@@ -9,7 +9,7 @@ that the shares add up to it. Shapes: T tokens shown, K tokens of the vocabulary
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -125,7 +125,7 @@ def share_logits(
     walk = _Backward({step.out: step for step in steps if step.out}, read)
     if module.bias is not None:
         walk.bias += module.bias[torch.as_tensor(ids)].detach().double().cpu().numpy()
-    x = read(head.x).astype(np.float64)
+    x = read(cast(str, head.x)).astype(np.float64)
     logits = np.einsum("tkc,tc->tk", weight, x) + walk.bias
     walk.follow(head.x, weight)
     parts = [*reversed(walk.parts), ({"kind": "bias"}, walk.bias + np.zeros_like(logits))]

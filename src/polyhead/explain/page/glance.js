@@ -139,7 +139,7 @@ function showGlance() {
   moveAmongBlocks(svg.node());
   setReading(svg.node());
   const key = [t("Each line is a token, as wide as |x|, the length of its vector; a dot is as wide as what a part adds to it. The longer a bar, the more weights."), headsOf(currentStation()) ? t("Curves are the weights of head {n}, from the tokens that are read up to the token that reads.", { n: state.head }) : ""].join(" ");
-  const again = h("button", { type: "button", class: "switch replay", "data-focus": "replay", onclick: () => readOnce() }, t("Read again"));
+  const again = h("button", { type: "button", class: "site-switch replay", "data-focus": "replay", onclick: () => readOnce() }, t("Read again"));
   return [h("section", { class: "card glance-card", "aria-label": t("The model at a glance") }, h("div", { class: "glance-head" }, readout, again), svg.node(), h("p", { class: "note" }, key), h("div", { class: "below" }, glanceTable(towers)))];
 }
 
