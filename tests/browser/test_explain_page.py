@@ -369,8 +369,9 @@ def test_back_goes_to_station_before(make_page, open_page):
     page.go_back()
     assert page.evaluate(read) == [first, "tokens"]
     page.go_forward()
+    wait_until(page, "explain.state.station === 'encoder.layers.0.attn'")
     page.go_forward()
-    assert page.evaluate(read)[0] == "decoder.layers.1.cross"
+    wait_until(page, "explain.state.station === 'decoder.layers.1.cross'")
     assert page.evaluate("explain.state.head") == 3
 
 

@@ -184,7 +184,7 @@ def test_counts_have_a_closed_form(walk_page, open_page):
 
 def test_printed_walk_is_light_and_complete(walk_page, open_page):
     _, _, path = walk_page
-    page = open_walk(open_page, path)
+    page = open_walk(open_page, path, reduced_motion="reduce")
     page.evaluate("document.querySelector('[data-focus=theme]').click()")
     before = page.evaluate("[JSON.stringify(explain.state), document.getElementById('stage').innerHTML]")
     page.evaluate("page.hasAnswers = true; dispatchEvent(new Event('beforeprint'))")

@@ -23,6 +23,8 @@ KINDS = ("decoder", "encoder", "encoder-decoder")
 DESIGNS = list(CASES.values())
 PAIR_KEYS = {
     "encoder",
+    "head_transform",
+    "head_transform_activation",
     "decoder_block",
     "decoder_attention",
     "cross_attention",

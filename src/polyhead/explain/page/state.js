@@ -27,7 +27,7 @@ function writeAddress() {
     Object.assign(parts, { lever: lever.name, setting: JSON.stringify(lever.cases[state.leverCase]?.setting ?? {}) });
   }
   const hash = `#${new URLSearchParams(parts)}`, isOther = addressed !== state.station;
-  try { if (isOther) history.pushState(null, "", hash); else history.replaceState(null, "", hash); } catch { /* some viewers of files refuse it */ }
+  try { if (isOther) history.pushState(null, "", hash); else if (hash !== location.hash) history.replaceState(null, "", hash); } catch { /* some viewers of files refuse it */ }
   addressed = state.station;
 }
 
