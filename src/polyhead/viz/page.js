@@ -170,7 +170,7 @@ function attention(root) {
 
   function drawMap() {
     const m = maps[state.map], size = Math.max(26, Math.min(38, Math.floor(420 / m.source.length)));
-    const source = m.source.map((text) => clip(text)), target = m.rows.map(clipRow);
+    const source = m.source.map((text) => clip(text)), target = (m.rows ?? m.target).map(clipRow);
     weights = matrix(state.layer, state.head);
     const x0 = 14 + 7.6 * Math.max(...target.map(width)), y0 = 24 + 6.6 * Math.max(...source.map(width));
     const w = x0 + size * source.length + 14 + 5.4 * width(source[source.length - 1]), h = y0 + size * target.length + 4;
@@ -227,7 +227,7 @@ function attention(root) {
       chip.title = (weights[row][s] / 1000).toFixed(3);
     });
     clear(readout).append(
-      make("b", {}, m.rows[row]), ` ${t("looks at")} `, make("b", {}, m.source[best]), ": ",
+      make("b", {}, (m.rows ?? m.target)[row]), ` ${t("looks at")} `, make("b", {}, m.source[best]), ": ",
       make("output", {}, (weights[row][best] / 1000).toFixed(3)), " ", t("({layer}, {head})", chosen()),
     );
   }
