@@ -68,7 +68,7 @@ KEY_ALIASES = {
     "train.lora.modules_to_save": "learn modules_to_save",
     "train.average_checkpoints": "average checkpoint_average",
     "train.best_metric": "metric metric_for_best_model",
-    "init_from.run": "model_name_or_path pretrained_model start run",
+    "init_from.run": "model_name_or_path pretrained_model start",
     "init_from.layer_stride": "every",
     "distill.teacher": "run teachers teacher_model teacher_model_name_or_path teacher_name_or_path",
     "distill.logits_weight": "logits alpha_ce",
