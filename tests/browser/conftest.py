@@ -133,7 +133,11 @@ def watch_pages(browser, shared_page):
         for event, handler in (
             ("console", lambda m: m.type in ("error", "warning") and add_message(f"console: {m.text}")),
             ("pageerror", lambda error: add_message(f"page: {error}")),
-            ("requestfailed", lambda r: add_message(f"request: {r.method} {r.url} {r.failure}")),
+            (
+                "requestfailed",  # but for one that the page gave up, as when it is left
+                lambda r: r.failure == "net::ERR_ABORTED"
+                or add_message(f"request: {r.method} {r.url} {r.failure}"),
+            ),
         ):
             page.on(event, handler)
             handlers.append((page, event, handler))

@@ -13,6 +13,7 @@ from tests.train.task_runs import TASKS, task_recipe, write_texts
 from polyhead import Choice
 from polyhead.checkpoint import checkpoint
 from polyhead.config.recipe import Recipe
+from polyhead.core.registry import TASK
 from polyhead.train.lock import RunLock
 from polyhead.train.run_training import run_training
 from polyhead.viz.run_record import read_metrics
@@ -147,7 +148,6 @@ def test_run_killed_three_times_resumes_bit_for_bit(corpus_dir, expected):
 
 OPTIONS = {
     "classification": {"token_dropout": 0.2},
-    "translation": {"token_split": 0.5},
     "denoising": {"permute": True},
 }
 
@@ -157,7 +157,7 @@ OPTIONS = {
 )
 def test_every_task_resumes_bit_for_bit(task, corpus_dir, tmp_path):
     write_texts(tmp_path)
-    choice = Choice(task, **OPTIONS.get(task, {}))
+    choice = TASK.check(Choice(task, **OPTIONS.get(task, {})))
     reference, killed_recipe = (
         task_recipe(tmp_path, task, tmp_path / name, steps=8, log_every=1).model_copy(update={"task": choice})
         for name in ("uninterrupted", "killed")
