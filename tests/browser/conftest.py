@@ -135,8 +135,9 @@ def watch_pages(browser, shared_page):
             ("pageerror", lambda error: add_message(f"page: {error}")),
             (
                 "requestfailed",  # but for one that the page gave up, as when it is left
-                lambda r: r.failure == "net::ERR_ABORTED"
-                or add_message(f"request: {r.method} {r.url} {r.failure}"),
+                lambda r: (
+                    r.failure == "net::ERR_ABORTED" or add_message(f"request: {r.method} {r.url} {r.failure}")
+                ),
             ),
         ):
             page.on(event, handler)
