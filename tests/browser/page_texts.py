@@ -2,10 +2,9 @@
 
 import json
 import re
-from contextlib import contextmanager
 
 from polyhead.cli import main
-from polyhead.core import i18n
+from polyhead.core.i18n import set_language
 
 _TEXTS = """() => {
   const texts = [];
@@ -22,20 +21,12 @@ _TEXTS = """() => {
 _WORD = re.compile("[A-Za-z]{2,}")
 
 
-@contextmanager
-def use_language(language):
-    """Write messages and pages in a language, and restore that of the tests."""
-    i18n.set_language(language)
-    try:
-        yield
-    finally:
-        i18n.set_language(None)
-
-
 def run_command(language, *arguments):
-    """Run a command in a language."""
-    with use_language(None):
+    """Run a command in a language, and restore that of the tests."""
+    try:
         assert main(["--lang", language, *arguments]) == 0
+    finally:
+        set_language(None)
 
 
 def find_english(page, names):

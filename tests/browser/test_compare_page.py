@@ -5,11 +5,12 @@ from itertools import product
 
 import pytest
 from tests.browser.conftest import check_accessibility
-from tests.browser.page_texts import find_english, use_language
+from tests.browser.page_texts import find_english
 from tests.compare.compare_helpers import make_toy_plan, write_toy_files
 from tests.compare.result_rows import make_refused_row, make_row
 
 from polyhead.compare.report.page import COST_AXES, write_compare_page
+from polyhead.core.i18n import use_language
 
 ROWS = [
     make_row("norm=rmsnorm", 1.5, note="d_ff 24 for equal parameters"),

@@ -128,14 +128,21 @@ def test_forward_visits_every_station_and_chapter(design, make_page, open_page):
         assert part == ["Final norm", "Output", "Projection", "Activation", "Norm", "Output"]
 
 
-def test_score_is_scaled_dot_product(make_page, open_page):
+@pytest.fixture
+def cross_page(make_page, open_page):
+    """A page at a cross-attention, and the arrays of a plain forward pass."""
     run, document, path = make_page("Vaswani et al.")
     walk = ReferenceWalk()
     walk_model(run, document, walk)
     page = open_walk(open_page, path)
     go_to_station(page, "decoder.layers.1.cross")
+    return page, walk.arrays
+
+
+def test_score_is_scaled_dot_product(cross_page):
+    page, arrays = cross_page
     page.evaluate("explain.go({ head: 2, tokens: [3, 1], key: 2 })")
-    q, k = (walk.arrays[f"decoder.layers.1.cross.{role}"] for role in "qk")
+    q, k = (arrays[f"decoder.layers.1.cross.{role}"] for role in "qk")
     product = float(q[2, 1] @ k[2, 2])
     score = pytest.approx(product / q.size(-1) ** 0.5, abs=1e-5)
     values = read_data_values(page.locator("#card-scores .fact-row dd"))
@@ -162,16 +169,10 @@ def test_rows_of_decoder_have_tokens_of_attention_page(make_page, open_page):
         assert labels[0].startswith("▶\u00a0<s> → ") and labels[-1].endswith("■\u00a0</s>")
 
 
-def test_query_has_rows_of_keys_weights_and_values(make_page, open_page):
-    run, document, path = make_page("Vaswani et al.")
-    walk = ReferenceWalk()
-    walk_model(run, document, walk)
-    page = open_walk(open_page, path)
-    go_to_station(page, "decoder.layers.1.cross")
+def test_query_has_rows_of_keys_weights_and_values(cross_page):
+    page, arrays = cross_page
     page.evaluate("explain.go({ head: 1, tokens: [3, 2] })")
-    q, k, v, weights = (
-        walk.arrays[f"decoder.layers.1.cross.{role}"][1] for role in ("q", "k", "v", "weights")
-    )
+    q, k, v, weights = (arrays[f"decoder.layers.1.cross.{role}"][1] for role in ("q", "k", "v", "weights"))
     best = weights[2].topk(min(10, len(k))).indices.sort().values
     rows = [q[2], *k[best]], [weights[2] @ v, *v[best]]
     for drawing, vectors in zip(("together-k", "together-v"), rows, strict=True):
@@ -375,10 +376,11 @@ def test_back_goes_to_station_before(make_page, open_page):
     assert page.evaluate("explain.state.head") == 3
 
 
-def test_chapter_links_lead_to_existing_cards(make_page, open_page):
+@pytest.mark.parametrize("part", mark_slow(range(4), 0))
+def test_chapter_links_lead_to_existing_cards(part, make_page, open_page):
     page = open_walk(open_page, make_page("Vaswani et al.")[2], screen=PHONE)
     assert page.locator("[data-focus=chapter]").bounding_box()["width"] > 300
-    for number in range(len(CHAPTERS)):
+    for number in range(part, len(CHAPTERS), 4):
         page.evaluate("chapter => explain.go({ chapter })", number)
         for at in range(page.locator("#lesson .action").count()):
             page.locator("#lesson .action").nth(at).click()

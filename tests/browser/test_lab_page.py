@@ -2,8 +2,9 @@
 
 import pytest
 from tests.browser.conftest import check_accessibility
-from tests.browser.page_texts import find_english, run_command, use_language
+from tests.browser.page_texts import find_english, run_command
 
+from polyhead.core.i18n import use_language
 from polyhead_lab.page import render_lab_page
 from polyhead_lab.registry import Claim, DotPlot, ExperimentResult, LinePlot, ParetoPlot, ResultTable
 

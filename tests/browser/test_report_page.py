@@ -8,10 +8,10 @@ import threading
 
 import pytest
 from tests.browser.conftest import check_accessibility, mark_slow
-from tests.browser.page_texts import use_language
 from tests.train.task_runs import TASKS, task_recipe, write_texts
 
 from polyhead.core.atomic_io import process_start_time
+from polyhead.core.i18n import use_language
 from polyhead.serve.http.run_pages import RunServer
 from polyhead.serve.http.sockets import get_url, listen
 from polyhead.train.run_training import run_training

@@ -4,10 +4,10 @@ files, counts, keys.
 
 import pytest
 from tests.browser.conftest import PHONE, check_accessibility, mark_slow
-from tests.browser.page_texts import use_language
 from tests.browser.serving import MODELS, get_panel, press, process_file, read_request
 from tests.serve.conftest import serve_run
 
+from polyhead.core.i18n import set_language
 from polyhead.serve.auth import ApiKeys
 
 LEADS = {
@@ -79,8 +79,11 @@ def test_accept_language_selects_page_language(get_service, header, language):
     assert response.headers["content-language"] == language
     assert response.headers["vary"] == "accept-language"
     assert f'<html lang="{language}">' in response.text
-    with use_language("zh"):
+    set_language("zh")
+    try:
         response = get_service("vectors").ask("/", headers={"accept-language": header})
+    finally:
+        set_language(None)
     assert response.headers["content-language"] == "zh", "the option of the command"
 
 

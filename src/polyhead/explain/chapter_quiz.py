@@ -7,7 +7,7 @@ A measure is written ``NAME``, ``NAME:OF`` or, of a lever, ``NAME:LEVER?field=va
 
 from __future__ import annotations
 
-from typing import Any, TypedDict
+from typing import Any, TypedDict, cast
 from urllib.parse import parse_qsl
 
 from polyhead.config.yaml_io import parse_yaml
@@ -81,4 +81,4 @@ def parse_question(entry: dict[str, Any]) -> Question:
         )
     if "options" in entry and len(entry["options"]) != len(entry["bounds"]) + 1:
         raise ValueError(f"a question must have one option more than bounds, got {entry}")
-    return Question(**entry | {"truth": parse_measure(entry["truth"])})  # type: ignore[typeddict-item]
+    return cast(Question, entry | {"truth": parse_measure(entry["truth"])})

@@ -68,9 +68,9 @@ def _read_pair(run: Run, text: str, target: str | None, examples: Iterable[TextE
     (ids,) = tokenizer.encode([text])
     most, target_is = max_len - template.max_special, "text"
     check_length("text", ids, most)
-    if target is None and (found := find_target(examples, text)):
-        fits = len(tokenizer.target_tokenizer.encode([found])[0]) <= most
-        target, target_is = (found, "example") if fits else (None, target_is)
+    found = find_target(examples, text) if target is None else None
+    if found and len(tokenizer.target_tokenizer.encode([found])[0]) <= most:
+        target, target_is = found, "example"
     if target is None:
         target_ids, target_is = run.hypotheses([text], n_best=1)[0][0].tokens[:most], "output"
         target = tokenizer.target_tokenizer.decode([target_ids])[0]

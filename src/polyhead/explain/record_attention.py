@@ -6,14 +6,13 @@ They call the parts of an attention on the inputs of its real forward pass, as t
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from polyhead.explain.part_notes import read_notes
-from polyhead.explain.trace import Arrays, Call, Facts, Names, Step, records
+from polyhead.explain.trace import Arrays, Call, Facts, LinearMap, Names, Step, records
 from polyhead.nn.attention.kernel import KernelAttention
 from polyhead.nn.attention.linear import LinearAttention
 from polyhead.nn.attention.projections import NoProjection
@@ -39,8 +38,7 @@ def record_position(call: Call, scheme: Position) -> Names:
     role = f"{place.path}.position"
     arrays, facts = describe_scheme(scheme, call)
     values = trace.schemes[key] = trace.store_all(trace.unique_path(role), arrays)
-    parameters = {role: array for role, array in arrays.items() if isinstance(array, nn.Parameter)}
-    maps = {role: SimpleNamespace(weight=parameter) for role, parameter in parameters.items()}
+    maps = {role: LinearMap(array) for role, array in arrays.items() if isinstance(array, nn.Parameter)}
     facts = {"kind": scheme.kind} | facts | call.describe_maps(maps)[1]
     place = place._replace(path=role, role="position")
     trace.steps.append(Step(place, "position", scheme, None, None, values, facts))

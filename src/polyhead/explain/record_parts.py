@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyhead.explain.record_attention import describe_scheme
-from polyhead.explain.trace import Arrays, Call, Facts, Names, records, sizes
+from polyhead.explain.trace import Arrays, Call, Facts, LinearMap, Names, records, sizes
 from polyhead.nn.block.convolution import ConvBlock
 from polyhead.nn.block.recurrent import GRU, LSTM, RNN, RecurrentBlock
 from polyhead.nn.embedding import Embedding, Head
@@ -187,12 +186,10 @@ def _describe_recurrent_maps(call: Call, rnn: RNN | LSTM | GRU) -> tuple[Names, 
     """The two maps of the gates, and that of the source to the state before the first token."""
     x_weight, state_weight, *biases = rnn.all_weights[0]
     x_bias, state_bias = biases or (None, None)
-    start = getattr(call.inputs.get("parent"), "start_proj", None)
-    maps = {
-        "x": SimpleNamespace(weight=x_weight, bias=x_bias),
-        "state": SimpleNamespace(weight=state_weight, bias=state_bias),
-    }
-    return call.describe_maps(maps | ({} if start is None else {"start": start}))
+    parent = call.inputs.get("parent")
+    start = parent.start_proj if isinstance(parent, RecurrentBlock) else None
+    gates = {"x": LinearMap(x_weight, x_bias), "state": LinearMap(state_weight, state_bias)}
+    return call.describe_maps({**gates, "start": start})
 
 
 def _compute_gates(rnn: RNN | LSTM | GRU, x: Tensor, states: Tensor) -> dict[str, Tensor]:
@@ -224,7 +221,7 @@ def record_embedding(call: Call, embedding: Embedding) -> None:
     x = embedding.token(tokens)
     values = call.store({"rows": x[0, shown]})
     maps = {"token": embedding.token, "proj": embedding.token_proj, "segment": embedding.segment}
-    _, map_facts = call.describe_maps({role: part for role, part in maps.items() if part is not None})
+    _, map_facts = call.describe_maps(maps)
     shape = trace.store.shape(values["rows"])
     x = x * embedding.scale
     name = values["scaled"] = call.derive("scaled", shape, "scale", x=values["rows"], by=embedding.scale)
@@ -251,7 +248,7 @@ def record_embedding(call: Call, embedding: Embedding) -> None:
         name = of_scheme.derive("out", added.shape, "add", args=[x_name, rows["rows"]])
         facts = {"kind": "embeddings"} | describe_scheme(scheme, of_scheme)[1]
         if isinstance(scheme, LearnedPosition):
-            facts |= of_scheme.describe_maps({"rows": SimpleNamespace(weight=scheme.weight)})[1]
+            facts |= of_scheme.describe_maps({"rows": LinearMap(scheme.weight)})[1]
         of_scheme.add("position", x_name, name, rows, facts)
     trace.bind(x, name)
     for role in ("norm", "proj"):
@@ -347,6 +344,6 @@ def _record_ends(call: Call, kind: str) -> None:
 def _name(function: Callable[..., Any] | None) -> str | None:
     """The name of a function or the class of a module."""
     if function is None or isinstance(function, nn.Module):
-        form = " (tanh)" if getattr(function, "approximate", None) == "tanh" else ""
+        form = " (tanh)" if isinstance(function, nn.GELU) and function.approximate == "tanh" else ""
         return None if function is None else type(function).__name__ + form
     return getattr(function, "__name__", type(function).__name__)

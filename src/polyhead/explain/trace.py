@@ -26,6 +26,19 @@ Facts = dict[str, Any]
 _POSITION_METHODS = ("scores", "bias", "rotate", "embed")  # where a position scheme acts
 
 
+class LinearMap(NamedTuple):
+    """The parameters of a linear map."""
+
+    weight: Tensor
+    bias: Tensor | None = None
+
+    @classmethod
+    def from_module(cls, module: nn.Module) -> LinearMap | None:
+        """Those of a module; None if it has no weight of its own."""
+        own = dict(module.named_parameters(recurse=False))
+        return cls(own["weight"], own.get("bias")) if "weight" in own else None
+
+
 class Place(NamedTuple):
     """Where a part is in the model: its path, its stack and layer, and the text that it reads."""
 
@@ -65,20 +78,22 @@ class Call(NamedTuple):
         """Store arrays of the part; None is left out."""
         return self.trace.store_all(self.place.path, arrays)
 
-    def describe_maps(self, maps: Mapping[str, Any]) -> tuple[Names, Facts]:
+    def describe_maps(self, parts: Mapping[str, LinearMap | nn.Module | None]) -> tuple[Names, Facts]:
         """Linear maps by role: their biases as arrays "role_bias", and the names of their parameters."""
-        linear = {role: part for role, part in maps.items() if isinstance(part.weight, Tensor)}
-        biases = {role: getattr(part, "bias", None) for role, part in linear.items()}
+        found = {
+            role: LinearMap.from_module(part) if isinstance(part, nn.Module) else part
+            for role, part in parts.items()
+        }
+        maps = {role: linear for role, linear in found.items() if linear is not None}
         names = self.trace.parameter_names
-        values = {f"{role}_bias": bias for role, bias in biases.items() if isinstance(bias, Tensor)}
-        return self.store(values), {
+        return self.store({f"{role}_bias": linear.bias for role, linear in maps.items()}), {
             "maps": {
                 role: {
-                    "weight": names.get(id(part.weight)),
-                    "bias": names.get(id(biases[role])),
-                    "width": part.weight.numel() // len(part.weight),
+                    "weight": names.get(id(weight)),
+                    "bias": names.get(id(bias)),
+                    "width": weight.numel() // len(weight),
                 }
-                for role, part in linear.items()
+                for role, (weight, bias) in maps.items()
             }
         }
 

@@ -12,7 +12,10 @@ from polyhead.nn.positions import AnyPositions, plain_positions
 
 
 class HeadTransform(nn.Module):
-    """A model whose head may have a transform, as that of BERT has: the norm of f(W x + b)."""
+    """A model whose head may have a transform, as that of BERT has: the norm of f(W x + b).
+
+    A base class and no part of the model, so that the names of weights in saved runs stay the same.
+    """
 
     transform: nn.Linear | None
 

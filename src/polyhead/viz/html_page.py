@@ -25,15 +25,15 @@ from polyhead.core.errors import UserError
 from polyhead.core.i18n import get_language, load_catalog, use_language
 from polyhead.core.output_paths import check_output_file, write_atomic
 
+MAX_PAGE_BYTES = 64 << 20
+RUN_PAGES = ("report.html", "explain.html", "attention.html", "draw.html")
+PAGE_STYLES, SCRIPTS = ("site.css", "page.css"), ("site.js", "page.js", "thumbs.js")
 _TEXTS_HERE = "<!--texts-->"  # where a page has its texts in the other language
 _LINKS = re.compile(r'<script type="application/json" id="links">(.*?)</script>')
 _TEXT_ATTRIBUTES = {"aria-label", "title", "placeholder", "data-name", "alt"}
 _TEXT = re.compile(r"""\bt\(\s*("(?:[^"\\]|\\.)*")""")
 
-
-MAX_PAGE_BYTES = 64 << 20
-RUN_PAGES = ("report.html", "explain.html", "attention.html", "draw.html")
-PAGE_STYLES, SCRIPTS = ("site.css", "page.css"), ("site.js", "page.js", "thumbs.js")
+Text = str | Callable[[], str]  # a function where the text depends on the language
 Parameters = ParamSpec("Parameters")
 
 
@@ -43,9 +43,6 @@ class PageSection(NamedTuple):
     heading: str
     lead: str
     body: str
-
-
-Text = str | Callable[[], str]  # a function where the text depends on the language
 
 
 def render_html(

@@ -34,7 +34,7 @@ function drawSwitches(box, language, chooseLanguage) {
   return box;
 }
 
-/* The other pages of a run, by their files; of an explanation that nobody has written yet the command that writes it. */
+/* Links to the pages of a run that exist; for a missing explanation, the command that writes it. */
 const SITE_PAGES = { "report.html": () => t("Report of the run"), "explain.html": () => t("See it read a sentence"), "attention.html": () => t("Attention"), "draw.html": () => t("Positions and embeddings") };
 const SITE_LINKS = JSON.parse(document.getElementById("links")?.textContent ?? '{"pages":{}}'), SITE_HERE = location.pathname.split("/").pop();
 /* Where the mark of the page leads: to the page above it. */

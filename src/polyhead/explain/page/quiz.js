@@ -1,8 +1,8 @@
 /* ---- questions at the end of a chapter: predict, then look; the truth is a measure of this page ---- */
-const passKey = (chapter, i) => `passed-${chapter.name}-${i}`;
+const passKey = (chapter, i) => `explain-passed-${chapter.name}-${i}`;
 /* The questions that this model has an answer to, with their place in the chapter. */
 const questionsOf = (chapter) => chapter.quiz.map((question, i) => ({ question, i, truth: measure(question.truth) })).filter(({ truth }) => truth !== null);
-const isPassed = (chapter) => questionsOf(chapter).length > 0 && questionsOf(chapter).every(({ i }) => stored(passKey(chapter, i)));
+const isPassed = (chapter) => questionsOf(chapter).length > 0 && questionsOf(chapter).every(({ i }) => siteStored(passKey(chapter, i)));
 
 /* The number of the option that is right. */
 const rightOption = ({ bounds }, truth) => bounds.filter((bound) => bound <= truth).length;
@@ -15,7 +15,7 @@ function quizElement(chapter) {
   return h("div", { class: "quiz" }, h("h3", {}, t("Predict, then look")), asked.map(({ question, i, truth }) => questionForm(chapter, question, i, truth)));
 }
 function questionForm(chapter, question, i, truth) {
-  const name = passKey(chapter, i), verdict = h("p", { class: "note", role: "status" }, stored(name) ? `✓ ${truthText(question, truth)}` : "");
+  const name = passKey(chapter, i), verdict = h("p", { class: "note", role: "status" }, siteStored(name) ? `✓ ${truthText(question, truth)}` : "");
   const inputs = question.options ? question.options.map((text, n) => h("label", {}, h("input", { type: "radio", name, value: n, "data-focus": `${name}-${n}` }), ` ${text}`)) : [h("input", { type: "text", inputmode: "decimal", name, "aria-label": question.ask, "data-focus": name, autocomplete: "off" })];
   const form = h("form", { class: "question" }, h("p", {}, question.ask), h("div", { class: question.options ? "options" : "" }, inputs), h("button", { type: "submit", class: "turn", "data-focus": `${name}-check` }, t("Check")), verdict);
   form.addEventListener("submit", (event) => {
@@ -23,7 +23,7 @@ function questionForm(chapter, question, i, truth) {
     const text = new FormData(form).get(name)?.trim().replace(/[, ]/g, "").replace(MINUS, "-");
     if (!text || Number.isNaN(Number(text))) return;
     const right = isRight(question, truth, Number(text));
-    if (right) store(name, "1");
+    if (right) siteStore(name, "1");
     verdict.textContent = right ? `✓ ${truthText(question, truth)}` : t("✗ Not so: look at the page, and try again.");
   });
   return form;

@@ -46,10 +46,6 @@ function readAddress() {
   return parts.has("lever") ? { ...found, ...readLever(parts.get("lever"), parts.get("setting")) } : found;
 }
 
-/* What a setting of the reader is kept under in this browser; nothing is kept where that is refused. */
-const stored = (key) => { try { return localStorage.getItem(`polyhead-explain-${key}`); } catch { return null; } };
-const store = (key, value) => { try { localStorage.setItem(`polyhead-explain-${key}`, value); } catch { /* a file may not */ } };
-
 /* Replace the children of an element; what had the focus gets it again if a new child has the same data-focus. */
 function redraw(element, ...children) {
   const focused = element.contains(document.activeElement) ? document.activeElement.dataset.focus : null;
