@@ -1,7 +1,7 @@
 import ast
 import re
 
-from tests.browser.page_texts import use_language
+from polyhead.core.i18n import use_language
 from tests.lab.page_helpers import RESULT
 from tests.source_files import ALL_MODULES, LAB, parse_file
 from tests.viz.html_pages import Page

@@ -3,7 +3,7 @@ import math
 import re
 
 import pytest
-from tests.browser.page_texts import use_language
+from polyhead.core.i18n import use_language
 from tests.lab.run_helpers import QUICK, SLOW
 from tests.lab.run_helpers import toy as toy
 

@@ -1,7 +1,7 @@
 from dataclasses import replace
 
 import pytest
-from tests.browser.page_texts import use_language
+from polyhead.core.i18n import use_language
 from tests.compare.result_rows import ROWS, make_row, make_scored_rows
 
 from polyhead.compare.report.page import write_compare_page
