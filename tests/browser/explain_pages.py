@@ -20,7 +20,7 @@ _READ_NUMBERS = """root => [...document.querySelectorAll(`${root} .pointable, ${
 """
 # the inspector at some numbers of every drawing that arrow keys move in, with the name of the drawing
 _READ_DRAWINGS = """() => [...document.querySelectorAll("#stage svg[tabindex]")].flatMap((svg) =>
-  ["Home", "ArrowRight", "ArrowDown", "End", "ArrowUp", "ArrowLeft"].map((key) => {
+  ["Home", "ArrowRight", "ArrowDown", "End", "ArrowUp", "ArrowUp", "ArrowLeft"].map((key) => {
     svg.dispatchEvent(new KeyboardEvent("keydown", { key }));
     return { drawing: svg.dataset.focus, ...read() };
   }));

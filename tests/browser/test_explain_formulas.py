@@ -17,13 +17,12 @@ from polyhead.explain.levers.table import LEVERS
 from polyhead.explain.walk_page import render_walk_page
 from polyhead.viz.html_page import save_page
 
-pytestmark = pytest.mark.slow
-
 LONG_TEXT = f"{TEXT} {TEXT}"  # a cache quantizes groups of more than two tokens
 # decoders with linear attention and encoders of short sentences have so few tokens that their sums have all
 # their terms, elu has heads of 3 features for this, and the lstm translator continues from the source
 CONFIGS = json.loads((Path(__file__).parent / "explain_designs.json").read_text())
 DESIGNS = CONFIGS["designs"]
+slow = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +68,7 @@ def go_to_case(page, lever, case):
     page.evaluate("document.querySelectorAll('details.numbers').forEach((one) => { one.open = true; })")
 
 
+@slow
 @pytest.mark.parametrize(
     ("design", "lever"),
     [*product(("beams", "samples"), LEVERS), ("grouped", "cache"), ("grouped", "kv_heads")],
@@ -87,7 +87,9 @@ def test_numbers_of_lever_follow_from_formulas(design, lever, open_explained):
         assert pages.check_numbers(cache_numbers) == len(cache_numbers), cache_numbers
 
 
-@pytest.mark.parametrize("design", ["beams", "samples", "classes", "replaced"])
+@pytest.mark.parametrize(
+    "design", ["classes", *(pytest.param(x, marks=slow) for x in ("beams", "samples", "replaced"))]
+)
 def test_numbers_of_output_and_cost_follow_from_formulas(design, open_explained):
     _, document, page = open_explained(design)
     pages.go_to_station(page, "output")
@@ -99,6 +101,7 @@ def test_numbers_of_output_and_cost_follow_from_formulas(design, open_explained)
         assert pages.check_numbers(pages.read_numbers(page, "#stage")) > 10
 
 
+@slow
 @pytest.mark.parametrize("design", ["experts", "plain experts"])
 def test_expert_probabilities_match_router(design, open_explained):
     run, document, page = open_explained(design)
@@ -112,8 +115,7 @@ def test_expert_probabilities_match_router(design, open_explained):
     for token in range(len(p)):
         page.evaluate("token => explain.go({ tokens: [token] })", token)
         numbers = pages.read_numbers(page, "#card-experts")
-        # each probability; each weight of several, or of one, which is its probability
-        assert pages.check_numbers(numbers) == n + k * is_normalized
+        assert pages.check_numbers(numbers) == n + k  # probabilities and weights
         best = router_scores[token].topk(k).indices.sort().values
         weights = p[token, best] / (p[token, best].sum() if is_normalized else 1)
         for title, expected in (("Logit", logits[token]), ("Probability", p[token]), ("Weight", weights)):
@@ -128,7 +130,7 @@ def test_expert_probabilities_match_router(design, open_explained):
                 assert value == pytest.approx(float(router_scores[token, expert]), rel=1e-3)
 
 
-@pytest.mark.parametrize("heads", [4, 6])
+@pytest.mark.parametrize("heads", [4, pytest.param(6, marks=slow)])
 def test_alibi_slopes_and_biases_follow_from_formulas(heads, open_walk_of):
     """Slopes as in the code of the paper: of 6 heads from those of 4 and 8 heads."""
     config = {"kind": "encoder", "position": "alibi", "n_heads": heads, "d_model": 24}
@@ -153,7 +155,7 @@ def test_alibi_slopes_and_biases_follow_from_formulas(heads, open_walk_of):
 
 TABLE = re.compile(r"(\w+)\[(\d+), (\d+)\] = ([^ ]+)")  # E[413, 72] = 0.0545
 TENSOR = re.compile(r"(\w+) = ([\w.]+)")  # W = stack.layers.0.attn.v_proj.weight
-MAP = re.compile(r"\w = x · W\[(\d+)\]")  # V = x · W[13] + b[13]
+MAP = re.compile(r"\w = x · W\[(\d+)\](?! \+ h)")  # V = x · W[13] + b[13], but no gate that reads a state too
 
 
 def read_vectors(page, document):
@@ -205,7 +207,10 @@ def check_drawings(page, token):
     return numbers
 
 
-@pytest.mark.parametrize("design", CONFIGS["drawn"])
+@pytest.mark.parametrize(
+    "design",
+    [x if x in ("rope", "gru") else pytest.param(x, marks=slow) for x in CONFIGS["drawn"]],
+)
 def test_numbers_of_drawings_follow_from_formulas(design, open_walk_of):
     config, text = CONFIGS["drawn"][design], "a" if design.startswith("short") else TEXT
     document, page = open_walk_of(config, text, None if "kind" in config else TARGET)
@@ -214,6 +219,7 @@ def test_numbers_of_drawings_follow_from_formulas(design, open_walk_of):
     assert n_read > 2
 
 
+@slow
 @pytest.mark.parametrize("design", ["lstm translator", "gru", "experts", "deberta"])
 def test_numbers_of_window_follow_from_formulas(design, open_walk_of):
     config = CONFIGS["drawn"][design]
@@ -242,6 +248,7 @@ def test_repeated_number_keeps_its_formula(open_walk_of):
         assert numbers[repeat]["words"] == 1  # the station where it was computed
 
 
+@slow
 @pytest.mark.parametrize("design", ["beams", "experts", "replaced"])
 def test_vector_drawings_show_selected_token(design, open_explained):
     _, document, page = open_explained(design)
@@ -263,6 +270,7 @@ def test_vector_drawings_show_selected_token(design, open_explained):
     assert n_vectors > 2
 
 
+@slow
 @pytest.mark.parametrize("policy", ["window", "h2o"])
 def test_arrow_keys_read_number_of_visible_keys(policy, open_explained):
     _, document, page = open_explained("samples")
@@ -276,6 +284,7 @@ def test_arrow_keys_read_number_of_visible_keys(policy, open_explained):
     assert n_visible == sum(mark != "0" for mark in marks) < len(marks)
 
 
+@slow
 def test_arrow_keys_move_in_curves_and_tables(open_explained):
     _, document, page = open_explained("samples")
     detail = pages.find_lever(document, "prefill")["cases"][0]["detail"]
@@ -301,6 +310,7 @@ def test_arrow_keys_move_in_curves_and_tables(open_explained):
         assert page.locator("#inspector h2").inner_text() == title
 
 
+@slow
 @pytest.mark.parametrize(
     ("kind", "position"),
     [
@@ -360,7 +370,7 @@ def find_cell(page, drawing, row, column):
     return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
 
 
-@pytest.mark.parametrize("gesture", ["tap", "click", "Enter"])
+@pytest.mark.parametrize("gesture", ["tap", pytest.param("click", marks=slow), "Enter"])
 def test_chosen_cell_keeps_its_formula(gesture, open_page, tmp_path):
     document = explain(make_run(kind="decoder"), TEXT, has_lever_cases=False)
     path, options = save_page(tmp_path / "page.html", render_walk_page(document)), {}

@@ -1,11 +1,11 @@
 import ast
 import re
 
-from polyhead.core.i18n import use_language
 from tests.lab.page_helpers import RESULT
 from tests.source_files import ALL_MODULES, LAB, parse_file
 from tests.viz.html_pages import Page
 
+from polyhead.core.i18n import use_language
 from polyhead_lab.page import render_figure, render_lab_page, translate_result
 from polyhead_lab.registry import AttentionPlot, ExperimentResult
 

@@ -3,11 +3,11 @@ import math
 import re
 
 import pytest
-from polyhead.core.i18n import use_language
 from tests.lab.run_helpers import QUICK, SLOW
 from tests.lab.run_helpers import toy as toy
 
 from polyhead.cli import main
+from polyhead.core.i18n import use_language
 from polyhead_lab.page import translate_result
 from polyhead_lab.registry import Claim, ExperimentResult
 

@@ -1,11 +1,11 @@
 from dataclasses import replace
 
 import pytest
-from polyhead.core.i18n import use_language
 from tests.compare.result_rows import ROWS, make_row, make_scored_rows
 
 from polyhead.compare.report.page import write_compare_page
 from polyhead.compare.report.text_table import format_duration, format_memory, format_table
+from polyhead.core.i18n import use_language
 from polyhead.viz.plot import format_short
 
 WIDTH = 120  # columns of a terminal

@@ -372,7 +372,7 @@ def _mean_errors(errors: Tensor) -> list[float | None]:
 def _list_terms(errors: Tensor) -> list[list[float]]:
     """Rounded approximation errors of the first heads, per kept position: (K, T) -> T lists."""
     kept = [[error for error in column if not math.isnan(error)] for column in errors.T.tolist()]
-    return [[float(f"{error:.3g}") for error in column[:SHOWN_TERMS]] for column in kept]
+    return [[round_number(error) for error in column[:SHOWN_TERMS]] for column in kept]
 
 
 def _list_cache_cases(lever_input: LeverInput) -> list[Setting]:

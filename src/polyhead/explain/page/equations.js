@@ -29,12 +29,12 @@ function formatResult(value, digits) {
 }
 
 /* The line equation`${a} · ${b} = ${product}`: its numbers have as many digits as its result needs to follow from them, and the
-   result as many, up to `RESULT_DIGITS`, as follow from what is stored of the numbers. */
-const RESULT_DIGITS = 4, MOST_DIGITS = 15;
+   result `RESULT_DIGITS`, or more where it is at the border of two, or fewer if no more follow from what is stored. */
+const RESULT_DIGITS = 4, MOST_DIGITS = 15, TRIED_DIGITS = [4, 5, 6, 3, 2, 1];
 function equation(texts, ...inputs) {
   const result = inputs.pop(), { parts } = expression(texts.slice(0, -1), ...inputs);
   parts.push(parts.pop().replace(/ = $/, ""));
-  for (let kept = RESULT_DIGITS; kept > 0; kept--) {
+  for (const kept of TRIED_DIGITS) {
     const shown = formatResult(result, kept);
     for (let digits = RESULT_DIGITS; digits <= MOST_DIGITS; digits++) {
       const value = Number(calculate(writeParts(parts, digits, false).split(" = ").pop()).toPrecision(MOST_DIGITS - 1));

@@ -181,14 +181,14 @@ function tellKl(result, r, name) {
 }
 
 function tellMeanKl(result, title = t("mean KL")) {
-  const kl = comparedRows(result).map((r) => klOf(result, r)), mean = meanKl(result), isFinite = Number.isFinite(mean);
+  const kl = comparedRows(result).map((r) => klOf(result, r)), mean = kl.length ? d3.sum(kl) / kl.length : meanKl(result), isFinite = Number.isFinite(mean);
   return { title, value: mean, unit: t("nats"), shape: [], flops: kl.length, bytes: 8 * kl.length, source: sourceOf("comparison"),
     lines: ["Σ KL / n", isFinite ? equation`(${addedTerms(kl, mean * kl.length)}) / ${kl.length} = ${mean}` : { soft: t("Infinite: the change excludes a token that was possible.") }] };
 }
 
 /* At how many of n positions the most likely token is another one: names has the tokens before and after. */
 const tellChanged = (result, names, n) => ({ value: result.changed.length, shape: [n], flops: 2 * n * outputWidth(), bytes: 8 * n * outputWidth(), source: sourceOf("comparison"),
-  lines: ["#{argmax q ≠ argmax p}", ...result.changed.slice(0, 3).map((r) => names(r))] });
+  lines: [`#{argmax q ≠ argmax p} = ${result.changed.length}`, ...result.changed.slice(0, 3).map((r) => names(r))] });
 
 function tellRank(one, r, name, n = outputWidth()) {
   const rank = one.rank[r];
@@ -277,7 +277,7 @@ function findEnd({ steps }, output) {
 function tellOutputSum(generation, output) {
   const { beam, last } = findEnd(generation, output) ?? {};
   return { title: t("Sum of ln p of “{text}”", { text: clipText(output.text, 24) }), value: output.log_prob, unit: t("nats"), shape: [], flops: output.ids.length, source: sourceOf("beams"),
-    lines: ["Σ ln p", beam ? equation`${beam.log_prob} + ${last.log_prob} = ${output.log_prob}` : { soft: t("{n} terms", { n: output.ids.length }) }] };
+    lines: beam ? ["Σ ln p", equation`${beam.log_prob} + ${last.log_prob} = ${output.log_prob}`] : [`Σ ln p = ${formatNumber(output.log_prob)}`, { soft: t("{n} terms", { n: output.ids.length }) }] };
 }
 const tellScored = (output, penalty) => ({ title: t("Score of “{text}”", { text: clipText(output.text, 24) }), value: output.score, unit: t("nats"), shape: [], flops: 2, bytes: 8, source: sourceOf("score"),
   lines: ["Σ ln p / n^α", equation`${output.log_prob} / ${output.length}^${penalty} = ${output.score}`, { soft: t("n: tokens with the end token; α: the length penalty") }] });

@@ -213,8 +213,10 @@ function gateSumLines(step, letter, r, c) {
 function gateLines(step, letter, r, c) {
   const { values } = step, of = (role) => row(values[role], r)[c], result = gateValues(step, letter, r)[c];
   if (letter === "n") {
-    const at = 2 * step.facts.units + c, part = (role, y, x, number) => mapLines(step, role, y, at, number, x).slice(0, 2);
-    return ["n = tanh(a + σ(r) · u)", equation`tanh(${of("a")} + σ(${of("r")}) · ${of("u")}) = ${result}`, ...part("x", "a", "x", of("a")), ...part("state", "u", "h₋₁", of("u")), { soft: t("a: what the token adds; u: what the state before adds") }];
+    const at = 2 * step.facts.units + c, { maps } = step.facts;
+    const part = (role, y, product, biasName, bias = biasOf(step, role, at)) => bias === null ? [`${y} = ${product}[${at}] = ${formatNumber(of(y))}`] : [`${y} = ${product}[${at}] + ${biasName}[${at}]`, equation`${of(y) - bias} + ${bias} = ${of(y)}`];
+    return ["n = tanh(a + σ(r) · u)", equation`tanh(${of("a")} + σ(${of("r")}) · ${of("u")}) = ${result}`, ...part("x", "a", "x · W", "b"), ...part("state", "u", "h₋₁ · U", "d"), { soft: t("a: what the token adds; u: what the state before adds") },
+      ...tensorWords({ W: maps.x.weight, U: maps.state.weight, b: maps.x.bias, d: maps.state.bias })];
   }
   return [letter === "g" ? "tanh(g)" : `σ(${letter})`, letter === "g" ? equation`tanh(${of(letter)}) = ${result}` : equation`σ(${of(letter)}) = ${result}`, ...gateSumLines(step, letter, r, c)];
 }
