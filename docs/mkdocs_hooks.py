@@ -1,5 +1,5 @@
-"""What mkdocs.yml needs beyond settings: the READMEs as first pages, the Chinese pages, links that leave
-docs/, and formulas as MathML.
+"""What mkdocs.yml needs beyond settings: the READMEs as first pages, the Chinese pages, the ready pages of
+`polyhead explain`, links that leave docs/, and formulas as MathML.
 
 The pages stay as they are read in the repository: a link to a file outside of docs/ becomes one to the
   repository's page.
@@ -22,6 +22,8 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).resolve().parents[1]
 FIRST_PAGES = {"README.md": "index.md", "README.zh-CN.md": "index.zh-CN.md"}
 CHINESE = ".zh-CN.md"
+READY_PAGES = ROOT / "build" / "pages"  # of ready_pages.py
+READY_PAGE = re.compile(r"\*\*([^*]+)\*\*\s?[(（]`build/pages/([\w-]+\.html)`[)）]")
 LINK = re.compile(r"\]\((?![a-z]+:|#)([^)#\s]+)")
 FENCE = re.compile(r"(^```.*?^```$)", re.M | re.S)
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', re.S)
@@ -48,14 +50,16 @@ def page_names(nav: Any) -> list[str]:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """The READMEs are the first pages."""
+    """The READMEs are the first pages; the ready pages are included if they were built."""
+    for path in sorted(READY_PAGES.glob("*.html")):
+        files.append(File.generated(config, f"pages/{path.name}", abs_src_path=str(path)))
     for readme, page in FIRST_PAGES.items():
         files.append(File.generated(config, page, content=(ROOT / readme).read_text(encoding="utf-8")))
     return files
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Let every link lead to a page of the site, or else to the repository."""
+    """Let every link lead to a page of the site, or else to the repository; link the ready pages."""
     origin = next((name for name, first in FIRST_PAGES.items() if first == page.file.src_uri), None)
     base = posixpath.dirname(origin or f"docs/{page.file.src_uri}")
 
@@ -68,10 +72,15 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         return f"]({config.extra['repository']}/{kind}/main/{target}"
 
     parts = FENCE.split(markdown)
-    parts[::2] = [LINK.sub(lead, part) for part in parts[::2]]
+    parts[::2] = [READY_PAGE.sub(link_ready_page, LINK.sub(lead, part)) for part in parts[::2]]
     if page.file.src_uri.endswith(CHINESE):  # a break between two characters would be drawn as a space
         parts[::2] = [CHINESE_BREAK.sub("", part) for part in parts[::2]]
     return "".join(parts)
+
+
+def link_ready_page(named: re.Match[str]) -> str:
+    """A link in place of the name and the file of a ready page, if it was built."""
+    return f"[{named[1]}](pages/{named[2]})" if (READY_PAGES / named[2]).is_file() else named[0]
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
@@ -89,8 +98,13 @@ def write_cell(html: str) -> str:
 
 
 def on_page_context(context: Any, page: Page, config: MkDocsConfig, nav: Any) -> Any:
-    """The texts of the theme are in the language of the page."""
-    config.theme["language"] = "zh" if page.file.src_uri.endswith(CHINESE) else "en"
+    """The texts of the theme have the language of the page, and its switch leads to its twin."""
+    name = page.file.src_uri
+    config.theme["language"] = "zh" if name.endswith(CHINESE) else "en"
+    plain = name.removesuffix(CHINESE).removesuffix(".md")
+    twin = plain if (ROOT / "docs" / (plain + CHINESE)).is_file() else "index"
+    for entry, ending in zip(config.extra["alternate"], (".html", ".zh-CN.html"), strict=True):
+        entry["link"] = f"./{twin}{ending}"
     return context
 
 

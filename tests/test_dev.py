@@ -110,7 +110,7 @@ def test_the_build_of_torch_can_be_chosen(build, options, dev, calls, monkeypatc
     [
         (["--torch", "gpu", "demo"], "unknown build of torch 'gpu'; known: cpu, cuda, or the URL of an"),
         (["--torch"], "unknown build of torch 'nothing'; known: cpu, cuda, or the URL of an index"),
-        (["--torch", "cpu"], "--torch cpu: name a verb as well; known: install, demo, test"),
+        (["--torch", "cpu"], "--torch cpu: name a verb as well; known: install, demo, pages, test"),
     ],
 )
 def test_a_faulty_choice_of_torch_is_refused(arguments, message, dev, monkeypatch, capsys):
@@ -154,7 +154,7 @@ def test_an_old_python_is_refused_by_name(dev, calls, monkeypatch, capsys):
 
 
 def test_help_and_unknown_verbs_need_no_installation(calls, monkeypatch, capsys):
-    verbs = "install, demo, test, mutants, lint, docs, bench, acceptance, package, site"
+    verbs = "install, demo, pages, test, mutants, lint, docs, bench, acceptance, package, site"
     for argument, code, *expected in (
         ("--help", 0, "./dev demo [...]", ""),
         ("tset", 2, "", f"dev: unknown verb 'tset'; known: {verbs}\n"),

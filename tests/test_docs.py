@@ -7,7 +7,7 @@ import runpy
 import shlex
 import shutil
 import sys
-from collections import namedtuple
+from collections import Counter, namedtuple
 from importlib import import_module
 from itertools import product
 from pathlib import Path
@@ -221,6 +221,31 @@ def test_excerpts_and_pages_are_of_the_source():
     stale = [path.name for path, text in pages.items() if path.read_text() != text]
     assert stale == [], "./dev docs writes them anew"
     assert {f"{registry.kind}.md" for registry in ALL_REGISTRIES} <= {path.name for path in pages}
+
+
+READY = runpy.run_path(str(ROOT / "docs/ready_pages.py"))
+
+
+def test_ready_pages_have_corpus_recipes_and_links(tmp_path):
+    READY["write_corpus"](tmp_path)
+    kinds = [line.split("\t")[0] for line in (tmp_path / "train.tsv").read_text().splitlines()[1:]]
+    expected = {"amount": 968, "countries": 456, "date": 1243, "how long": 261, "interval": 398, "time": 674}
+    assert Counter(kinds) == expected
+    assert (tmp_path / "train.txt").read_text().startswith("Italy, Australia, and Chile = 意大利")
+    for page_name, page in READY["PAGES"].items():
+        recipe = validate_recipe(READY["make_recipe"](page_name, tmp_path))
+        assert (recipe.data.max_len, recipe.model.d_model) == (48, 64)
+        for file, title in product(("README", "docs/explain"), (("", page.title), (".zh-CN", page.chinese))):
+            link = rf"\*\*{title[1]}\*\*\s?[(（]`build/pages/{page_name}.html`"
+            assert re.search(link, read(f"{file}{title[0]}.md"))
+
+
+@pytest.mark.slow
+def test_ready_page_is_written(tmp_path):
+    READY["write_corpus"](tmp_path)
+    path = READY["write_page"]("classifier", tmp_path, tmp_path / "pages", steps=4)
+    assert path.name == "classifier.html" and path.stat().st_size < 1_500_000
+    assert "Portugal, France, or Morocco" in path.read_text()
 
 
 def test_commands_parse(workdir):

@@ -29,7 +29,7 @@ function drawHeader() {
     return name ? t("How {name} reads “{text}”", { name, text }) : t("How the model reads “{text}”", { text });
   };
   document.title = `${title(40)} · Polyhead`;
-  redraw(document.getElementById("top"), h("div", { class: "top-line" }, h("p", { class: "brand" }, page.home ? h("a", { href: page.home, title: page.live ? t("To the page of the service") : t("To the report of the run") }, "Polyhead") : "Polyhead"), drawSwitches(h("div"), page.language, setLanguage)), h("h1", {}, title(60)), page.data ? h("p", { class: "lead" }, describeModel()) : null, page.live ? null : drawSiteLinks(h("nav")));
+  redraw(document.getElementById("top"), h("div", { class: "top-line" }, h("p", { class: "brand" }, page.home ? h("a", { href: page.home, title: page.live ? t("To the page of the service") : SITE_LINKS.home ? t("To the documentation") : t("To the report of the run") }, "Polyhead") : "Polyhead"), drawSwitches(h("div"), page.language, setLanguage)), h("h1", {}, title(60)), page.data ? h("p", { class: "lead" }, describeModel()) : null, page.live ? null : drawSiteLinks(h("nav")));
 }
 function setLanguage(language) { page.language = language; siteRoot.lang = language === "zh" ? "zh-CN" : "en"; drawAll(); }
 
