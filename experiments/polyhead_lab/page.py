@@ -11,9 +11,11 @@ from typing import Any
 
 from polyhead.core.array_types import is_named_tuple
 from polyhead.core.i18n import get_language, tr, translate_message
+from polyhead.explain.chapters import load_chapters
 from polyhead.introspect.attention_map import AttentionMap
 from polyhead.viz.attention_page import heat_map_svg
 from polyhead.viz.html_page import (
+    REPOSITORY,
     PageSection,
     in_both_languages,
     paragraph,
@@ -96,8 +98,8 @@ _VERDICT_CLASSES = {True: "held", False: "not", None: "open"}
 
 
 @in_both_languages
-def render_lab_page(result: ExperimentResult, quick: bool, note: str) -> str:
-    """Complete HTML page; ``note`` is its footer."""
+def render_lab_page(result: ExperimentResult, quick: bool, note: str, name: str = "") -> str:
+    """Complete HTML page; ``note`` is its footer, ``name`` the experiment whose documentation it links."""
     result = translate_result(result)
     tally = Counter(claim.verdict for claim in result.claims)
     lead = tr(
@@ -110,6 +112,7 @@ def render_lab_page(result: ExperimentResult, quick: bool, note: str) -> str:
         PageSection(tr("Claims"), lead, render_claims(result.claims)),
         PageSection(tr("Measurements"), tr("Point at a curve to read its values."), figures),
         PageSection(tr("How it was measured"), "", method),
+        PageSection(tr("Read on"), "", render_links(name) if name else ""),
     ]
     if quick:
         warning = tr("Quick run: a fraction of the size, as a smoke test. Its verdicts mean nothing.")
@@ -118,6 +121,22 @@ def render_lab_page(result: ExperimentResult, quick: bool, note: str) -> str:
     return render_html(
         result.title, result.lead, nonempty_sections, note, style=read_asset("lab.css", "polyhead_lab")
     )
+
+
+def render_links(name: str) -> str:
+    """Links to the documentation of an experiment, and to the chapters that name it."""
+    language = get_language()
+    chapters = [
+        (
+            tr("Chapter: {title}", title=chapter["title"]),
+            f"src/polyhead/explain/chapters/{language}/{chapter['number']:02}-{chapter['name']}.md",
+        )
+        for chapter in load_chapters(language)
+        if any(experiment["name"] == name for experiment in chapter["experiment"])
+    ]
+    links = [(tr("This experiment in the documentation"), f"docs/lab.md#{name}"), *chapters]
+    anchors = (f'<a href="{REPOSITORY}/{path}" rel="noopener">{escape(words)}</a>' for words, path in links)
+    return f'<p class="site-links">{"".join(anchors)}</p>'
 
 
 def translate_result(result: ExperimentResult) -> ExperimentResult:

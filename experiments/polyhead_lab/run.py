@@ -47,7 +47,7 @@ def run_experiment(name: str, out: Path, lab: LabContext) -> ExperimentOutput:
     }  # fmt: skip
     text = json.dumps(facts | result.to_json(), indent=1, ensure_ascii=False, allow_nan=False)
     numbers = save_page(out / f"{name}.json", text + "\n")
-    page = save_page(out / f"{name}.html", render_lab_page(result, lab.quick, format_footnote(facts)))
+    page = save_page(out / f"{name}.html", render_lab_page(result, lab.quick, format_footnote(facts), name))
     return ExperimentOutput(result, seconds, page, numbers)
 
 

@@ -61,7 +61,7 @@ def collect_bindings(chapter):
     code = join_spans(chapter, " ", "code").replace("layers", "")
     return {
         "name": chapter["name"],
-        "experiment": [entry["command"] for entry in chapter["experiment"]],
+        "experiment": [(entry["command"], entry["href"]) for entry in chapter["experiment"]],
         "papers": chapter["papers"],
         "recipe": chapter["recipe"],
         "quiz": [(str(one["truth"]), one.get("tolerance"), one.get("bounds")) for one in chapter["quiz"]],
@@ -101,6 +101,7 @@ def test_claims_have_the_verdicts_of_the_lab():
     sections = dict(re.findall(r"^## (\S+)\n(.*?)(?=^## |\Z)", page, re.M | re.S))
     for entry in (entry for chapter in load_chapters("en") for entry in chapter["experiment"]):
         assert entry["name"] in EXPERIMENTS.names()
+        assert entry["href"].endswith(f"/docs/lab.md#{entry['name']}")
         lines = sections[entry["name"]].splitlines()
         rows = [line for line in lines if line.startswith(f"| {entry['claim']} |")]
         measured = re.findall(r"\*\*(held|undecided|did not hold)\.?\*\*", " ".join(rows), re.I)

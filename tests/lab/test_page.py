@@ -1,11 +1,13 @@
 import ast
 import re
+from pathlib import Path
 
 from tests.lab.page_helpers import RESULT
 from tests.source_files import ALL_MODULES, LAB, parse_file
 from tests.viz.html_pages import Page
 
 from polyhead.core.i18n import use_language
+from polyhead.viz.html_page import REPOSITORY
 from polyhead_lab.page import render_figure, render_lab_page, translate_result
 from polyhead_lab.registry import AttentionPlot, ExperimentResult
 
@@ -34,6 +36,17 @@ def test_texts_are_escaped_and_nan_not_drawn():
     assert not re.search(r"""(?:src|href)=["'](?!data:,)""", html)
     assert page.data() == [[[[1, 4], [3, 2]]]]  # without the curve of NaN alone
     assert "nan" not in re.sub(r"<(style|script)>.*?</\1>", "", html, flags=re.S).lower()
+
+
+def test_page_links_documentation_and_chapters():
+    root = Path(__file__).parents[2]
+    page = Page(render_lab_page(RESULT, False, "", "scaling"))
+    addresses = [link["href"] for link in page.all("a")]
+    assert len(addresses) == 2 and all(address.startswith(REPOSITORY) for address in addresses)
+    documentation, chapter = (address.removeprefix(f"{REPOSITORY}/") for address in addresses)
+    assert documentation == "docs/lab.md#scaling" and "\n## scaling\n" in (root / "docs/lab.md").read_text()
+    assert "- {name: scaling, " in (root / chapter).read_text()
+    assert [text for tag, text in page.texts if tag == "a"][1] == "Chapter: Why the scale"
 
 
 def test_attention_is_drawn_by_weight():

@@ -23,6 +23,7 @@ from urllib.parse import parse_qsl
 from polyhead.config.yaml_io import parse_yaml
 from polyhead.core.i18n import load_catalog
 from polyhead.explain.chapter_quiz import Measure, Question, parse_measure, parse_question, parse_setting
+from polyhead.viz.html_page import REPOSITORY
 
 _ATTENTION = {"q", "k", "v", "scores", "hidden", "weights", "mix", "joined"}
 # step of the page -> the values of it that a chapter can point at
@@ -55,7 +56,6 @@ _LOOK_KEYS = {"step", "value", "stack", "layer", "head", "side", "if"}
 _AT_KEYS = {"step", "value", "stack", "if"}
 VERDICTS = {"held", "undecided", "did not hold", "mixed"}
 """Of a claim, as docs/lab.md has it; mixed if a toy task and natural text disagree."""
-_RECIPES = "https://github.com/polyhead/polyhead/blob/main/recipes"
 _FILE = re.compile(r"(\d\d)-([a-z-]+)\.md")
 _CONDITION = re.compile(r"\{if (not )?(\w+)\}\s*")
 _MARKUP = re.compile(
@@ -149,6 +149,7 @@ def parse_chapter(file_name: str, text: str, language: str) -> Chapter:
                 "name": entry["name"],
                 "claim": claims.get(entry["claim"], entry["claim"]),
                 "command": f"polyhead experiments {entry['name']}",
+                "href": f"{REPOSITORY}/docs/lab.md#{entry['name']}",
                 "verdict": _check_verdict(entry.get("verdict")),
             }
             for entry in front["experiment"]
@@ -191,7 +192,7 @@ def _link_recipe(text: str) -> Link:
     """The command that trains a recipe, given as its name and changes, and the page of its file."""
     name, *changes = text.split()
     command = " ".join(("polyhead train", f"recipes/{name}.yaml", *changes))
-    return Link(text=command, href=f"{_RECIPES}/{name}.yaml")
+    return Link(text=command, href=f"{REPOSITORY}/recipes/{name}.yaml")
 
 
 def _check_condition(name: str | None) -> None:

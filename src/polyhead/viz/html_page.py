@@ -26,6 +26,7 @@ from polyhead.core.i18n import get_language, load_catalog, use_language
 from polyhead.core.output_paths import check_output_file, write_atomic
 
 MAX_PAGE_BYTES = 64 << 20
+REPOSITORY = "https://github.com/polyhead/polyhead/blob/main"
 RUN_PAGES = ("report.html", "explain.html", "attention.html", "draw.html")
 PAGE_STYLES, SCRIPTS = ("site.css", "page.css"), ("site.js", "page.js", "thumbs.js")
 _TEXTS_HERE = "<!--texts-->"  # where a page has its texts in the other language

@@ -118,7 +118,7 @@ const VERDICTS = { held: () => t("held"), undecided: () => t("undecided"), "did 
    after the text. */
 function chapterElements(chapter, between = null) {
   const paragraph = ({ spans }) => h(spans.some(({ measure }) => measure?.name === "table") ? "div" : "p", {}, spans.map(spanElement));
-  const experiments = chapter.experiment.map((one) => h("p", { class: "experiment" }, h("span", {}, t("A claim, tested: {claim}", { claim: one.claim })), h("span", {}, labelled(t("In the lab"), ""), h("b", { class: `verdict ${one.verdict.replaceAll(" ", "-")}` }, VERDICTS[one.verdict]())), h("code", {}, one.command)));
+  const experiments = chapter.experiment.map((one) => h("p", { class: "experiment" }, h("span", {}, t("A claim, tested: {claim}", { claim: one.claim })), h("span", {}, labelled(t("In the lab"), ""), h("b", { class: `verdict ${one.verdict.replaceAll(" ", "-")}` }, VERDICTS[one.verdict]())), h("a", { href: one.href, rel: "noopener" }, h("code", {}, one.command))));
   const recipe = chapter.recipe ? h("p", { class: "experiment" }, h("span", {}, t("Train it yourself:")), h("a", { href: chapter.recipe.href, rel: "noopener" }, h("code", {}, chapter.recipe.text))) : null;
   const papers = chapter.papers.flatMap(({ text, href }, i) => [i ? "; " : "", h("a", { href, rel: "noopener" }, text)]);
   return [...chapter.paragraphs.filter(meets).map(paragraph), between, ...experiments, recipe, papers.length ? h("p", { class: "papers" }, papers) : null];
