@@ -20,7 +20,8 @@ const lengthsOf = (name, n) => hasValue(name) && shapeOf(name).length === 2 && s
 /* What a station adds to each token: the length of its branches, as its residual scales them. */
 function lengthsAdded({ steps }, n) {
   const step = steps.findLast((one) => one.kind === "residual"), branches = step ? branchesOf(step.values) : [];
-  return step && d3.range(n).map((i) => step.facts.scale * length(row(branches[0], i).map((_, c) => d3.sum(branches, (name) => row(name, i)[c]))));
+  const added = (i) => { const rows = branches.map((name) => row(name, i)); return length(rows[0].map((_, c) => d3.sum(rows, (one) => one[c]))); };
+  return step && d3.range(n).map((i) => step.facts.scale * added(i));
 }
 
 const weightsOf = (station) => d3.sum(station.steps, ({ cost }) => cost.weight_bytes) / numberBytes();
