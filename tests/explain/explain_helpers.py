@@ -66,7 +66,8 @@ def explain_config(config, target=None, **options):
 
 def read_document(document):
     """A reader of the arrays of an explanation, written without that of the package."""
-    values, blob = document["values"], zlib.decompress(base64.b64decode(document["data"]))
+    text = document["data"].translate(str.maketrans(".,:", "<>&"))
+    values, blob = document["values"], zlib.decompress(base64.b85decode(text))
 
     def read_stored(name):
         value = values[name]

@@ -36,6 +36,14 @@ def run(
             show_default="the translation in the run's validation text, else the run's own",
         ),
     ] = None,
+    other: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TEXT",
+            help="another text of as many tokens: which token and layer carries the difference",
+            show_default=False,
+        ),
+    ] = None,
     output: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="path of the page", show_default="RUN/explain.html"),
@@ -69,7 +77,7 @@ def run(
     polyhead explain runs/shakespeare "To be, or not to be" --lang zh
     """
     check_kind(directory)
-    check_texts("explain", directory, TEXT=source, TARGET=target)
+    check_texts("explain", directory, **{"TEXT": source, "TARGET": target, "--other": other})
     from polyhead.explain.chapters import load_chapters
     from polyhead.explain.document import explain
     from polyhead.explain.walk_page import render_walk_page
@@ -88,6 +96,7 @@ def run(
         loaded,
         source,
         target,
+        other=other,
         first=None if first is None else first - 1,
         n_shown=tokens,
         examples=examples,

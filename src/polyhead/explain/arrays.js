@@ -1,10 +1,21 @@
 // The arrays of an explanation, as in arrays.py: stored ones are inflated once, derived ones computed when read.
 async function openArrays(doc) {
-  const text = atob(doc.data);
-  const bytes = new Uint8Array(text.length);
-  for (let i = 0; i < text.length; i++) bytes[i] = text.charCodeAt(i);
-  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
+  const stream = new Blob([decodeText(doc.data)]).stream().pipeThrough(new DecompressionStream("deflate"));
   return new ArrayStore(doc.values, new Uint8Array(await new Response(stream).arrayBuffer()));
+}
+
+// Base 85: five characters are four bytes, the first ones the highest; the last group may be shorter
+const DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%:()*+-;.=,?@^_`{|}~";
+function decodeText(text) {
+  const values = new Uint8Array(128);
+  [...DIGITS].forEach((digit, i) => { values[digit.charCodeAt(0)] = i; });
+  const view = new DataView(new ArrayBuffer(Math.ceil(text.length / 5) * 4));
+  for (let i = 0; i < text.length; i += 5) {
+    let word = 0;
+    for (let j = i; j < i + 5; j++) word = word * 85 + (j < text.length ? values[text.charCodeAt(j)] : 84);
+    view.setUint32((i / 5) * 4, word);
+  }
+  return new Uint8Array(view.buffer, 0, Math.floor((text.length * 4) / 5));
 }
 
 class ArrayStore {

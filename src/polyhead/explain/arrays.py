@@ -26,6 +26,7 @@ Values = dict[str, dict[str, Any]]
 
 STEP_OF_MEDIAN = 2.0**-20  # of the median magnitude: an error of at most half of it
 _LARGEST = 2**31 - 1  # with a sign, in 32 bits
+_PLAIN = str.maketrans("<>&", ".,:")  # of base 85: characters that HTML does not read
 
 
 class ArrayStore:
@@ -35,12 +36,18 @@ class ArrayStore:
         self.values: Values = {}
         self._arrays: dict[str, Array] = {}
         self._sums: dict[str, Array] = {}  # the exact sum that a derived sum should give
+        self._levels: dict[str, int] = {}
 
-    def store(self, name: str, array: Tensor | Array) -> str:
-        """Store an array of floats or integers; return its name. NaN and infinity are a NotFiniteError."""
+    def store(self, name: str, array: Tensor | Array, *, levels: int | None = None) -> str:
+        """Store an array of floats or integers; return its name. NaN and infinity are a NotFiniteError.
+
+        With ``levels`` it is coarse: its largest magnitude is so many steps.
+        """
         host = to_numpy(array)
         if not np.isfinite(host).all():
             raise NotFiniteError
+        if levels is not None:
+            self._levels[name] = levels
         self._arrays[name] = host
         self.values[name] = {"shape": list(host.shape)}
         return name
@@ -75,7 +82,7 @@ class ArrayStore:
         planes: list[bytearray] = [bytearray() for _ in range(4)]
         corrected = self._correct_branches()
         for name, array in self._arrays.items():
-            steps, scale = quantize(corrected.get(name, array), array)
+            steps, scale = quantize(corrected.get(name, array), array, self._levels.get(name))
             zigzag = ((steps << 1) ^ (steps >> 63)).astype("<u4").ravel()
             n_planes = max(1, (int(zigzag.max(initial=0)).bit_length() + 7) // 8)
             self.values[name] |= {"at": [len(plane) for plane in planes[:n_planes]], "scale": scale}
@@ -85,7 +92,7 @@ class ArrayStore:
         for name in self._arrays:
             at = self.values[name]["at"]
             self.values[name]["at"] = [start + offset for start, offset in zip(starts, at, strict=False)]
-        return base64.b64encode(zlib.compress(b"".join(planes), 9)).decode()
+        return base64.b85encode(zlib.compress(b"".join(planes), 9)).decode().translate(_PLAIN)
 
     def _correct_branches(self) -> dict[str, Array]:
         """The branch of each sum that makes the sum exact, given how the reader gets the rest of it."""
@@ -114,15 +121,17 @@ def to_numpy(array: Tensor | Array) -> Array:
     return host
 
 
-def quantize(array: Array, reference: Array) -> tuple[NDArray[np.int64], float]:
-    """An array as integers and their step, which the magnitudes of ``reference`` determine."""
+def quantize(array: Array, reference: Array, levels: int | None = None) -> tuple[NDArray[np.int64], float]:
+    """An array as integers and their step, which the magnitudes of ``reference`` determine, or ``levels``."""
     if reference.dtype.kind in "iub":
         return array.astype(np.int64), 1.0
     magnitudes = np.abs(reference[reference != 0]).astype(np.float64)
     if not magnitudes.size:
         return np.zeros(array.shape, np.int64), 1.0
-    scale = float(magnitudes.max()) / _LARGEST
-    if reference.ndim > 1:  # vectors are weights, slopes and rates: few numbers, of any size
+    scale = float(magnitudes.max()) / (levels or _LARGEST)
+    if (
+        reference.ndim > 1 and levels is None
+    ):  # vectors are weights, slopes and rates: few numbers, of any size
         scale = max(float(np.median(magnitudes)) * STEP_OF_MEDIAN, scale)
     return np.rint(array.astype(np.float64) / scale).astype(np.int64), scale
 

@@ -7,7 +7,7 @@ chapter opens at the first station and card of ``at``, again a list of alternati
 ``look``. A paragraph that begins with ``{if NAME}`` or ``{if not NAME}`` is shown only if the condition holds
 for the model. Paragraphs have ``code``, **strong** and *emphasised* words, numbers of this page
 (``{kl:scale}``, see ``chapter_quiz``), and links: ``#step=...`` to a state of the page, ``#lever=...`` to a
-lever, ``https://...`` to a page elsewhere. ``recipe`` is the file of a recipe and its changes, which train
+lever, with ``&at=weights`` to what it does to attention, ``https://...`` to a page elsewhere. ``recipe`` is the file of a recipe and its changes, which train
 the variant of the chapter; ``quiz`` has its questions.
 """
 
@@ -257,6 +257,9 @@ def _parse_link(text: str, target: str) -> Span:
         _check_look(pairs)
         return {"text": text, "look": pairs}
     if "lever" in pairs:
-        name = pairs.pop("lever")
-        return {"text": text, "lever": {"name": name, "setting": parse_setting(pairs)}}
+        name, place = pairs.pop("lever"), pairs.pop("at", None)
+        if place not in (None, "weights"):
+            raise ValueError(f"the place of a lever must be weights, got {place!r}")
+        lever = {"name": name, "setting": parse_setting(pairs)} | ({"at": place} if place else {})
+        return {"text": text, "lever": lever}
     raise ValueError(f"a link must begin with #step=, #lever= or https://, got {target!r}")

@@ -22,6 +22,7 @@ from polyhead.explain.part_notes import (
     describe_part,
     list_sources,
 )
+from polyhead.explain.patching import explain_patching
 from polyhead.explain.record_parts import CURVE_BINS, SHOWN_UNITS
 from polyhead.explain.search import describe_logits, describe_predictions, explain_search
 from polyhead.explain.trace import Facts, Trace
@@ -46,6 +47,7 @@ def explain(
     text: str,
     target: str | None = None,
     *,
+    other: str | None = None,
     first: int | None = None,
     n_shown: int | None = None,
     examples: Sequence[TextExample] = (),
@@ -55,7 +57,8 @@ def explain(
     """Walk a text through the model of a run; the result is JSON, with all arrays in one text.
 
     ``target`` is the target of an encoder-decoder, by default that of the example with this text, else its
-    own output; or the second text of a pair for a classifier. Of a long text ``n_shown`` tokens are shown,
+    own output; or the second text of a pair for a classifier. ``other`` is a text of as many tokens, from
+    which activations are patched. Of a long text ``n_shown`` tokens are shown,
     from token ``first``.
     Without ``has_lever_cases`` the levers have their fields alone, for a page that asks for each case.
     ``progress`` shows which lever is computed.
@@ -82,6 +85,8 @@ def explain(
     predictions = describe_predictions(run.model, run.tokenizer, output, inputs.sides, windows[-1])
     with torch.inference_mode():
         lens = explain_lens(trace, steps, layers, predictions, run.tokenizer)
+    arrays = trace.store if has_lever_cases else None
+    levers = explain_levers(run, inputs, windows, arrays=arrays, progress=progress)
     data = trace.store.pack()
     return {
         "schema": SCHEMA,
@@ -106,7 +111,8 @@ def explain(
             "decode_step": costs["decode_step"],
             "prefill": costs["prefill"],
         },
-        "levers": explain_levers(run, inputs, windows[-1], has_cases=has_lever_cases, progress=progress),
+        "levers": levers,
+        "patching": None if other is None else explain_patching(run, inputs, other, windows),
         "sources": list_sources(),
         "values": trace.store.values,
         "data": data,

@@ -15,6 +15,7 @@ from polyhead.cost.flops import count_forward, count_stacks, count_token
 from polyhead.cost.workload import BatchShape, OpCount, UnknownFormulaError
 from polyhead.explain.lens import explain_lens, share_logits
 from polyhead.explain.levers.interface import compare_outputs, compute_kl, describe_output, rank_references
+from polyhead.explain.patching import patch_stack
 from polyhead.explain.search import describe_logits, describe_predictions
 from polyhead.explain.trace import Facts, Step, locate_function
 from polyhead.generation.decoding.beam_search import BeamSearchStrategy
@@ -147,6 +148,7 @@ _FUNCTIONS = {
     "output": describe_predictions,
     "lens": explain_lens,
     "shares": share_logits,
+    "patching": patch_stack,
     "vector": Pooler.forward,
     "router": Router.compute_logits,
     "route": MixtureOfExperts.route,

@@ -61,6 +61,7 @@ class Explainer:
         n_shown: int | None,
         lever: str | None = None,
         setting: dict[str, Any] | None = None,
+        attention: str | None = None,
     ) -> dict[str, Any]:
         """The whole document, with levers that have no cases; or one setting of one lever.
 
@@ -81,8 +82,8 @@ class Explainer:
                     has_lever_cases=False,
                 )
             inputs = read_inputs(run, text, target, self._examples)
-            window = choose_shown(run.config, inputs, first, n_shown)[-1]
-            return explain_case(run, inputs, window, lever, setting or {})
+            windows = choose_shown(run.config, inputs, first, n_shown)
+            return explain_case(run, inputs, windows, lever, setting or {}, attention)
 
         if self._num_pending >= MAX_PENDING:
             message = f"{self._num_pending} explanations are already queued: try again later"

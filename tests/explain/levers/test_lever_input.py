@@ -18,7 +18,8 @@ from polyhead.explain.levers.lever_input import (
 
 def read(run, text, target=None, window=None):
     inputs = read_inputs(run, text, target)
-    return read_lever_input(run, inputs, window or (0, len(inputs.sides[-1].ids)))
+    windows = [(0, len(side.ids)) for side in inputs.sides]
+    return read_lever_input(run, inputs, [window] if window else windows)
 
 
 def spell_words(run, ids, words):

@@ -5,6 +5,7 @@ import torch
 from tests.explain.levers.levers_helpers import make_input, make_lever_input, make_model, make_run, run_model
 
 from polyhead.core.errors import UserError
+from polyhead.explain.arrays import ArrayStore
 from polyhead.explain.document import explain
 from polyhead.explain.inputs import read_inputs
 from polyhead.explain.levers import table
@@ -33,7 +34,7 @@ DESIGNS = [
 @pytest.mark.parametrize(("kind", "changes"), DESIGNS)
 def test_every_lever_has_cases_or_reason(kind, changes):
     lever_input = make_lever_input(kind, **changes)
-    part = describe_levers(lever_input, lambda i: f"token {i}")
+    part = describe_levers(lever_input, lambda i: f"token {i}", arrays=ArrayStore())
     assert json.loads(json.dumps(part, allow_nan=False)) == part
     assert [lever["name"] for lever in part["levers"]] == list(LEVERS)
     for lever in part["levers"]:
@@ -54,10 +55,10 @@ def test_every_lever_has_cases_or_reason(kind, changes):
 
 def test_live_page_has_references_and_fields():
     lever_input = make_lever_input()
-    rows = describe_levers(lever_input, str, has_cases=False)["rows"]
+    rows = describe_levers(lever_input, str)["rows"]
     assert rows["is_true"] == [True] * 8 + [False]
     assert rows["reference"] == [*lever_input.tokens[1:], int(lever_input.plain_logits[8].argmax())]
-    part = describe_levers(make_lever_input("encoder-decoder"), str, has_cases=False)
+    part = describe_levers(make_lever_input("encoder-decoder"), str)
     assert not any(lever["cases"] for lever in part["levers"])
     assert [bool(lever["settings"]) for lever in part["levers"]] == [
         not lever["reason"] for lever in part["levers"]
@@ -97,7 +98,7 @@ def test_inapplicable_lever_or_damaged_model_is_an_error():
     with torch.no_grad():
         next(model.parameters()).fill_(float("nan"))
     with pytest.raises(UserError, match="NaN"):
-        describe_levers(make_input(model), str)
+        describe_levers(make_input(model), str, arrays=ArrayStore())
 
 
 def test_document_has_levers_of_its_window():
@@ -122,10 +123,13 @@ def test_live_case_equals_case_of_document():
     live = explain(run, "the dog barks", has_lever_cases=False)["levers"]
     assert all(lever["cases"] == [] for lever in live["levers"])
     inputs = read_inputs(run, "the dog barks", None)
-    window = (0, len(inputs.sides[0].ids))
+    windows = [(0, len(inputs.sides[0].ids))]
     for lever in levers["levers"]:
         for case in lever["cases"][:2]:
-            result = explain_case(run, inputs, window, lever["name"], case["setting"])
+            result = explain_case(run, inputs, windows, lever["name"], case["setting"])
+            attention = result["case"].get("attention")
+            if attention:  # whose array has a name of its own
+                attention["weights"] = case["attention"]["weights"]
             assert (result["case"], result["plain"]) == (case, levers["plain"])
             assert result["rows"] == levers["rows"]
             ids = {str(i) for row in case["result"]["top"]["ids"] for i in row or ()}
@@ -143,4 +147,4 @@ def test_speller_names_classes():
     assert make_speller(make_run(vocab_size=n + 8))(n + 1) == f"<{n + 1}>"
     # an encoder without a head has no levers
     run = make_run("encoder", lm_head=False)
-    assert explain_levers(run, read_inputs(run, "the dog", None), (0, 3)) is None
+    assert explain_levers(run, read_inputs(run, "the dog", None), [(0, 3)]) is None

@@ -55,7 +55,8 @@ def test_target_of_the_run_has_no_key(runs, tmp_path):
 def test_lever_is_that_of_the_run(translator, name, setting):
     answer = translator.ask(PATH, {**PAIR, "lever": name, "setting": setting})
     inputs = read_inputs(translator.run, *PAIR.values())
-    case = explain_case(translator.run, inputs, (0, len(inputs.sides[1].ids)), name, setting)
+    windows = [(0, len(side.ids)) for side in inputs.sides]
+    case = explain_case(translator.run, inputs, windows, name, setting)
     expected = {"object": "explain.lever", "model": translator.service.name, **case}
     assert answer.json() == json.loads(json.dumps(expected))
 

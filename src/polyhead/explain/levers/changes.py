@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from torch import Tensor, nn
 
 from polyhead.core.errors import UserError
 from polyhead.cost.decoding import bytes_by_kv_heads
-from polyhead.explain.levers.interface import Field, Lever, LeverOutput, Setting, run_changed
+from polyhead.explain.levers.interface import (
+    SHOWN_TERMS,
+    Field,
+    Lever,
+    LeverOutput,
+    Setting,
+    run_changed,
+)
 from polyhead.explain.levers.lever_input import LeverInput, copy_modules, list_stacks, reuse_layers
 from polyhead.models import CausalLM, Model
 from polyhead.models.pool_kv_heads import pool_kv_heads, pooled_config
 from polyhead.nn.attention.projections import ShardedByHeads
 from polyhead.nn.attention.softmax import Attention
+from polyhead.nn.block.base import ShowsWeights
 from polyhead.nn.position.base import Position
 from polyhead.nn.stack import StackLayers
 
@@ -184,7 +192,7 @@ SHUFFLE_LEVER = Lever(
 
 _ATTENTION_NAMES = {"self": "attn", "cross": "cross"}
 _MAX_CASES, _MAX_CASE_TOKENS = 256, 2**14  # heads, or layers, that a file has; their tokens together
-_SHORT_TOP = 3  # tokens listed of each row where there are many cases
+_SHORT_TOP = SHOWN_TERMS  # tokens listed of each row where there are many cases
 
 
 class HeadAddress(NamedTuple):
@@ -333,6 +341,9 @@ def _compute_kv_heads(lever_input: LeverInput, setting: Setting) -> LeverOutput:
     """The model with fewer key/value heads, each the mean of a group of the old ones."""
     n, config = setting["n_kv_heads"], lever_input.model.config
     pooled = pool_kv_heads(lever_input.model, n)
+    for path, part in pooled.named_modules():
+        if isinstance(part, ShowsWeights):
+            part.weights_hooks = cast(Any, lever_input.model.get_submodule(path)).weights_hooks
     stacks = list_stacks(lever_input.model)
     sizes = bytes_by_kv_heads(config, len([*stacks.values()][-1].layers))
     detail = {"bytes_per_token": {"before": sizes[config.kv_heads], "after": sizes[n]}}

@@ -314,7 +314,7 @@ _CASES = {
     "subgen": (Fraction(1, 2),),
 }
 _MAX_OPTION = 4096  # largest number of an option
-_SHORT_TOP = 3  # tokens listed of each row, since there are many cases
+_SHORT_TOP = SHOWN_TERMS  # tokens listed of each row, since there are many cases
 
 
 def read_through_cache(lever_input: LeverInput, setting: Setting) -> LeverOutput:
@@ -355,7 +355,9 @@ def read_through_cache(lever_input: LeverInput, setting: Setting) -> LeverOutput
     if any((error > 0).any() for pair in errors for error in pair):
         detail["key_terms"] = [_list_terms(keys) for keys, _ in errors]
         detail["value_terms"] = [_list_terms(values) for _, values in errors]
-    return LeverOutput(lever_input.select_rows(reading.logits), detail=detail)
+    pairs = zip(reading.layer_numbers, records, strict=True)
+    slots = None if is_merged else {i: record.positions for i, record in pairs}
+    return LeverOutput(lever_input.select_rows(reading.logits), detail=detail, slots=slots)
 
 
 def mark_visible(visible: Tensor) -> str:

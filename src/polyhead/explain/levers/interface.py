@@ -177,6 +177,8 @@ class LeverOutput(NamedTuple):
     baseline_setting: Setting | None = None
     is_comparable: Sequence[bool] | None = None  # (R,); None: all rows
     detail: dict[str, Any] | None = None
+    # positions of the slots that each layer of a cache had at each step, (K, S), by the number of the layer
+    slots: Mapping[int, Sequence[Tensor]] | None = None
 
 
 class Lever(NamedTuple):

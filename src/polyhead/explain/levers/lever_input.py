@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyhead.cache.factory import make_cache
@@ -19,6 +20,7 @@ from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError
 from polyhead.explain.inputs import ModelInputs
 from polyhead.generation.engine.request import require_finite
+from polyhead.introspect.compute_attention import AttentionWeights, record_attention
 from polyhead.models import (
     CausalLM,
     Classifier,
@@ -55,19 +57,32 @@ class LeverInput:
     eos_id: int
     source: list[int] | None = None
     segments: list[int] | None = None
+    windows: Sequence[tuple[int, int]] | None = None  # the tokens of each text that a page shows; None: all
 
     @cached_property
     def plain_logits(self) -> Tensor:
         """The logits of the unchanged model: (R, V)."""
         return self.compute_logits(self.model)
 
-    @cached_property
+    @property
     def plain_states(self) -> dict[str, list[Tensor]]:
-        """The output of each layer of the unchanged model by stack, and last that of the stack: (1, T, C)."""
+        """The input of each layer of the unchanged model by stack, the output of the last, and that of the
+        stack: (1, T, C).
+        """
+        return self._plain_pass[0]
+
+    @property
+    def plain_weights(self) -> AttentionWeights:
+        """The weights of every attention of the unchanged model."""
+        return self._plain_pass[1]
+
+    @cached_property
+    def _plain_pass(self) -> tuple[dict[str, list[Tensor]], AttentionWeights]:
         model = copy_modules(self.model)
         states = {name: record_layers(stack) for name, stack in list_stacks(model).items()}
-        self.compute_logits(model)
-        return states
+        with record_attention(model) as weights_by_name:
+            self.compute_logits(model)
+        return states, weights_by_name
 
     @cached_property
     def memory(self) -> list[EncoderMemory] | None:
@@ -92,17 +107,22 @@ class LeverInput:
         A model with one logit, a replaced-token detector or a reranker, has the classes no and yes, with
         logits 0 and its output.
         """
+        return self.compute_copies(model, 1)[0]
+
+    @torch.inference_mode()
+    def compute_copies(self, model: Any, n: int) -> Tensor:
+        """The logits of n copies of the text, which a changed model may treat differently: (n, R, V)."""
         device = next(self.model.parameters()).device
         sides = [self.tokens] if self.source is None else [self.source, self.tokens]
-        args: list[Tensor | None] = [torch.tensor([ids], device=device) for ids in sides]
+        args: list[Tensor | None] = [torch.tensor([ids] * n, device=device) for ids in sides]
         if self.segments is not None:
-            args += [None, torch.tensor([self.segments], device=device)]
-        logits: Tensor = require_finite(model(*args)[0].float().cpu())
+            args += [None, torch.tensor([self.segments] * n, device=device)]
+        logits: Tensor = require_finite(model(*args).float().cpu())
         if isinstance(model, Classifier):
-            return logits[None] if len(logits) > 1 else torch.cat([torch.zeros(1), logits])[None]
+            return (logits if logits.size(1) > 1 else F.pad(logits, (1, 0)))[:, None]
         if isinstance(model, ReplacedTokenDetector):
             logits = torch.stack([torch.zeros_like(logits), logits], -1)
-        return self.select_rows(logits)
+        return logits[:, torch.tensor(self.rows)]
 
     def select_rows(self, logits: Tensor) -> Tensor:
         """The compared rows of the logits of all tokens: (T, V) -> (R, V)."""
@@ -153,11 +173,14 @@ class RecordedOutput(nn.Module):
 
 
 def record_layers(stack: Stack) -> list[Tensor]:
-    """The list to which a stack will append the output of each of its layers, and at last its own."""
+    """The list to which a stack will append its input, the output of each layer, and at last its own."""
     states: list[Tensor] = []
-    stack.register_forward_pre_hook(
-        lambda module, args, options: (args, options | {"states": states}), with_kwargs=True
-    )
+
+    def start(module: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        states.append(args[0])
+        return args, options | {"states": states}
+
+    stack.register_forward_pre_hook(start, with_kwargs=True)
     stack.register_forward_hook(lambda module, args, output: states.append(output))
     return states
 
@@ -168,7 +191,7 @@ def reuse_layers(model: Model, states: Mapping[str, Sequence[Tensor]], stack: st
     if stack == "decoder":
         cast(Any, model).encoder = RecordedOutput(states["encoder"][-1])
     if layer > 0:
-        before, layers = RecordedOutput(states[stack][layer - 1]), parts[stack].layers
+        before, layers = RecordedOutput(states[stack][layer]), parts[stack].layers
         parts[stack].layers = StackLayers([before, *layers[layer:]])
 
 
@@ -179,8 +202,8 @@ def list_stacks(model: Model) -> dict[str, Stack]:
     return {"stack": model.stack if isinstance(model, CausalLM) else model.encoder.stack}
 
 
-def read_lever_input(run: Run, inputs: ModelInputs, window: tuple[int, int]) -> LeverInput:
-    """What the levers compare of a text: the outputs of ``window`` of its last side.
+def read_lever_input(run: Run, inputs: ModelInputs, windows: Sequence[tuple[int, int]]) -> LeverInput:
+    """What the levers compare of a text: the outputs of the last side in its window of ``windows``.
 
     A masked language model predicts its masks, or every token if there is none. UserError for an encoder
     without a head.
@@ -188,6 +211,7 @@ def read_lever_input(run: Run, inputs: ModelInputs, window: tuple[int, int]) -> 
     model, tokenizer, side = run.model, run.tokenizer, inputs.sides[-1]
     if isinstance(model, SentenceEncoder):
         raise UserError("an encoder without a head has no output whose change could be measured")
+    window = windows[-1]
     rows: list[int | None] = [*range(*window)]
     labels = side.next_ids[slice(*window)]
     if isinstance(model, Classifier):
@@ -208,6 +232,7 @@ def read_lever_input(run: Run, inputs: ModelInputs, window: tuple[int, int]) -> 
         tokenizer.seq2seq_template.eos_id if source else tokenizer.eos_id,
         source,
         None if segments is None else segments[0].tolist(),
+        windows,
     )
 
 
@@ -249,6 +274,7 @@ class LayerRecord:
         self._update: Callable[[KV], KV] = layer.update
         self.is_merged = False  # whether a slot represented several tokens
         self.visible: list[Tensor] = []  # per token (K, t + 1) bool: which positions each head may attend to
+        self.positions: list[Tensor] = []  # of the slots at each step, -1 if empty: (K, S)
         self.k: list[Tensor] = []  # (K, t, D) of each step
         self.v: list[Tensor] = []
         self.last: KV | None = None
@@ -260,6 +286,7 @@ class LayerRecord:
         self.v.append(kv.v[0].clone())
         result, start = self._update(kv), sum(k.size(1) for k in self.k[:-1])
         pos = result.resolve_positions()[0].expand(kv.k.size(1), -1)  # (K, S)
+        self.positions.append(pos.clone())
         self.is_merged |= result.log_count is not None and bool((result.log_count > 0).any())
         for t in range(kv.k.size(2)):
             can_see = pos >= 0

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 from polyhead.core.errors import UserError, unknown_name_error
 from polyhead.core.i18n import UI_LANGUAGES, tr, translate_message
+from polyhead.explain.arrays import ArrayStore
 from polyhead.explain.inputs import ModelInputs
+from polyhead.explain.levers.attention_change import (
+    MAP_LEVERS,
+    MAX_CASE_BYTES,
+    MAX_LEVER_BYTES,
+    MapStore,
+    describe_change,
+)
 from polyhead.explain.levers.changes import (
     CAUSAL_MASK_LEVER,
     HEAD_LEVER,
@@ -21,6 +31,7 @@ from polyhead.explain.levers.decoding import CACHE_LEVER, FREE_RUNNING_LEVER, PR
 from polyhead.explain.levers.interface import Lever, compare_outputs, describe_output
 from polyhead.explain.levers.lever_input import LeverInput, read_lever_input
 from polyhead.explain.trace import Facts, locate_function
+from polyhead.introspect.compute_attention import record_attention
 from polyhead.models import Classifier, ReplacedTokenDetector, SentenceEncoder
 from polyhead.run.run import Run
 from polyhead.tokenizers.display import name_token
@@ -56,17 +67,18 @@ def describe_levers(
     lever_input: LeverInput,
     spell: SpellOutput,
     *,
-    has_cases: bool = True,
+    arrays: ArrayStore | None = None,
     progress: ShowProgress = lambda text: None,
 ) -> Facts:
     """The part ``levers`` of the document: the plain output and every lever with its cases.
 
-    Without cases only the fields are listed, for a page that asks for each case.
+    The changed weights of attention are stored in ``arrays``. Without it only the fields are listed, for a
+    page that asks for each case.
     """
     part, levers = describe_rows(lever_input), []
     for number, lever in enumerate(LEVERS.values(), 1):
         progress(tr("lever {number} of {total}: {name}", number=number, total=len(LEVERS), name=lever.name))
-        levers.append(describe_lever(lever_input, lever, has_cases))
+        levers.append(describe_lever(lever_input, lever, arrays))
     progress("")
     part["levers"] = levers
     return part | {"tokens": spell_tokens(part, spell)}
@@ -85,7 +97,7 @@ def describe_rows(lever_input: LeverInput) -> Facts:
     }
 
 
-def describe_lever(lever_input: LeverInput, lever: Lever, has_cases: bool) -> Facts:
+def describe_lever(lever_input: LeverInput, lever: Lever, arrays: ArrayStore | None) -> Facts:
     """One lever: the reason why it does not apply, or its fields, the settings to begin with, and cases.
 
     A lever that parts of another package do not support does not apply either.
@@ -94,7 +106,7 @@ def describe_lever(lever_input: LeverInput, lever: Lever, has_cases: bool) -> Fa
     entry: Facts = {"name": lever.name, "group": lever.group, "source": source, "reason": None}
     try:
         obstacle = lever.find_obstacle(lever_input)
-        cases = [] if obstacle or not has_cases else _compute_cases(lever_input, lever)
+        cases = [] if obstacle or arrays is None else _compute_cases(lever_input, lever, arrays)
     except UserError as error:
         obstacle = str(error)
     if obstacle:
@@ -117,12 +129,15 @@ def describe_lever(lever_input: LeverInput, lever: Lever, has_cases: bool) -> Fa
     }
 
 
-def _compute_cases(lever_input: LeverInput, lever: Lever) -> list[Facts]:
+def _compute_cases(lever_input: LeverInput, lever: Lever, arrays: ArrayStore) -> list[Facts]:
     """The cases of a lever that can be computed; the UserError of the last one if none can."""
     cases, errors = [], []
-    for setting in lever.list_cases(lever_input)[: count_cases(lever_input)]:
+    settings = lever.list_cases(lever_input)[: count_cases(lever_input)]
+    max_bytes = min(MAX_CASE_BYTES, MAX_LEVER_BYTES / max(1, len(settings)))
+    for i, setting in enumerate(settings):
+        maps = MapStore(arrays, f"levers.{lever.name}.{i}", max_bytes)
         try:
-            cases.append(compute_case(lever_input, lever.name, setting))
+            cases.append(compute_case(lever_input, lever.name, setting, maps))
         except UserError as error:
             errors.append(error)
     if errors and not cases:
@@ -137,8 +152,10 @@ def count_cases(lever_input: LeverInput) -> int:
     return max(2, MAX_OPERATIONS // (2 * n_weights * n_tokens))
 
 
-def compute_case(lever_input: LeverInput, name: str, setting: Mapping[str, Any]) -> Facts:
-    """Run the model with one setting of a lever and compare its output.
+def compute_case(
+    lever_input: LeverInput, name: str, setting: Mapping[str, Any], maps: MapStore | None = None
+) -> Facts:
+    """Run the model with one setting of a lever and compare its output, and with ``maps`` its attention.
 
     UserError if the lever is unknown or does not apply, or the setting is not valid.
     """
@@ -147,7 +164,10 @@ def compute_case(lever_input: LeverInput, name: str, setting: Mapping[str, Any])
     lever = LEVERS[name]
     if obstacle := lever.find_obstacle(lever_input):
         raise UserError(f"lever {name!r} does not apply: {obstacle}")
-    output = lever.compute(lever_input, lever.check_setting(lever_input, setting))
+    checked = lever.check_setting(lever_input, setting)
+    has_maps = maps is not None and name in MAP_LEVERS and bool(lever_input.plain_weights)
+    with record_attention(lever_input.model) if has_maps else nullcontext({}) as recorded:
+        output = lever.compute(lever_input, checked)
     baseline = lever_input.plain_logits if output.baseline is None else output.baseline
     case: Facts = {
         "setting": dict(setting),
@@ -158,6 +178,10 @@ def compute_case(lever_input: LeverInput, name: str, setting: Mapping[str, Any])
     }
     if output.baseline is not None:
         case["baseline_result"] = describe_output(output.baseline, lever_input.references, lever.top_k)
+    if maps is not None and has_maps:
+        # a slot that stands for several tokens has no place in a matrix of tokens
+        is_merged = (output.detail or {}).get("merged", False)
+        case["attention"] = None if is_merged else describe_change(lever_input, recorded, output, maps)
     return case if output.detail is None else case | {"detail": output.detail}
 
 
@@ -178,23 +202,35 @@ def _find_ids(node: Any, is_ids: bool = False) -> Iterator[int]:
         yield node
 
 
-def explain_levers(run: Run, inputs: ModelInputs, window: tuple[int, int], **options: Any) -> Facts | None:
+def explain_levers(
+    run: Run, inputs: ModelInputs, windows: Sequence[tuple[int, int]], **options: Any
+) -> Facts | None:
     """The part ``levers`` of the document; None for an encoder without a head, which has no output.
 
-    ``window`` are the tokens of the last side that are shown; ``options`` are those of ``describe_levers``.
+    ``windows`` are the tokens of each text that are shown; ``options`` are those of ``describe_levers``.
     """
     if isinstance(run.model, SentenceEncoder):
         return None
-    return describe_levers(read_lever_input(run, inputs, window), make_speller(run), **options)
+    return describe_levers(read_lever_input(run, inputs, windows), make_speller(run), **options)
 
 
 def explain_case(
-    run: Run, inputs: ModelInputs, window: tuple[int, int], name: str, setting: Mapping[str, Any]
+    run: Run,
+    inputs: ModelInputs,
+    windows: Sequence[tuple[int, int]],
+    name: str,
+    setting: Mapping[str, Any],
+    attention: str | None = None,
 ) -> Facts:
-    """One setting of one lever, with the rows and the plain output that it is compared with."""
-    lever_input = read_lever_input(run, inputs, window)
-    part = {"name": name, "case": compute_case(lever_input, name, setting)} | describe_rows(lever_input)
-    return part | {"tokens": spell_tokens(part, make_speller(run))}
+    """One setting of one lever, with the rows and the plain output that it is compared with.
+
+    It has the changed weights of one attention, by default of the one in which they change most.
+    """
+    lever_input, arrays = read_lever_input(run, inputs, windows), ArrayStore()
+    maps = MapStore(arrays, f"levers.{name}.{json.dumps(setting)}", path=attention)
+    part = {"name": name, "case": compute_case(lever_input, name, setting, maps)} | describe_rows(lever_input)
+    part |= {"tokens": spell_tokens(part, make_speller(run)), "data": arrays.pack()}
+    return part | {"values": arrays.values}
 
 
 def make_speller(run: Run) -> SpellOutput:

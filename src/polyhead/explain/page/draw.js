@@ -111,31 +111,35 @@ function clipRow(text) {
   return parts.map((part) => clipText(part, n)).join(" → ");
 }
 
+/* The room that the names of rows and columns take beside a matrix. */
+const matrixMargins = (rows, columns) => ({ left: 14 + 7.4 * Math.max(...rows.map((one) => textWidth(clipRow(one)))), right: 12 + 5.2 * Math.min(textWidth(columns[columns.length - 1]), 14) });
+/* Those names that have room, the chosen one among them. */
+const namesWithRoom = (names, size, chosen) => d3.range(names.length).filter((i) => (i - (chosen ?? 0)) % Math.ceil(13 / size) === 0);
+
 /* A matrix of query rows and key columns. `value(r, c)`; `code(r, c)` is why a cell is hidden (0: visible). */
-function drawMatrix({ name, rows, columns, value, code = () => 0, share = false, legend = true, chosen = [null, null], tell, choose, focus = name, width = page.width }) {
-  const labels = rows.map(clipRow), left = 14 + 7.4 * Math.max(...labels.map(textWidth)), tilt = 6.4 * Math.min(Math.max(...columns.map(textWidth)), 14);
-  const right = 12 + 5.2 * Math.min(textWidth(columns[columns.length - 1]), 14);
-  const size = Math.min(Math.max(Math.floor((width - left - right) / columns.length), 15), 40), top = 22 + tilt;
+function drawMatrix({ name, rows, columns, value, code = () => 0, share = false, legend = true, chosen = [null, null], tell, choose, focus = name, width = page.width, hasRows = true, size: fixed = null, most: given = null, label = null }) {
+  const labels = rows.map(clipRow), margins = matrixMargins(rows, columns), { right } = margins, left = hasRows ? margins.left : 4, tilt = 6.4 * Math.min(Math.max(...columns.map(textWidth)), 14);
+  const size = fixed ?? Math.min(Math.max(Math.floor((width - left - right) / columns.length), 15), 40), gap = size < 10 ? 1 : 2, round = Math.min(3, size / 5), top = 22 + tilt;
   const w = Math.ceil(left + size * columns.length + right), down = Math.ceil(top + size * rows.length + 2);
   const cells = d3.range(rows.length).flatMap((r) => d3.range(columns.length).map((c) => ({ r, c, v: value(r, c), code: code(r, c) })));
-  const most = share ? 1 : largest(cells.filter((one) => !one.code).map((one) => one.v));
+  const most = share ? 1 : given ?? largest(cells.filter((one) => !one.code).map((one) => one.v));
   const svg = d3.create("svg").attr("class", "heat").attr("viewBox", `0 0 ${w} ${down}`).attr("width", w).attr("height", down)
     .attr("role", "img").attr("tabindex", 0).attr("data-focus", focus)
-    .attr("aria-label", t("{name}: {rows} queries by {columns} keys; arrow keys move, Enter chooses", { name, rows: rows.length, columns: columns.length }));
+    .attr("aria-label", label ?? t("{name}: {rows} queries by {columns} keys; arrow keys move, Enter chooses", { name, rows: rows.length, columns: columns.length }));
   const x = (c) => left + size * c, y = (r) => top + size * r;
-  svg.append("g").selectAll("text").data(columns).join("text").attr("class", (_, c) => c === chosen[1] ? "token on" : "token")
-    .attr("transform", (_, c) => `translate(${x(c) + size / 2} ${top - 8}) rotate(-50)`).text((text) => clipText(text));
-  svg.append("g").selectAll("text").data(labels).join("text").attr("class", (_, r) => r === chosen[0] ? "token end on" : "token end")
-    .attr("x", left - 8).attr("y", (_, r) => y(r) + size / 2).attr("dy", ".35em").text((text) => text);
-  const box = (selection) => selection.attr("x", (d) => x(d.c)).attr("y", (d) => y(d.r)).attr("width", size - 2).attr("height", size - 2).attr("rx", 3);
+  svg.append("g").selectAll("text").data(namesWithRoom(columns, size, chosen[1])).join("text").attr("class", (c) => c === chosen[1] ? "token on" : "token")
+    .attr("transform", (c) => `translate(${x(c) + size / 2} ${top - 8}) rotate(-50)`).text((c) => clipText(columns[c]));
+  svg.append("g").selectAll("text").data(hasRows ? namesWithRoom(labels, size, chosen[0]) : []).join("text").attr("class", (r) => r === chosen[0] ? "token end on" : "token end")
+    .attr("x", left - 8).attr("y", (r) => y(r) + size / 2).attr("dy", ".35em").text((r) => labels[r]);
+  const box = (selection) => selection.attr("x", (d) => x(d.c)).attr("y", (d) => y(d.r)).attr("width", size - gap).attr("height", size - gap).attr("rx", round);
   box(svg.append("g").selectAll("rect").data(cells).join("rect").attr("class", (d) => d.code ? `hidden-${d.code}` : "under"));
   box(svg.append("g").selectAll("rect").data(cells.filter((d) => !d.code)).join("rect"))
     .attr("class", (d) => d.v < 0 ? "cell minus" : "cell").attr("fill-opacity", (d) => shade(d.v, most).toFixed(3));
   if (chosen[0] !== null && rows[chosen[0]] !== undefined) {
     svg.append("rect").attr("class", "chosen").attr("x", left - 2).attr("y", y(chosen[0]) - 2).attr("width", size * columns.length + 2).attr("height", size + 2).attr("rx", 4);
   }
-  if (chosen[1] !== null && chosen[0] !== null) svg.append("rect").attr("class", "cross").attr("x", x(chosen[1])).attr("y", y(chosen[0])).attr("width", size - 2).attr("height", size - 2).attr("rx", 3);
-  const here = svg.append("rect").attr("class", "here").attr("width", size - 2).attr("height", size - 2).attr("rx", 3).attr("visibility", "hidden");
+  if (chosen[1] !== null && chosen[0] !== null) svg.append("rect").attr("class", "cross").attr("x", x(chosen[1])).attr("y", y(chosen[0])).attr("width", size - gap).attr("height", size - gap).attr("rx", round);
+  const here = svg.append("rect").attr("class", "here").attr("width", size - gap).attr("height", size - gap).attr("rx", round).attr("visibility", "hidden");
   const show = (r, c) => { here.attr("visibility", "visible").attr("x", x(c)).attr("y", y(r)); inspect(tell(r, c), here.node()); };
   const at = (px, py) => px < left || py < top || px >= x(columns.length) || py >= y(rows.length) ? null : [Math.floor((py - top) / size), Math.floor((px - left) / size)];
   pointAtCells(svg.node(), [rows.length, columns.length], at, show, choose, [chosen[0] ?? 0, chosen[1] ?? 0]);

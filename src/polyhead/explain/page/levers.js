@@ -27,11 +27,12 @@ function settingText(setting) {
 const isSameSetting = (a, b) => isSubset(a, b) && isSubset(b, a);
 const isSubset = (part, whole) => Object.entries(part).every(([key, value]) => value !== null && typeof value === "object" ? whole[key] !== null && typeof whole[key] === "object" && isSubset(value, whole[key]) : whole[key] === value);
 /* Where a lever of a chapter is found; null if it does not apply to the model. */
-function findLever({ name, setting = {} }) {
+function findLever({ name, setting = {}, at: place = "" }) {
   const lever = page.data.levers?.levers.find((one) => one.name === name && !one.reason);
   if (!lever) return null;
   const at = lever.cases.findIndex((one) => isSubset(setting, one.setting));
-  return at < 0 && !page.live ? null : { station: "levers", card: "lever", lever: name, leverCase: Math.max(at, 0) };
+  if (at < 0 && !page.live) return null;
+  return place === "weights" ? findMap(lever, Math.max(at, 0)) : { station: "levers", card: "lever", lever: name, leverCase: Math.max(at, 0) };
 }
 
 /* The lever and the case of an address; a live page computes a setting that it has not. */
@@ -58,10 +59,16 @@ function showLevers() {
   const cards = [card("levers", t("Change one thing"), t("Choose a change: the page shows how far the output moves, and what happens to the rank and the probability of the right token."), list)];
   const title = LEVER_NAMES[lever.name]?.() ?? lever.name;
   if (lever.reason) return [...cards, card("lever", title, lever.reason[page.language] ?? lever.reason.en)];
-  const cases = lever.cases, at = keepIn(state.leverCase ?? 0, Math.max(cases.length, 1)), chosen = cases[at];
-  const select = lever.name === "head" && lever.settings.length > 1 ? headGrid(lever, chosen?.setting ?? {}) : cases.length > 8 ? h("label", { class: "choice" }, t("Setting"), h("select", { "data-focus": "lever-case", onchange: (event) => chooseCase(lever, Number(event.target.value)) }, cases.map((one, i) => h("option", { value: i, selected: i === at }, `${settingText(one.setting)}  (KL ${formatNumber(meanKl(one.result), 2)} ${t("nats")})`))))
+  const cases = lever.cases, at = keepIn(state.leverCase ?? 0, Math.max(cases.length, 1)), chosen = cases[at], map = chosen?.attention && findMap(lever, at);
+  const picture = map ? h("p", {}, h("button", { type: "button", class: "link-button", "data-focus": "change-map", onclick: () => go(map, { scroll: true }) }, t("Look at its weights before and after"))) : null;
+  return [...cards, card("lever", title, LEVER_LEADS[lever.name]?.(), caseChooser(lever, at), page.live ? leverForm(lever, chosen?.setting ?? lever.settings[0] ?? {}) : null, picture, chosen ? caseResult(part, lever, chosen) : null)];
+}
+
+/* The choice among the cases of a lever. */
+function caseChooser(lever, at) {
+  const { cases } = lever, chosen = cases[at];
+  return lever.name === "head" && lever.settings.length > 1 ? headGrid(lever, chosen?.setting ?? {}) : cases.length > 8 ? h("label", { class: "choice" }, t("Setting"), h("select", { "data-focus": "lever-case", onchange: (event) => chooseCase(lever, Number(event.target.value)) }, cases.map((one, i) => h("option", { value: i, selected: i === at }, `${settingText(one.setting)}  (KL ${formatNumber(meanKl(one.result), 2)} ${t("nats")})`))))
     : cases.length > 1 ? picker(t("Setting"), cases.map((one, i) => [i, settingText(one.setting)]), at, (i) => chooseCase(lever, i), { kind: "cases", focus: "case" }) : null;
-  return [...cards, card("lever", title, LEVER_LEADS[lever.name]?.(), select, page.live ? leverForm(lever, chosen?.setting ?? lever.settings[0] ?? {}) : null, chosen ? caseResult(part, lever, chosen) : null)];
 }
 
 /* Every head as a cell: the stronger the colour, the more the output moves without it; a live page computes one after the other. */

@@ -74,20 +74,43 @@ function leverForm(lever, setting) {
 async function askLever(lever, setting) {
   const known = lever.cases.findIndex((one) => isSameSetting(one.setting, setting));
   if (known >= 0) { chooseCase(lever, known); return; }
-  const { draft } = lever, { tokens } = page.data.levers, isShown = () => currentStation().kind === "levers" && chosenLever(page.data.levers.levers) === lever;
+  const { draft } = lever, { tokens } = page.data.levers, isShown = () => isLeverShown(lever);
   const show = (message) => { lever.message = message; if (isShown()) drawStage(); };
   lever.asked = setting;
   show(() => t("Computing …"));
   try {
     const answer = await askService({ ...askedText(page.data.asked), lever: lever.name, setting });
     Object.assign(tokens, answer.tokens);
+    await addArrays(answer);
     lever.cases.push(answer.case);
     if (lever.asked !== setting) { show(lever.message); return; }
     if (lever.draft === draft) lever.draft = null;
     lever.message = null;
     if (isShown()) go({ leverCase: lever.cases.length - 1 });
-    if (lever.name === "head") await askFurther(lever, isShown);
+    if (lever.name === "head" && currentStation().kind === "levers") await askFurther(lever, isShown);
   } catch (error) { if (lever.asked === setting) show(() => error.message); }
+}
+
+const isLeverShown = (lever) => currentStation().kind === "levers" ? chosenLever(page.data.levers.levers) === lever : changeAt(currentStation()) === lever;
+
+/* The weights of one more attention for a case. */
+async function askMap(lever, chosen, path) {
+  chosen.others ??= [];
+  if (chosen.others.some((one) => one.path === path)) return;
+  const one = { path, heads: [], isOpen: true }, { data } = page;
+  chosen.others.push(one);
+  const answer = await askService({ ...askedText(data.asked), lever: lever.name, setting: chosen.setting, attention: path }).catch((error) => { lever.message = () => error.message; });
+  if (page.data !== data) return;
+  if (answer) await addArrays(answer);
+  Object.assign(one, answer?.case.attention, { isOpen: false });
+  if (isLeverShown(lever)) drawStage();
+}
+
+/* The arrays of an answer join those of the document. */
+async function addArrays(answer) {
+  const { data, arrays } = page, more = await openArrays(answer);
+  for (const name of Object.keys(answer.values)) arrays.cache.set(name, more.get(name));
+  Object.assign(data.values, answer.values);
 }
 
 /* The other heads, one after the other, while the reader looks at them. */
@@ -100,6 +123,7 @@ async function askFurther(lever, isShown) {
       const answer = await askService({ ...askedText(data.asked), lever: lever.name, setting });
       if (lever.cases.some((one) => isSameSetting(one.setting, setting))) continue;
       Object.assign(data.levers.tokens, answer.tokens);
+      await addArrays(answer);
       lever.cases.push(answer.case);
       if (page.data === data && isShown()) drawStage();
     }

@@ -30,7 +30,7 @@ function chooseCell(step, q, k) {
 
 function showAttention(step) {
   const q = rowOf(step.side), weights = row(step.values.weights, state.head, q), k = chosenKey(step, weights);
-  return [togetherCard(step, q, weights), vectorsCard(step, q), scoresCard(step, q, k), weightsCard(step, q, k, weights), mixCard(step, q, k, weights), headsCard(step, q)].filter(Boolean);
+  return [togetherCard(step, q, weights), vectorsCard(step, q), scoresCard(step, q, k), weightsCard(step, q, k, weights), changeCard(step, q, k), mixCard(step, q, k, weights), headsCard(step, q)].filter(Boolean);
 }
 
 function vectorsCard(step, q) {

@@ -93,7 +93,7 @@ function drawPickers() {
   }
 }
 
-const SHOW = { glance: showGlance, tokens: showTokens, embedding: showEmbedding, position: showPosition, output: showOutput, lens: showLens, generation: showGeneration, levers: showLevers, cost: showCost };
+const SHOW = { glance: showGlance, tokens: showTokens, embedding: showEmbedding, position: showPosition, output: showOutput, lens: showLens, patching: showPatching, generation: showGeneration, levers: showLevers, cost: showCost };
 
 /* The heading of a station and its cards. */
 function stationElements(station) {

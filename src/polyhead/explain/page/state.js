@@ -3,7 +3,7 @@ const page = { language: "en", data: null, arrays: null };
 
 /* station: a step of the path; card: a part of it to scroll to; tokens: the chosen token of each side; key: the chosen
    key of an attention; layer: the chosen layer of each stack; head: the chosen query head; step: the chosen step of the
-   output; lever and leverCase: what is changed. */
+   output; lever and leverCase: what is changed, also at an attention. */
 const state = { station: "", card: "", tokens: [0, 0], key: null, layers: {}, head: 0, chapter: 0, step: 0, lever: null, leverCase: 0 };
 const listeners = [];
 let addressed = null; // the station that the address has; another one is a new entry of the browser's history
@@ -22,8 +22,8 @@ function writeAddress() {
   const parts = { at: state.station, head: state.head, tokens: state.tokens.map((n) => n + 1).join("-"), chapter: chaptersOf()[state.chapter]?.name ?? state.chapter + 1 };
   if (state.card) parts.card = state.card;
   if (state.station === "generation") parts.step = state.step + 1;
-  if (state.station === "levers") {
-    const lever = chosenLever(page.data.levers.levers);
+  const lever = state.station === "levers" ? chosenLever(page.data.levers.levers) : changeAt(currentStation());
+  if (lever) {
     Object.assign(parts, { lever: lever.name, setting: JSON.stringify(lever.cases[state.leverCase]?.setting ?? {}) });
   }
   const hash = `#${new URLSearchParams(parts)}`, isOther = addressed !== state.station;

@@ -267,11 +267,14 @@ async def create_explanation(service: Service, exchange: HttpExchange, body: Exp
     if obstacle := service.explainer.obstacle:
         raise ApiError(400, "wrong_task", obstacle, "model")
     fields = body.model_dump(exclude_unset=True)
-    if "lever" not in fields and "setting" in fields:
-        raise invalid_value_error("setting", "setting: requires a lever")
-    target, first, n_shown, lever = map(fields.get, ("target", "first", "n_shown", "lever"))
+    for name in ("setting", "attention"):
+        if "lever" not in fields and name in fields:
+            raise invalid_value_error(name, f"{name}: requires a lever")
+    target, first, n_shown, lever, attention = map(
+        fields.get, ("target", "first", "n_shown", "lever", "attention")
+    )
     explain_text = service.explainer.explain_text
-    document = await explain_text(body.text, target, first, n_shown, lever, body.setting)
+    document = await explain_text(body.text, target, first, n_shown, lever, body.setting, attention)
     if "lever" in fields:
         document = {"object": "explain.lever", "model": service.name, **document}
     await exchange.send_json(await service.run_in_executor(lambda: dump_json(document), LARGE_DOCUMENT))

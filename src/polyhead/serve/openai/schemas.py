@@ -352,6 +352,11 @@ class ExplainBody(RequestBody):
     )  # fmt: skip
     lever: str = Field("", description="name of a lever: what one setting of it changes is returned")
     setting: dict[str, Any] = Field({}, description="fields of the lever; a missing field has its default")
+    attention: str = Field(
+        "",
+        description="path of the attention whose changed weights are returned; default: the one in which they "
+        "change most",
+    )
 
 
 class TokenizeBody(RequestBody):
