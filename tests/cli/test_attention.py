@@ -14,6 +14,7 @@ from polyhead.config.recipe import Recipe
 from polyhead.introspect.attention_map import AttentionMap, attention_text
 from polyhead.introspect.compute_attention import record_attention
 from polyhead.run.run import Run
+from polyhead.run.run_examples import write_examples
 
 SOURCE, TARGET = "ein hund bellt .", "a dog barks ."
 LAYERS = {"cross": "decoder.layers.0.cross"}
@@ -153,3 +154,24 @@ def test_layers_are_numbered_as_in_the_model(save, tmp_path, cli):
     save(kind="decoder", block="gru", position="none")
     message = "this model has no attention weights to show: no layer has attention"
     assert cli.error("attention", tmp_path, SOURCE) == message
+
+
+def test_heads_are_scored_over_examples(save, tmp_path, cli):
+    save()
+    assert "heads needs validation texts" in cli.error("attention", tmp_path, "--heads")
+    write_examples(tmp_path, [(SOURCE, TARGET), ("ein hund", "a dog " * 30), ("hund bellt", "dog barks")])
+    out = cli("attention", tmp_path, "--heads").out
+    assert [line.split(":")[0] for line in out.splitlines()[:3]] == [
+        "cross-attention", "encoder self-attention", "decoder self-attention",
+    ]  # fmt: skip
+    page = (tmp_path / "heads.html").read_text()
+    assert "over 2 validation texts" in page  # the second target is too long for the model
+    maps = polyhead.load(tmp_path).attention_maps
+    weights = [
+        maps(*pair)["encoder"].weights[1, 0] for pair in [(SOURCE, TARGET), ("hund bellt", "dog barks")]
+    ]
+    first = torch.cat([one[:, 0] for one in weights]).mean()
+    figure = page.split('id="encoder-2-1"')[1].split("</figure>")[0]
+    assert f"first token {first:.0%}" in figure
+    assert "takes no TEXT" in cli.error("attention", tmp_path, SOURCE, "--heads")
+    assert "TEXT is missing" in cli.error("attention", tmp_path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
@@ -21,11 +22,13 @@ MEAN = "mean"
 
 def run(
     directory: ShownRun,
-    source: ShownText,
+    source: ShownText = None,
     target: ShownTarget = None,
     output: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="path of the page", show_default="RUN/attention.html"),
+        typer.Option(
+            metavar="FILE", help="path of the page", show_default="RUN/attention.html, or RUN/heads.html"
+        ),
     ] = None,
     kind: Annotated[
         Literal["cross", "encoder", "decoder", "self"] | None,
@@ -39,6 +42,13 @@ def run(
         typer.Option(help="layer shown in the terminal: a number from 1, or mean", show_default="last layer"),
     ] = None,
     head: Annotated[str, typer.Option(help="head shown in the terminal: a number from 1, or mean")] = MEAN,
+    all_heads: Annotated[
+        bool,
+        typer.Option(
+            "--heads",
+            help="what each head looks at, over 200 validation texts that the run keeps: a page of all heads",
+        ),
+    ] = False,
 ) -> None:
     """Show the attention weights of every head of every layer, for a translation or for one text.
 
@@ -48,8 +58,14 @@ def run(
     polyhead attention runs/multi30k "A dog barks."
     polyhead attention runs/multi30k "A dog barks." "Ein Hund bellt." --kind encoder --layer 1 --head 2
     polyhead attention runs/shakespeare "To be, or not to be"
+    polyhead attention runs/multi30k --heads
     """
     check_kind(directory)
+    if all_heads:
+        write_heads(directory, source, output)
+        return
+    if source is None:
+        raise UserError("TEXT is missing; for what each head looks at, without a text: --heads")
     check_texts("attention", directory, TEXT=source, TARGET=target)
     from polyhead.introspect.attention_map import attention_text, layer_numbers
     from polyhead.run.load import load
@@ -86,6 +102,39 @@ def run(
         print(f"{escape_terminal(translation)}\n")
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     print(attention_text(attention, *indices, width=width))
+    print("\n" + tr("all layers and heads: {path}", path=path))
+
+
+def write_heads(directory: Path, text: str | None, output: Path | None) -> None:
+    """Score the heads over the validation texts that a run keeps, and write their page."""
+    from polyhead.introspect.compute_attention import axis_labels
+    from polyhead.introspect.head_scores import learn_lexicon, survey_heads
+    from polyhead.run.load import load
+    from polyhead.run.run_examples import read_examples
+    from polyhead.viz.heads_page import HEAD_KINDS, HEADS_PAGE, write_heads_page
+    from polyhead.viz.html_page import find_run_links, link_run_pages
+
+    if text is not None:
+        raise UserError("--heads reads the validation texts that the run keeps, and takes no TEXT")
+    path = check_output_file(output or directory / HEADS_PAGE, inputs=run_artifacts(directory))
+    if not (examples := read_examples(directory)):
+        raise UserError(f"--heads needs validation texts, and {directory} keeps none")
+    loaded = load(directory, device="cpu")
+    pairs = [example for example in examples if len(example) == 2 and loaded.kind == "encoder-decoder"]
+    tokenizers = loaded.tokenizer, loaded.tokenizer.target_tokenizer
+    sides = (
+        [axis_labels(tokenizer, ids) for ids in tokenizer.encode(list(texts))]
+        for tokenizer, texts in zip(tokenizers, zip(*pairs, strict=True), strict=True)
+    )
+    lexicon = learn_lexicon(*sides) if pairs else {}
+    found = survey_heads(lambda texts: loaded.attention_maps(*texts), examples, lexicon)
+    links = find_run_links(directory) if path.parent == directory else None
+    write_heads_page(path, found, links)
+    link_run_pages(directory)
+    for one in found.values():
+        kinds = Counter(kind for row in one.kinds for kind in row)
+        counts = ", ".join(f"{tr(HEAD_KINDS[kind][1])} {n}" for kind, n in kinds.most_common())
+        print(f"{tr(one.typical[0][0].kind)}: {counts}")
     print("\n" + tr("all layers and heads: {path}", path=path))
 
 

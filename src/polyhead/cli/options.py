@@ -90,7 +90,7 @@ TextSource = Annotated[
 ]
 ShownRun = Annotated[Path, typer.Argument(metavar="RUN", help="path of a trained run")]
 ShownText = Annotated[
-    str,
+    str | None,
     typer.Argument(metavar="TEXT", help="source text; for a model other than an encoder-decoder, the text"),
 ]
 ShownTarget = Annotated[

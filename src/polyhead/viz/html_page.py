@@ -27,7 +27,7 @@ from polyhead.core.output_paths import check_output_file, write_atomic
 
 MAX_PAGE_BYTES = 64 << 20
 REPOSITORY = "https://github.com/polyhead/polyhead/blob/main"
-RUN_PAGES = ("report.html", "explain.html", "attention.html", "draw.html")
+RUN_PAGES = ("report.html", "explain.html", "attention.html", "heads.html", "draw.html")
 PAGE_STYLES, SCRIPTS = ("site.css", "page.css"), ("site.js", "page.js", "thumbs.js")
 _TEXTS_HERE = "<!--texts-->"  # where a page has its texts in the other language
 _LINKS = re.compile(r'<script type="application/json" id="links">(.*?)</script>')

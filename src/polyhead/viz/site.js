@@ -35,7 +35,7 @@ function drawSwitches(box, language, chooseLanguage) {
 }
 
 /* Links to the pages of a run that exist; for a missing explanation, the command that writes it. */
-const SITE_PAGES = { "report.html": () => t("Report of the run"), "explain.html": () => t("See it read a sentence"), "attention.html": () => t("Attention"), "draw.html": () => t("Positions and embeddings") };
+const SITE_PAGES = { "report.html": () => t("Report of the run"), "explain.html": () => t("See it read a sentence"), "attention.html": () => t("Attention"), "heads.html": () => t("The heads"), "draw.html": () => t("Positions and embeddings") };
 const SITE_LINKS = JSON.parse(document.getElementById("links")?.textContent ?? '{"pages":{}}'), SITE_HERE = location.pathname.split("/").pop();
 /* Where the mark of the page leads: to the page above it. */
 const siteHome = () => SITE_LINKS.home ?? (SITE_HERE === "report.html" ? null : SITE_LINKS.pages["report.html"]);
