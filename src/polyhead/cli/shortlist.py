@@ -72,6 +72,8 @@ def run(
         raise UserError(f"{path} already exists; to build another, remove it first")
     translator = load_run(directory, None, "fp32", "auto")
     check_model_kind(translator.config, ["encoder-decoder"])
+    if translator.tokenizer.has_target_vocabulary:
+        raise UserError("a shortlist requires one vocabulary; source and target of this run have one each")
     texts, sources, targets = load_training_pairs(translator, files or [], limit)
     num_held_out, end, room = min(MAX_HELD_OUT_PAIRS, len(texts) // 10 or 1), 0, MAX_COUNT_CELLS
     while end < len(texts) and room > 0:

@@ -176,7 +176,9 @@ def translate_lines(
 
     rows = run.hypotheses(texts, n_best=n_best, row_offset=first_index, refusals=refusals, **changes)
     for i, (text, hypotheses) in enumerate(zip(texts, rows, strict=True)):
-        outputs = decode_complete_chars(run.tokenizer, [hypothesis.tokens for hypothesis in hypotheses])
+        outputs = decode_complete_chars(
+            run.tokenizer.target_tokenizer, [hypothesis.tokens for hypothesis in hypotheses]
+        )
         for rank, (hypothesis, output) in enumerate(zip(hypotheses, outputs, strict=True)):
             is_blank = not text or i in refusals
             if not is_blank and run.tokenizer.target_tokenizer.unknown_id in hypothesis.tokens:

@@ -12,9 +12,12 @@ from polyhead.core.i18n import tr
 from polyhead.core.output_paths import check_output_file, run_artifacts
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from torch import Tensor
 
     from polyhead.run.run import Run
+    from polyhead.tokenizers.tokenizer import Tokenizer
     from polyhead.viz.embedding_page import TokenPoints
 
 
@@ -97,16 +100,18 @@ def select_frequent_tokens(run: Run, n: int, side: Side) -> TokenPoints:
     """
     import torch
 
+    from polyhead.tokenizers.display import visible_token
     from polyhead.tokenizers.special_tokens import SPECIAL_TOKENS
     from polyhead.viz.embedding_page import TokenPoints, find_embeddings
 
     weight = find_embeddings(run.model)[0 if side == "source" else -1].token.weight
+    tokenizer = run.tokenizer if side == "source" else run.tokenizer.target_tokenizer
     counts = count_example_tokens(run)
     if counts is None:
-        ids = torch.arange(len(SPECIAL_TOKENS), run.tokenizer.vocab_size)[:n]
+        ids = torch.arange(len(SPECIAL_TOKENS), tokenizer.vocab_size)[:n]
         return TokenPoints(
             weight[ids].detach().float(),
-            [run.display_token(i) for i in ids.tolist()],
+            [visible_token(tokenizer, i) for i in ids.tolist()],
             None,
             [0] * len(ids),
             [],
@@ -122,7 +127,7 @@ def select_frequent_tokens(run: Run, n: int, side: Side) -> TokenPoints:
     names = name_groups(run) if len(counts) == 2 else []
     return TokenPoints(
         weight[ids].detach().float(),
-        [run.display_token(i) for i in ids.tolist()],
+        [visible_token(tokenizer, i) for i in ids.tolist()],
         total[ids].tolist(),
         kinds.tolist(),
         names,
@@ -150,8 +155,10 @@ def count_example_tokens(run: Run) -> list[Tensor] | None:
         return None
     is_translator = run.config.kind == "encoder-decoder" and len(examples[0]) == 2
     texts = list(zip(*examples, strict=True)) if is_translator else [[x for row in examples for x in row]]
-    size = run.tokenizer.vocab_size
-    return [
-        torch.bincount(torch.tensor([i for line in tokenizer.encode(side) for i in line]), minlength=size)
-        for tokenizer, side in zip((run.tokenizer, run.tokenizer.target_tokenizer), texts, strict=False)
-    ]
+
+    def count(tokenizer: Tokenizer, side: Iterable[str]) -> Tensor:
+        ids = [i for line in tokenizer.encode(list(side)) for i in line]
+        return torch.bincount(torch.tensor(ids), minlength=tokenizer.vocab_size)
+
+    tokenizers = run.tokenizer, run.tokenizer.target_tokenizer
+    return [count(tokenizer, side) for tokenizer, side in zip(tokenizers, texts, strict=False)]

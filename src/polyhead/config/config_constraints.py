@@ -45,11 +45,11 @@ CONSTRAINTS = (
     Constraint(
         lambda model: (
             model.encoder is not None
-            and model.encoder.d_model != model.d_model
+            and (model.encoder.d_model != model.d_model or model.encoder.vocab_size is not None)
             and model.tie_embeddings in ("all", "inputs")
         ),
-        "encoder.d_model is not d_model, so the source cannot have the embeddings of the target: set "
-        "tie_embeddings to target or none",
+        "encoder has its own d_model or vocab_size, so the source cannot have the embeddings of the target: "
+        "set tie_embeddings to target or none",
     ),
     Constraint(
         lambda model: (

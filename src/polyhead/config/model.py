@@ -115,6 +115,9 @@ class EncoderOverride(FrozenSettings):
         None, gt=0, le=MAX_WIDTH, description="width of its values; default: its head_dim"
     )
     d_ff: int | None = Field(None, gt=0, description="its inner width; default: 4 times its d_model")
+    vocab_size: int | None = Field(
+        None, gt=0, description="its own vocabulary: number of rows of its embedding; default: as the decoder"
+    )
     norm: Choice | None = Field(None, description="its norm; default: as the decoder")
     norm_first: bool | None = Field(None, description="pre-norm in it; default: as the decoder")
     feed_forward: Choice | None = Field(None, description="its feed-forward; default: as the decoder")

@@ -26,7 +26,7 @@ _EMBEDDING_PARTS = {
     "proj": "projection",
     "token_proj": "projection",
 }
-_PART_ORDER = ("embedding", "layer", "final_norm", "pooler", "head")
+_PART_ORDER = ("embedding", "layer", "final_norm", "projection", "pooler", "head")
 
 
 class ParameterGroup(NamedTuple):

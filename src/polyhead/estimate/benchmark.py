@@ -75,6 +75,7 @@ class RandomTokenTask:
         size = (load.rows, load.length)
         tokens, labels = (torch.randint(V, size, generator=self.generator) for _ in range(2))
         is_label = torch.randperm(tokens.numel(), generator=self.generator) < load.labels
+        V = self.config.encoder_spec.vocab_size
         source = (
             torch.randint(V, (load.rows, load.source), generator=self.generator) if load.source else tokens
         )

@@ -190,7 +190,8 @@ def _resolve_tokenizer(
     part: TaskFactory, recipe: Recipe, origin: Run | None, teachers: Sequence[Run], is_complete: bool
 ) -> RunTokenizer:
     if origin:
-        return RunTokenizer(origin.tokenizer, max(origin.tokenizer.vocab_size, origin.config.vocab_size))
+        n_tokens = origin.tokenizer.target_tokenizer.vocab_size
+        return RunTokenizer(origin.tokenizer, max(n_tokens, origin.config.vocab_size))
     tokenizer_config = recipe.tokenizer
     tokenizer = train_tokenizer(
         part.iter_texts(recipe),

@@ -97,7 +97,9 @@ def score_pairs(
         source, source_pos = pad_rows(
             [template.encoder_input(source) for source, _ in pairs], t.pad_id, device
         )
-        target, _ = pad_rows([template.decoder_input(target) for _, target in pairs], t.pad_id, device)
+        target, _ = pad_rows(
+            [template.decoder_input(target) for _, target in pairs], t.target_tokenizer.pad_id, device
+        )
         labels, _ = pad_rows([template.labels(target) for _, target in pairs], IGNORE_INDEX, device)
         if template.opening_forced:
             labels[:, : len(template.opening_ids)] = IGNORE_INDEX

@@ -82,9 +82,10 @@ def explain(
         "weight_bytes": count_weight_bytes(run.model),
         "activation_bytes": sum(step["cost"]["activation_bytes"] for step in walk),
     }
-    predictions = describe_predictions(run.model, run.tokenizer, output, inputs.sides, windows[-1])
+    tokenizer = run.tokenizer.target_tokenizer
+    predictions = describe_predictions(run.model, tokenizer, output, inputs.sides, windows[-1])
     with torch.inference_mode():
-        lens = explain_lens(trace, steps, layers, predictions, run.tokenizer)
+        lens = explain_lens(trace, steps, layers, predictions, tokenizer)
     arrays = trace.store if has_lever_cases else None
     levers = explain_levers(run, inputs, windows, arrays=arrays, progress=progress)
     data = trace.store.pack()
@@ -260,7 +261,7 @@ def score_output(run: Run, inputs: ModelInputs, output: list[int]) -> list[Facts
         target = torch.tensor([template.decoder_input(output)[:most]], device=run.device)
         logits = run.model(inputs.args[0], target)[0]
     rows = [
-        describe_logits(run.tokenizer, logits[start + i].float().cpu(), token, 1)
+        describe_logits(run.tokenizer.target_tokenizer, logits[start + i].float().cpu(), token, 1)
         for i, token in enumerate(labels)
     ]
     return [row["expected"] | {"logsumexp": row["logsumexp"]} for row in rows]

@@ -117,7 +117,7 @@ def _explain_translation(run: Run, ids: Sequence[int]) -> Facts:
     config, tokenizer = run.generation, run.tokenizer.target_tokenizer
     template = with_languages(run.tokenizer)
     eos_ids = eos_ids_for(config, tokenizer, template.eos_id)
-    bad_ids = [run.tokenizer.token_to_id(token) for token in config.bad_words]
+    bad_ids = [tokenizer.token_to_id(token) for token in config.bad_words]
     strategy = beam_strategy(config, template.eos_id, bad_ids, extra_eos_ids=eos_ids[1:])
     opening = list(template.opening_ids) if template.opening_forced else []
     limit = min(run.config.max_len, max(max_output_len(len(ids), config), len(opening) + 1))

@@ -241,8 +241,9 @@ def _build_language_graph(model: CausalLM, sizes: ExampleSizes) -> Graph:
 
 def _build_source_graph(model: Seq2Seq, sizes: ExampleSizes) -> Graph:
     axes = {0: BATCH, 1: SOURCE}
+    tokens = _random_tokens(model, sizes.rows, sizes.source) % model.config.encoder_spec.vocab_size
     inputs = [
-        GraphInput("input_ids", _random_tokens(model, sizes.rows, sizes.source), axes),
+        GraphInput("input_ids", tokens, axes),
         GraphInput("attention_mask", _example_mask(sizes.rows, sizes.source), axes),
     ]
     outputs = ["last_hidden_state", *_kv_names("present.{}.encoder", model.config.decoder_layers)]

@@ -236,7 +236,7 @@ class TextEngine:
 
     def start_request(self, prepared: PreparedRequest) -> TextOutput:
         """Submit a prepared request to the engine; one that can never be served is a UserError."""
-        tokenizer = prepared.output_tokenizer or self.tokenizer
+        tokenizer = prepared.output_tokenizer or self.tokenizer.target_tokenizer
         detokenizers = [
             Detokenizer.for_tokenizer(tokenizer, prepared.stop_strings, prepared.context_ids, prepared.trim)
             for _ in range(prepared.n)
@@ -281,7 +281,7 @@ class TextEngine:
                 seed,
             )
             return PreparedRequest(decoder_ids, state, source, [], n, stop_strings, ends.all_ids)
-        bad_token_ids = [self.tokenizer.token_to_id(token) for token in config.bad_words]
+        bad_token_ids = [self.tokenizer.target_tokenizer.token_to_id(token) for token in config.bad_words]
         request = BeamRequest(max_len, opening_ids, len(opening_ids), [seq2seq_template.decoder_start_id])
         beam_state = beam_state_for(self._beam_strategy(config, ends, bad_token_ids), request, constraints)
         return PreparedRequest(
@@ -300,7 +300,7 @@ class TextEngine:
     ) -> SamplingStrategy:
         """One strategy for all requests with the same settings, because these are sampled together."""
         sampling = sampling_from_config(config, self.tokenizer.target_tokenizer.vocab_size)
-        grammar = constraint_for(config.grammar, tokenizer or self.tokenizer, ends.eos_ids)
+        grammar = constraint_for(config.grammar, tokenizer or self.tokenizer.target_tokenizer, ends.eos_ids)
         eos_ids = ends.all_ids
         return self._sampling_strategies.setdefault(
             (sampling, eos_ids, grammar), SamplingStrategy(sampling, *eos_ids, grammar=grammar)
@@ -314,7 +314,7 @@ class TextEngine:
         tokenizer: Tokenizer | None = None,
     ) -> BeamSearchStrategy:
         grammar, eos_ids = (
-            constraint_for(config.grammar, tokenizer or self.tokenizer, ends.eos_ids),
+            constraint_for(config.grammar, tokenizer or self.tokenizer.target_tokenizer, ends.eos_ids),
             ends.all_ids,
         )
         strategy = beam_strategy(config, eos_ids[0], bad_token_ids, grammar, eos_ids[1:])
@@ -379,7 +379,7 @@ def decode_translations(
         prefix=None if splits is None else [split.ids for split in splits],
         last_words=None if splits is None else [split.word for split in splits],
         extra_eos_ids=eos_ids_for(config, tokenizer.target_tokenizer, template.eos_id)[1:],
-        bad_token_ids=[tokenizer.token_to_id(token) for token in config.bad_words],
+        bad_token_ids=[tokenizer.target_tokenizer.token_to_id(token) for token in config.bad_words],
         shortlist=shortlist,
         terms=terminology_for(texts, terminology, tokenizer.target_tokenizer),
         sampling_request=sampling_request,

@@ -160,7 +160,7 @@ def generation_dict(config: ModelConfig, settings: GenerationConfig, tokenizer: 
     if config.kind == "encoder":
         return {}
     if config.kind == "encoder-decoder":
-        return _beam_dict(config, settings, tokenizer)
+        return _beam_dict(config, settings, tokenizer.target_tokenizer)
     warn_unsupported_settings(settings, UNSUPPORTED_SETTINGS, "generation_config.json")
     common: dict[str, Any] = {
         "repetition_penalty": settings.repetition_penalty,

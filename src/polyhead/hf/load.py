@@ -59,7 +59,7 @@ def load_checkpoint(files: CheckpointFiles) -> LoadedCheckpoint:
     """
     checkpoint = open_checkpoint(files)
     model = load_weights(checkpoint)
-    tokenizer = load_tokenizer(checkpoint, model.config.vocab_size)
+    tokenizer = load_tokenizer(checkpoint, model.config)
     return LoadedCheckpoint(
         model, tokenizer, _read_generation(checkpoint, model.config, tokenizer), checkpoint.model_type
     )
@@ -72,7 +72,9 @@ def _read_generation(
     files, path, generation = checkpoint.files, checkpoint.generation_path, checkpoint.generation
     ends = extra_eos(checkpoint, tokenizer)
     if config.kind == "encoder-decoder":
-        return read_beam_config(generation, tokenizer, path).model_copy(update={"stop_tokens": ends})
+        return read_beam_config(generation, tokenizer.target_tokenizer, path).model_copy(
+            update={"stop_tokens": ends}
+        )
     embedding_values = read_embedding_config(files, has_dense=bool(config.dense))
     if embedding_values or config.kind == "encoder":
         embedding_values |= {"embed_max_len": read_max_len(files, tokenizer, config.max_len)}

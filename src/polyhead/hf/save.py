@@ -188,13 +188,15 @@ def build_checkpoint(
 def all_eos_ids(generation: GenerationConfig, tokenizer: Tokenizer) -> list[int]:
     """Return all ids that end a text or an answer; the end of text comes first."""
     answers = encode_end_tokens(CHAT.build(generation.chat), tokenizer) if generation.chat else ()
-    return list(eos_ids_for(generation, tokenizer.target_tokenizer, tokenizer.eos_id, *answers))
+    target = tokenizer.target_tokenizer
+    return list(eos_ids_for(generation, target, target.eos_id, *answers))
 
 
 def special_token_ids(config: ModelConfig, tokenizer: Tokenizer) -> dict[str, int | None]:
     """Return the ids of special tokens for config.json."""
-    ids = {f"{role}_id": tokenizer.role_ids.get(role) for role in _REQUIRED_ROLES}
-    ids |= {f"{role}_id": tokenizer.role_ids[role] for role in _OPTIONAL_ROLES if role in tokenizer.role_ids}
+    role_ids = tokenizer.target_tokenizer.role_ids
+    ids = {f"{role}_id": role_ids.get(role) for role in _REQUIRED_ROLES}
+    ids |= {f"{role}_id": role_ids[role] for role in _OPTIONAL_ROLES if role in role_ids}
     if config.kind == "encoder-decoder":
         ids["decoder_start_token_id"] = tokenizer.seq2seq_template.decoder_start_id
     return ids

@@ -3,35 +3,78 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from typing import Any
 
 import tokenizers
+from polyhead.config.model import ModelConfig
 from polyhead.core.errors import UserError, format_value
 from polyhead.hf.checkpoint_files import CheckpointFiles
-from polyhead.hf.family import ModelFamily, TokenizerFactory
+from polyhead.hf.family import FAMILY, ModelFamily, TokenizerFactory
 from polyhead.hf.published_checkpoint import PublishedCheckpoint
 from polyhead.hf.tokenizers.legacy_tokenizers import read_special_tokens
-from polyhead.tokenizers.files import FILE, TARGET, parse_tokenizer, read_tokenizer_files
+from polyhead.tokenizers.files import (
+    CONFIG,
+    FILE,
+    TARGET,
+    TARGET_ROLES,
+    parse_roles,
+    parse_tokenizer,
+    read_tokenizer_files,
+)
 from polyhead.tokenizers.special_tokens import DECODER_ROLES
 from polyhead.tokenizers.tokenizer import Tokenizer
 
 OPTIONAL_ROLES = ("bos_token", "eos_token", "pad_token")
 
 
-def load_tokenizer(checkpoint: PublishedCheckpoint, n_rows: int) -> Tokenizer:
-    """Load tokenizer.json, or the family's older files, for a model with ``n_rows`` embedding rows.
+def load_tokenizer(checkpoint: PublishedCheckpoint, config: ModelConfig) -> Tokenizer:
+    """Load tokenizer.json, or the family's older files, and target_tokenizer.json if there is one.
 
-    Roles come from tokenizer_config.json, special_tokens_map.json, and the ids in the configs; a role that is
-    in none of them has no token. If padding is the end token, it is not a separate role: positions mark
-    padding. Beginning, end and padding without a row in the model are no roles either: no text contains them,
-    and the model never generates them.
+    The latter is another segmentation of the same vocabulary; if encoder and decoder have a config each, it
+    is the decoder's own tokenizer.
+    """
+    files, source = checkpoint.tokenizer_files, checkpoint
+    n_rows, source_rows = config.vocab_size, config.encoder_spec.vocab_size
+    has_target, decoder = files.find(TARGET) is not None, checkpoint.config.get("decoder")
+    if not has_target and source_rows != n_rows:
+        raise UserError(
+            f"{files.directory} has no {TARGET}: the encoder has {source_rows:,} tokens, the decoder "
+            f"{n_rows:,}; copy the {FILE} of the decoder's tokenizer to it"
+        )
+    if has_target and decoder:
+        source = _select_side(checkpoint, checkpoint.config["encoder"])._replace(generation_config={})
+    factory = _find_factory(files, checkpoint.family)
+    tokenizer = _load_side(source, factory, read_special_tokens(files), source_rows)
+    if not has_target:
+        return tokenizer
+    factory = _parse_factory(files, TARGET)
+    if not decoder:
+        return tokenizer.with_target_tokenizer(factory(tokenizer.roles))
+    # ids of the pair, which are the decoder's, come before those of the decoder alone
+    common = {key: value for key, value in checkpoint.config.items() if value is not None}
+    target = _select_side(checkpoint, decoder | common | {"model_type": decoder["model_type"]})
+    roles = parse_roles((files.read_json(CONFIG) or {}).get(TARGET_ROLES) or {})
+    return tokenizer.with_target_tokenizer(_load_side(target, factory, roles, n_rows))
+
+
+def _select_side(checkpoint: PublishedCheckpoint, config: dict[str, Any]) -> PublishedCheckpoint:
+    """Return the checkpoint with the config and the family of one of its sides."""
+    return checkpoint._replace(config=config, family=FAMILY.get(config["model_type"]))
+
+
+def _load_side(
+    checkpoint: PublishedCheckpoint, factory: TokenizerFactory, roles: dict[str, str], n_rows: int
+) -> Tokenizer:
+    """Build the tokenizer of a model with ``n_rows`` embedding rows, with the ``roles`` of its files.
+
+    Other roles come from the ids in the configs; a role that is in none of them has no token. If padding is
+    the end token, it is not a separate role: positions mark padding. Beginning, end and padding without a row
+    in the model are no roles either: no text contains them, and the model never generates them.
     If decoding ends with several tokens, one of them is the end here and ``extra_eos`` returns the
     others.
     """
     family, config, files = checkpoint.family, checkpoint.config, checkpoint.tokenizer_files
-    factory = _find_factory(files, family)
-    roles, vocabulary = read_special_tokens(files), factory({})
+    vocabulary = factory({})
     special_tokens = vocabulary.ids_to_tokens(vocabulary.special_ids)
     roles = {role: token for role, token in family.special_tokens.items() if token in special_tokens} | roles
     for role in OPTIONAL_ROLES:
@@ -64,7 +107,7 @@ def load_tokenizer(checkpoint: PublishedCheckpoint, n_rows: int) -> Tokenizer:
 def extra_eos(checkpoint: PublishedCheckpoint, tokenizer: Tokenizer) -> tuple[str, ...]:
     """Return the tokens that end decoding in addition to the tokenizer's own end token."""
     ids = range(tokenizer.target_tokenizer.max_id + 1)  # others are never generated
-    extra_ids = [i for i in _eos_ids(checkpoint) if i in ids and i != tokenizer.eos_id]
+    extra_ids = [i for i in _eos_ids(checkpoint) if i in ids and i != tokenizer.target_tokenizer.eos_id]
     return tuple(filter(None, tokenizer.target_tokenizer.ids_to_tokens(extra_ids)))
 
 
@@ -102,7 +145,7 @@ def _drop_unknown_tokens(tokenizer: Tokenizer, roles: dict[str, str], n_rows: in
 
 def _find_factory(files: CheckpointFiles, family: ModelFamily) -> TokenizerFactory:
     if files.find(FILE) is not None:
-        return _parse_factory(files)
+        return _parse_factory(files, FILE)
     if family.load_legacy_tokenizer is not None:
         return family.load_legacy_tokenizer(files)
     file_names = ", ".join(sorted(path.name for path in files.directory.iterdir())[:8])
@@ -112,16 +155,11 @@ def _find_factory(files: CheckpointFiles, family: ModelFamily) -> TokenizerFacto
     )
 
 
-def _parse_factory(files: CheckpointFiles) -> TokenizerFactory:
-    """Parse tokenizer.json, and target_tokenizer.json if there is one."""
-    has_target, contents = files.find(TARGET), read_tokenizer_files(files.directory, (FILE, TARGET))
-    target = parse_tokenizer(contents, files.directory / TARGET) if has_target else None
-    inner, content = parse_tokenizer(contents, files.directory / FILE)
-
-    def build(roles: Mapping[str, str]) -> Tokenizer:
-        return Tokenizer(inner, roles, content, Tokenizer(target[0], roles, target[1]) if target else None)
-
-    return build
+def _parse_factory(files: CheckpointFiles, name: str) -> TokenizerFactory:
+    """Parse tokenizer.json or target_tokenizer.json."""
+    contents = read_tokenizer_files(files.directory, (name,))
+    inner, content = parse_tokenizer(contents, files.directory / name)
+    return lambda roles: Tokenizer(inner, roles, content)
 
 
 def _role_ids(config: dict[str, Any], key: str) -> list[int]:

@@ -253,10 +253,11 @@ def pair_maps(
     encoder_labels += [
         name_token(tokenizer, i, END_MARK if i == template.eos_id else "") for i in template.source_suffix
     ]
-    target_labels = axis_labels(tokenizer, [*template.opening_ids, *target])
-    inputs = [name_token(tokenizer, template.decoder_start_id, BEGIN_MARK), *target_labels]
+    of_target = tokenizer.target_tokenizer
+    target_labels = axis_labels(of_target, [*template.opening_ids, *target])
+    inputs = [name_token(of_target, template.decoder_start_id, BEGIN_MARK), *target_labels]
     columns = {"cross": encoder_labels, "encoder": encoder_labels, "decoder": inputs}
-    predicted = [*target_labels, name_token(tokenizer, template.eos_id, END_MARK)]
+    predicted = [*target_labels, name_token(of_target, template.eos_id, END_MARK)]
     rows = {"cross": predicted, "encoder": encoder_labels, "decoder": predicted}
     row_labels = label_rows(inputs, predicted)
     device = next(model.parameters()).device

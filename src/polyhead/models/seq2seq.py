@@ -24,7 +24,7 @@ class Seq2Seq(HeadTransform):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config, spec = config, config.encoder_spec
-        source = nn.Embedding(config.vocab_size, spec.d_model)
+        source = nn.Embedding(spec.vocab_size, spec.d_model)
         target = (
             source
             if config.tie_embeddings in ("all", "inputs")

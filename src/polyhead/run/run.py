@@ -96,11 +96,13 @@ class Run:
     def __init__(
         self, model: Model, tokenizer: Tokenizer, generation: GenerationConfig, recipe: Recipe | None = None
     ) -> None:
-        if (n_ids := max(tokenizer.vocab_size, tokenizer.max_id + 1)) > model.config.vocab_size:
-            raise UserError(
-                f"the tokenizer has {n_ids} tokens, but the model only "
-                f"{model.config.vocab_size}: they belong to different runs"
-            )
+        rows = model.config.encoder_spec.vocab_size, model.config.vocab_size
+        for side, n_rows in zip((tokenizer, tokenizer.target_tokenizer), rows, strict=True):
+            if (n_ids := max(side.vocab_size, side.max_id + 1)) > n_rows:
+                raise UserError(
+                    f"the tokenizer has {n_ids} tokens, but the model only "
+                    f"{n_rows}: they belong to different runs"
+                )
         self.model, self.tokenizer, self.generation, self.recipe = model.eval(), tokenizer, generation, recipe
         self.members: list[tuple[Any, Tokenizer]] = [(model, tokenizer)]
         self.get_shortlist: Callable[[], Shortlist | None] = lambda: None  # loaded on demand
@@ -312,8 +314,13 @@ class Run:
         self._require_kind("encoder-decoder", translate=(texts,))
         results = self.hypotheses(texts, n_best=1 if n_best is None else n_best, **changes)
         if n_best is None:
-            return decode_complete_chars(self.tokenizer, [best[0].tokens for best in results])
-        return [decode_complete_chars(self.tokenizer, [h.tokens for h in best]) for best in results]
+            return decode_complete_chars(
+                self.tokenizer.target_tokenizer, [best[0].tokens for best in results]
+            )
+        return [
+            decode_complete_chars(self.tokenizer.target_tokenizer, [h.tokens for h in best])
+            for best in results
+        ]
 
     def score(
         self,

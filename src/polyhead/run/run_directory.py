@@ -290,7 +290,8 @@ def write_config_files(
             raise UserError(f"{directory / name} is a directory; expected a file")
     directory.mkdir(parents=True, exist_ok=True)
     roles = zip(SPECIAL_IDS, ("pad_token", "bos_token", "eos_token", "bos_token"), strict=True)
-    ids = {name: tokenizer.role_ids[role] for name, role in roles if role in tokenizer.role_ids}
+    role_ids = tokenizer.target_tokenizer.role_ids
+    ids = {name: role_ids[role] for name, role in roles if role in role_ids}
     if model.config.kind == "encoder-decoder":
         ids["decoder_start_token_id"] = tokenizer.seq2seq_template.decoder_start_id
     fields = {"model_type": MODEL_TYPE, "architectures": [type(model).__name__], "dtype": "float32", **ids}

@@ -28,6 +28,7 @@ from polyhead.tokenizers.special_tokens import DECODER_ROLES, ROLE_ALIASES, SPEC
 from tokenizers import models
 
 FILE, TARGET, CONFIG = TOKENIZER_FILES = "tokenizer.json", "target_tokenizer.json", "tokenizer_config.json"
+TARGET_ROLES = "target_special_tokens"  # key of tokenizer_config.json, if both sides have a vocabulary
 MAX_TOKENIZER_BYTES = 64 * 1024 * 1024  # bytes; larger files are refused, not parsed
 _ROUNDTRIPS = 2  # writing and reading this often made all of a million numbers stable
 
@@ -81,12 +82,13 @@ def wrap_library_errors(action: str) -> Iterator[None]:
         raise UserError(f"{action}: {' '.join(str(error).split())[:200]}") from None
 
 
-def read_roles(contents: Mapping[str, bytes], path: Path) -> dict[str, str]:
-    """Special tokens by role, from a tokenizer_config.json."""
+def read_roles(contents: Mapping[str, bytes], path: Path, is_target: bool = False) -> dict[str, str]:
+    """Special tokens by role, from a tokenizer_config.json; ``is_target``: of targets, if it has them."""
     config = decode_json(decode_text(contents, path), path)
     if not isinstance(config, dict):
         raise UserError(f"{path} must be a JSON object, got {type(config).__name__}")
-    return parse_roles(config)
+    target_roles = config.get(TARGET_ROLES) if is_target else None
+    return parse_roles(target_roles if isinstance(target_roles, dict) else config)
 
 
 def parse_roles(config: Mapping[str, Any]) -> dict[str, str]:

@@ -17,6 +17,7 @@ from polyhead.tokenizers.files import (
     CONFIG,
     FILE,
     TARGET,
+    TARGET_ROLES,
     parse_tokenizer,
     read_roles,
     read_tokenizer_files,
@@ -27,6 +28,7 @@ from polyhead.tokenizers.files import (
 from polyhead.tokenizers.input_validation import has_lone_surrogate, validate_ids, validate_texts
 from polyhead.tokenizers.special_tokens import (
     _BLANK_GUARD,
+    DECODER_ROLES,
     ROLE_ALIASES,
     SPECIAL_TOKENS_MAP,
     TARGET_LANGUAGE_TOKEN,
@@ -67,8 +69,21 @@ class Tokenizer:
 
     @property
     def target_tokenizer(self) -> Tokenizer:
-        """Tokenizer of target texts; a shared vocabulary may segment source and target differently."""
+        """Tokenizer of target texts: another segmentation of a shared vocabulary, or a vocabulary of its own.
+
+        The decoder reads its ids and its special tokens.
+        """
         return self._target_tokenizer or self
+
+    @cached_property
+    def has_target_vocabulary(self) -> bool:
+        """Whether ids mean other tokens in a target than in a source."""
+        vocabularies = [one._inner.get_vocab(with_added_tokens=True) for one in (self, self.target_tokenizer)]
+        return vocabularies[0] != vocabularies[1]
+
+    def with_target_tokenizer(self, target_tokenizer: Tokenizer) -> Tokenizer:
+        """A tokenizer of sources, with one of targets."""
+        return Tokenizer(self._inner, self.roles, target_tokenizer=target_tokenizer)
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Encode texts to ids, without special tokens."""
@@ -178,11 +193,14 @@ class Tokenizer:
 
     def with_seq2seq_template(self, template: Seq2SeqTemplate) -> Tokenizer:
         """A tokenizer with this template, such as that of a language pair (``languages.with_languages``)."""
-        roles = {**self.roles, "decoder_start_token": self.ids_to_tokens([template.decoder_start_id])[0]}
+        target = self.target_tokenizer
+        roles = {**target.roles, "decoder_start_token": target.ids_to_tokens([template.decoder_start_id])[0]}
         if template.opening_forced:
-            roles["forced_bos_token"] = self.ids_to_tokens(template.opening_ids)[0]
+            roles["forced_bos_token"] = target.ids_to_tokens(template.opening_ids)[0]
         inner = set_post_processor(self._inner, template.source_prefix, template.source_suffix)
-        return Tokenizer(inner, roles, target_tokenizer=self._target_tokenizer)
+        if self._target_tokenizer is None:
+            return Tokenizer(inner, roles)
+        return Tokenizer(inner, self.roles, target_tokenizer=Tokenizer(target._inner, roles))
 
     @cached_property
     def seq2seq_template(self) -> Seq2SeqTemplate:
@@ -190,22 +208,22 @@ class Tokenizer:
 
         Around the source are those of the post-processor, or EOS after it if there are none. The decoder
         starts with ``decoder_start_token``, else BOS, else padding. Its opening is ``forced_bos_token``, such
-        as a language, else what the post-processor puts before a text, without target language tokens for the
-        encoder.
+        as a language, else what the post-processor puts before a target, without target language tokens for
+        the encoder. The decoder has the special tokens of the target tokenizer.
         """
-        prefix, suffix = self.prefix_ids, self.suffix_ids
-        start, forced_id = self._ids.get("decoder_start_token"), self._ids.get("forced_bos_token")
+        prefix, suffix, target = self.prefix_ids, self.suffix_ids, self.target_tokenizer
+        start, forced_id = (target._ids.get(role) for role in DECODER_ROLES)
         if start is None:
-            has_bos = bool({"bos_token", "cls_token"} & set(self._ids))
-            start = self.bos_id if has_bos else self._required_id("pad_token")
+            has_bos = bool({"bos_token", "cls_token"} & set(target._ids))
+            start = target.bos_id if has_bos else target._required_id("pad_token")
         if forced_id is not None:
             opening = [forced_id]
         else:
-            names = zip(prefix, self.ids_to_tokens(prefix), strict=True)
+            names = zip(target.prefix_ids, target.ids_to_tokens(target.prefix_ids), strict=True)
             opening = [i for i, name in names if not TARGET_LANGUAGE_TOKEN.fullmatch(name)]
         suffix = suffix if prefix or suffix else [self.eos_id]
         is_forced = forced_id is not None
-        return Seq2SeqTemplate(tuple(prefix), tuple(suffix), start, tuple(opening), is_forced, self.eos_id)
+        return Seq2SeqTemplate(tuple(prefix), tuple(suffix), start, tuple(opening), is_forced, target.eos_id)
 
     @cached_property
     def _templates(self) -> tuple[SpecialTokensTemplate, SpecialTokensTemplate]:
@@ -339,6 +357,8 @@ class Tokenizer:
             config["chat_template"] = chat_template
         if self._target_tokenizer is None:
             (directory / TARGET).unlink(missing_ok=True)
+        elif self._target_tokenizer.roles != self.roles:
+            config[TARGET_ROLES] = self._target_tokenizer.roles
         for name, content in self._files.items():
             replace_file(directory / name, content.encode())
         replace_file(directory / "tokenizer_config.json", (json.dumps(config, indent=2) + "\n").encode())
@@ -359,7 +379,8 @@ class Tokenizer:
 
         def parse_one(name: str, target_tokenizer: Tokenizer | None = None) -> Tokenizer:
             inner, content = parse_tokenizer(contents, directory / name)
-            file_roles = read_roles(contents, directory / CONFIG) if roles is None else roles
+            is_target = name == TARGET
+            file_roles = read_roles(contents, directory / CONFIG, is_target) if roles is None else roles
             return cls(inner, file_roles, content, target_tokenizer)
 
         return parse_one(FILE, parse_one(TARGET) if TARGET in contents else None)

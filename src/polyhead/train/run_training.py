@@ -317,7 +317,9 @@ def _open_task(
     """
     factory: TaskFactory = TASK.get(recipe.task.name)
     task = factory.open(recipe, tokenizer, report)
-    config = recipe.model.with_vocabulary(max(min_vocab_size, tokenizer.vocab_size), task.labels)
+    config = recipe.model.with_vocabulary(
+        max(min_vocab_size, tokenizer.target_tokenizer.vocab_size), task.labels
+    )
     if recipe.distill:
         task = make_distillation_task(task, recipe, teachers, tokenizer)
         check_widths(task, config.d_model)

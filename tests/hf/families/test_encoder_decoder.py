@@ -6,16 +6,22 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
+from tests.hf.conftest import small_tokenizer
+from tests.train.conftest import Notes
 
 import polyhead as ph
 from polyhead.cache.factory import make_cache
+from polyhead.cli import main
+from polyhead.config.recipe import Recipe
 from polyhead.core.errors import UserError
+from polyhead.cost.parameter_count import count_model_parameters, group_parameters
 from polyhead.hf.checkpoint_files import CheckpointFiles
 from polyhead.hf.family import FAMILY, to_hf
 from polyhead.hf.load import load_weights
 from polyhead.hf.published_checkpoint import open_checkpoint
 from polyhead.hf.save import config_dict, hf_unsupported
 from polyhead.nn.state import named_state
+from polyhead.train.run_training import run_training
 
 BERT = {"vocab_size": 60, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 40}
 BERT |= {"hidden_size": 32, "max_position_embeddings": 24}
@@ -70,12 +76,16 @@ TWO_BERTS, TWO_ROBERTAS = ("bert", "bert"), ("roberta", "roberta")
         (TWO_BERTS, {"layer_norm_eps": 1e-3}, {"tie_word_embeddings": False, "hidden_act": "gelu_new"}),
         (TWO_ROBERTAS, {}, {"num_hidden_layers": 1}),
         (TWO_ROBERTAS, {"hidden_size": 48}, {"hidden_act": "relu", "tie_word_embeddings": False}),
+        (("bert", "gpt2"), {}, {"vocab_size": 90}),
+        (TWO_BERTS, {"vocab_size": 90, "hidden_size": 48}, {}),
+        (TWO_ROBERTAS, {"vocab_size": 75}, {"tie_word_embeddings": False}),
     ],
 )
 def test_pair_equals_transformers(tmp_path, pair, encoder, decoder):
     reference = save_pair(tmp_path, encoder, decoder, pair)
     model = load_weights(open_checkpoint(CheckpointFiles(tmp_path)))
-    source, target = torch.randint(3, 60, (2, 9)), torch.randint(3, 60, (2, 5))
+    rows = reference.config.encoder.vocab_size, reference.config.decoder.vocab_size
+    source, target = torch.randint(3, rows[0], (2, 9)), torch.randint(3, rows[1], (2, 5))
     source_pos = torch.arange(9).repeat(2, 1)
     source_pos[1, 6:] = -1
     source[1, 6:] = reference.config.encoder.pad_token_id  # RoBERTa counts positions by it
@@ -136,10 +146,108 @@ def test_older_pair_translates_as_transformers(tmp_path):
             assert best.tokens == (expected[: expected.index(3)] if 3 in expected else expected)
 
 
+def save_two_vocabularies(directory):
+    """BERT with 60 rows, and a wider GPT-2 with 300 rows and other ids of start and end: 1 and 2."""
+    model = save_pair(directory, {}, {"vocab_size": 300, "bos_token_id": 1, "eos_token_id": 2})
+    words = [*WORDS.split(), *(f"w{i}" for i in range(60))][:60]
+    (directory / "vocab.txt").write_text("\n".join(words) + "\n")
+    small_tokenizer().save(directory / "of_target")
+    (directory / "of_target" / "tokenizer.json").rename(directory / "target_tokenizer.json")
+    bert = transformers.BertTokenizerFast(str(directory / "vocab.txt"))
+    return model, bert, transformers.PreTrainedTokenizerFast(
+        tokenizer_file=str(directory / "target_tokenizer.json")
+    )  # fmt: skip
+
+
+def score_target(reference, inputs, ids):
+    """log p of the target and its end, token by token."""
+    with torch.no_grad():
+        logits = reference(**inputs, decoder_input_ids=torch.tensor([[1, *ids]])).logits[0]
+    return sum(float(row[token]) for row, token in zip(logits.log_softmax(-1), [*ids, 2], strict=True))
+
+
+def test_vocabulary_of_the_decoder_is_its_own(tmp_path):
+    """Loaded, saved and exported, it translates and scores as transformers with a tokenizer for each side."""
+    origin, run_dir, exported = (tmp_path / name for name in ("origin", "run", "exported"))
+    reference, bert, of_target = save_two_vocabularies(origin)
+    run = ph.load(origin)
+    run.save(run_dir)
+    assert main(["export", str(run_dir), str(exported), "--to", "hf"]) == 0
+    runs = [run, ph.load(run_dir), ph.load(exported)]
+    again = transformers.EncoderDecoderModel.from_pretrained(exported).eval()
+    ends = {"decoder_start_token_id": 1, "eos_token_id": 2, "pad_token_id": 2, "bos_token_id": 1}
+    for text, beams in (("the kings of a dog", 1), ("two kings went to sea", 3)):
+        inputs = bert(text, return_tensors="pt", return_token_type_ids=False)
+        target = torch.tensor([[1, 200, 299, 3]])
+        with torch.no_grad():
+            expected = reference(**inputs, decoder_input_ids=target).logits
+            logits = run.model(inputs["input_ids"], target), again(**inputs, decoder_input_ids=target).logits
+        torch.testing.assert_close(logits, (expected, expected), rtol=0, atol=1e-5)
+        generation = transformers.GenerationConfig(max_length=20, num_beams=beams, **ends)
+        (ids,) = reference.generate(**inputs, generation_config=generation).tolist()
+        ids = ids[1 : ids.index(2) if 2 in ids else None]
+        translation = of_target.decode(ids, skip_special_tokens=True).rstrip("\ufffd")
+        settings = {"beam_size": beams, "max_length_ratio": 0, "max_length_extra": 19}
+        for one in runs:
+            assert one.hypotheses([text], **settings)[0][0].tokens == ids
+            assert one.translate([text], **settings) == [translation]
+            assert "".join(d.text for d in one.engine().submit(text, **settings)) == translation
+        expected = score_target(reference, inputs, of_target.encode("the sea", add_special_tokens=False))
+        assert run.score([text], ["the sea"])[0].log_prob == pytest.approx(expected, abs=1e-4)
+    sizes = reference.num_parameters() - reference.encoder.pooler.dense.weight.numel() - 32
+    assert count_model_parameters(run.config) == sizes
+    assert "decoder token embedding" in {part.name for part in group_parameters(run.config)}
+
+
+def test_pair_with_two_vocabularies_learns_own_text(tmp_path):
+    """The loss before training is that of transformers, on the ids of both tokenizers."""
+    reference, bert, of_target = save_two_vocabularies(tmp_path)
+    pairs = [("two kings went to sea", "the sea"), ("a dog barks at the kings", "a red dog barks")]
+    for side, name in enumerate(("source", "target")):
+        (tmp_path / name).write_text("".join(f"{pair[side]}\n" for pair in pairs))
+    files = [str(tmp_path / "source"), str(tmp_path / "target")]
+    recipe = {"init_from": str(tmp_path), "data": {"train": files, "valid": files, "max_len": 20}}
+    train = {"steps": 1, "lr": 1e-12, "max_tokens": 128, "schedule": "constant", "precision": "fp32"}
+    recipe |= {"train": train, "out": tmp_path / "out"}
+    notes = Notes()
+    run_training(Recipe.model_validate(recipe), report=notes)
+    inputs = [bert(text, return_tensors="pt", return_token_type_ids=False) for text, _ in pairs]
+    targets = [of_target.encode(text, add_special_tokens=False) for _, text in pairs]
+    total = sum(score_target(reference, a, b) for a, b in zip(inputs, targets, strict=True))
+    loss = -total / sum(len(ids) + 1 for ids in targets)
+    assert notes.series("loss", "valid")[-1] == pytest.approx(loss, rel=1e-4)
+    trained = ph.load(tmp_path / "out").tokenizer.target_tokenizer
+    assert trained.role_ids == {"bos_token": 1, "eos_token": 2}
+    with pytest.raises(UserError, match="task 'denoising' requires one vocabulary"):
+        run_training(
+            Recipe.model_validate(recipe | {"task": "denoising", "out": tmp_path / "b"}), report=notes
+        )
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (60, "the tokenizer has 300 tokens, but the model only 60: they belong to different runs"),
+        (
+            None,
+            "no target_tokenizer.json: the encoder has 60 tokens, the decoder 300; copy the tokenizer.json",
+        ),
+    ],
+)
+def test_missing_or_wrong_tokenizer_of_the_decoder_is_refused(tmp_path, rows, message):
+    save_two_vocabularies(tmp_path)
+    if rows:
+        save_pair(tmp_path, {}, {"vocab_size": rows, "bos_token_id": 1, "eos_token_id": 2})
+    else:
+        (tmp_path / "target_tokenizer.json").unlink()
+    with pytest.raises(UserError, match=message):
+        ph.load(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("side", "changes", "message"),
     [
-        ("decoder", {"vocab_size": 61}, "decoder: vocab_size is 61, expected 60, as that of the encoder"),
+        ("decoder", {"n_positions": 25}, "decoder: n_positions is 25, expected 24, as that of the encoder"),
         ("decoder", {"add_cross_attention": False}, "decoder: add_cross_attention is .*, expected true"),
         ("decoder", {"model_type": "t5"}, "decoder: model_type is 't5', expected one of bert, gpt2"),
         ("encoder", {"model_type": "roberta"}, "decoder: model_type is 'gpt2', expected one of roberta"),

@@ -54,7 +54,11 @@ def print_verdict(run: Run, values: Mapping[str, float], baselines: Baselines) -
 def load_token_counts(run: Run) -> IdArray | None:
     """Load the token counts of the training text (V,), if the run directory has them for this tokenizer."""
     counts = read_counts(run.directory)
-    return counts.token_counts() if counts and counts.vocab_size == run.tokenizer.vocab_size else None
+    return (
+        counts.token_counts()
+        if counts and counts.vocab_size == run.tokenizer.target_tokenizer.vocab_size
+        else None
+    )
 
 
 def require_split(run: Run, split: str, files: str = "FILE") -> Recipe:

@@ -55,7 +55,7 @@ def evaluate_token_recovery(run: Run, files: Sequence[str], split: Split) -> Non
         remarks["loss"] = tr("nats: the generator's, plus the weighted loss of the encoder")
     counts = read_counts(run.directory)
     baselines: Baselines = {}
-    if counts and counts.vocab_size == run.tokenizer.vocab_size:
+    if counts and counts.vocab_size == run.tokenizer.target_tokenizer.vocab_size:
         baselines = task.compute_baselines(counts, run, "valid")
     for name, value in values.items():
         print_measure(tr("perplexity" if name == "ppl" else name), value, remarks[name], baselines.get(name))

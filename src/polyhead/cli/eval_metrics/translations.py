@@ -146,7 +146,7 @@ def print_perplexity(
 
 def count_reference_tokens(run: Run, references: list[str]) -> IdArray:
     """Count how often each token of the references, end of sentence included, is predicted: (V,)."""
-    template, size = run.tokenizer.seq2seq_template, run.tokenizer.vocab_size
+    template, size = run.tokenizer.seq2seq_template, run.tokenizer.target_tokenizer.vocab_size
     special_ids = [template.eos_id] if template.opening_forced else template.labels([])
     rows = map(np.array, [*run.tokenizer.target_tokenizer.encode(references), special_ids * len(references)])
     return count_tokens((row.astype(np.int64) for row in rows), size)

@@ -90,7 +90,13 @@ def _make_batch(
         ),
         source_pos=_make_positions(sources[1] + len(sides.source_prefix) + len(sides.source_suffix)),
         target=torch.from_numpy(
-            _fill_rows(ids, lengths, tokenizer.pad_id, (sides.decoder_start_id, *sides.opening_ids), ())
+            _fill_rows(
+                ids,
+                lengths,
+                tokenizer.target_tokenizer.pad_id,
+                (sides.decoder_start_id, *sides.opening_ids),
+                (),
+            )
         ),
         labels=torch.from_numpy(_fill_rows(ids, lengths, IGNORE_INDEX, sides.opening_ids, (sides.eos_id,))),
         n_tokens=int(lengths.sum()) + len(lengths) * (len(sides.opening_ids) + 1),

@@ -31,7 +31,6 @@ _ENCODER_FIELDS = ("d_model", "n_heads", "d_ff", "norm", "feed_forward", "n_segm
 _DECODERS = {"bert": ("bert", "gpt2"), "roberta": ("roberta",)}  # model_type of the encoder -> of the decoder
 # field that both sides have in common -> its key
 _COMMON_FIELDS = {
-    "vocab_size": "vocab_size",
     "position": "pad_token_id",
     "max_len": "max_position_embeddings",
 }
@@ -75,6 +74,8 @@ def _read(reader: ConfigReader, fields: ModelFields) -> ModelFields:
             raise target.value_error("n_positions" if is_gpt2 and field == "max_len" else key, expected)
     is_tied = target.get_bool("tie_word_embeddings", True)
     own = {field: encoder[field] for field in _ENCODER_FIELDS}
+    if encoder["vocab_size"] != decoder["vocab_size"]:
+        own["vocab_size"] = encoder["vocab_size"]
     is_projected = encoder["d_model"] != decoder["d_model"]
     has_own = any(value != decoder.get(field) for field, value in own.items())
     return decoder | {

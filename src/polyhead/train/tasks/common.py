@@ -267,7 +267,7 @@ def check_seq2seq_decoding(recipe: Recipe, tokenizer: Tokenizer) -> None:
     """Check the generation settings before training, so that generation cannot fail afterwards."""
     with prefix_errors("generation.bad_words"):
         for token in recipe.generation.bad_words:
-            tokenizer.token_to_id(token)
+            tokenizer.target_tokenizer.token_to_id(token)
     with prefix_errors("generation.stop_tokens"):
         eos_ids_for(recipe.generation, tokenizer.target_tokenizer)
     check_cache(recipe, tokenizer)

@@ -157,6 +157,8 @@ class DenoisingTask:
     @classmethod
     def open(cls, recipe: Recipe, tokenizer: Tokenizer, report: Reporter) -> DenoisingTask:
         """Open the task; the token stores are built, or loaded from the cache."""
+        if tokenizer.has_target_vocabulary:
+            raise UserError("task 'denoising' requires one vocabulary; source and target have one each")
         check_seq2seq_decoding(recipe, tokenizer)
         stores = open_stores(recipe, tokenizer, report)
         task = cls(stores, tokenizer, recipe.data, recipe.train, **recipe.task.options)

@@ -220,7 +220,7 @@ class TranslationTask:
 
     def count_training_tokens(self, tokenizer: Tokenizer) -> TrainingCounts:
         """Counts of the target tokens, and the most frequent target."""
-        (target,) = tokenizer.decode(
+        (target,) = tokenizer.target_tokenizer.decode(
             [self.train.target_tokens(find_most_frequent_target(self.train)).tolist()]
         )
         return TrainingCounts.from_token_counts(count_target_tokens(self.train, tokenizer), target)
@@ -259,7 +259,7 @@ class TranslationTask:
 def count_target_tokens(store: PairStore, tokenizer: Tokenizer) -> IdArray:
     """Counts of the target tokens, with special tokens such as the end: (V,)."""
     special_labels = np.array(tokenizer.seq2seq_template.labels([]), dtype=np.int64)
-    vocab_size = tokenizer.vocab_size
+    vocab_size = tokenizer.target_tokenizer.vocab_size
     return count_tokens([store.target_ids], vocab_size) + len(store) * count_tokens(
         [special_labels], vocab_size
     )
