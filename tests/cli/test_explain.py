@@ -57,6 +57,16 @@ def test_every_kind_of_model(kind, tmp_path, cli):
     assert read_data(tmp_path / "explain.html")["run"]["kind"] == kind
 
 
+def test_other_text_is_compared(tiny, tmp_path, cli):
+    page = tmp_path / "page.html"
+    cli("explain", tiny, SOURCE, TARGET, "--other", "a hund bellt .", "--output", page)
+    patching = read_data(page)["patching"]
+    assert patching["text"] == "a hund bellt ."
+    assert [one["side"] for one in patching["maps"]] == [0, 1]
+    error = cli("explain", tiny, SOURCE, TARGET, "--other", "hund", "--output", page, code=2).err
+    assert "must have as many tokens as each other" in error and error.count("\n") == 1
+
+
 @pytest.mark.slow
 def test_page_of_a_base_model_is_small(tmp_path, cli):
     """Twenty tokens, six layers on each side, d_model 512; random weights do not compress."""

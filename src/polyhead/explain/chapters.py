@@ -7,8 +7,8 @@ chapter opens at the first station and card of ``at``, again a list of alternati
 ``look``. A paragraph that begins with ``{if NAME}`` or ``{if not NAME}`` is shown only if the condition holds
 for the model. Paragraphs have ``code``, **strong** and *emphasised* words, numbers of this page
 (``{kl:scale}``, see ``chapter_quiz``), and links: ``#step=...`` to a state of the page, ``#lever=...`` to a
-lever, with ``&at=weights`` to what it does to attention, ``https://...`` to a page elsewhere. ``recipe`` is the file of a recipe and its changes, which train
-the variant of the chapter; ``quiz`` has its questions.
+lever, with ``&at=weights`` to what it does to attention, ``https://...`` to a page elsewhere. ``recipe`` is
+the file of a recipe and its changes, which train the variant of the chapter; ``quiz`` has its questions.
 """
 
 from __future__ import annotations

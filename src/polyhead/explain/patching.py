@@ -96,7 +96,7 @@ def subtract_logits(logits: Tensor, answers: Sequence[int]) -> Tensor:
 
 
 def patch_stack(text: LeverInput, other: LeverInput, stack: str, window: tuple[int, int], row: int) -> Tensor:
-    """One row of the logits of ``other`` with one vector of ``text``, at each layer and token: (L + 1, T, V)."""
+    """A row of the logits of ``other`` with a vector of ``text`` at each layer and token: (L + 1, T, V)."""
     states, other_states = text.plain_states, other.plain_states
     positions = torch.arange(*window, device=states[stack][0].device)
     size = max(1, _MAX_LOGITS // max(1, other.plain_logits[0].numel() * len(other.tokens)))

@@ -28,9 +28,6 @@ _LEVELS = 2**15 - 1  # of a stored weight: with its sign in two bytes
 _MIN_CHANGE = 1e-6  # mean change of a weight that is more than rounding
 _LAYER = re.compile(r"(?<=\blayers\.)\d+(?=\.(?!.*\blayers\.))")
 
-WeightMaps = dict[str, Tensor]
-"""Path of an attention in the walk -> its weights (H, T, S)."""
-
 
 class MapStore(NamedTuple):
     """Where weights are stored: under which prefix, in how many bytes, and of which attention.
@@ -45,16 +42,16 @@ class MapStore(NamedTuple):
 
 
 def read_maps(
-    recorded: AttentionWeights,
+    weights_by_name: AttentionWeights,
     counts: Mapping[str, int],
     slots: Mapping[int, Sequence[Tensor]] | None = None,
-) -> WeightMaps:
-    """The weights of each attention, one pass or all steps with a cache joined.
+) -> dict[str, Tensor]:
+    """The weights of each attention (H, T, S) by its path, one pass or all steps with a cache joined.
 
     ``counts`` are the layers that each module is; of shared layers the last ones may have been run.
     """
-    maps: WeightMaps = {}
-    for name, passes in recorded.items():
+    maps: dict[str, Tensor] = {}
+    for name, passes in weights_by_name.items():
         n_run = min(counts[name], len(passes))
         first = int(_LAYER.findall(name)[0]) + counts[name] - n_run
         for i in range(n_run):
@@ -74,8 +71,8 @@ def place_weights(weights: Tensor, pos: Tensor, n_keys: int) -> Tensor:
     return placed.scatter_add_(2, index[:, None].expand_as(weights), weights)[..., :n_keys]
 
 
-def describe_change(
-    lever_input: LeverInput, recorded: AttentionWeights, output: LeverOutput, store: MapStore
+def describe_attention_change(
+    lever_input: LeverInput, weights_by_name: AttentionWeights, output: LeverOutput, store: MapStore
 ) -> Facts | None:
     """The changed weights of one attention, stored as an array; None if none of them changes.
 
@@ -83,7 +80,7 @@ def describe_change(
     """
     plain = lever_input.plain_weights
     counts = {name: len(passes) for name, passes in plain.items()}
-    before, after = read_maps(plain, counts), read_maps(recorded, counts, output.slots)
+    before, after = read_maps(plain, counts), read_maps(weights_by_name, counts, output.slots)
     if store.path is not None and store.path not in before:
         raise UserError(f"there is no attention {store.path!r}; known: {', '.join(before)}")
     changes = {path: _select_shown(lever_input, path, after[path] - before[path]).abs() for path in after}

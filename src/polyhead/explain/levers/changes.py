@@ -10,14 +10,7 @@ from torch import Tensor, nn
 
 from polyhead.core.errors import UserError
 from polyhead.cost.decoding import bytes_by_kv_heads
-from polyhead.explain.levers.interface import (
-    SHOWN_TERMS,
-    Field,
-    Lever,
-    LeverOutput,
-    Setting,
-    run_changed,
-)
+from polyhead.explain.levers.interface import Field, Lever, LeverOutput, Setting, run_changed
 from polyhead.explain.levers.lever_input import LeverInput, copy_modules, list_stacks, reuse_layers
 from polyhead.models import CausalLM, Model
 from polyhead.models.pool_kv_heads import pool_kv_heads, pooled_config
@@ -192,7 +185,7 @@ SHUFFLE_LEVER = Lever(
 
 _ATTENTION_NAMES = {"self": "attn", "cross": "cross"}
 _MAX_CASES, _MAX_CASE_TOKENS = 256, 2**14  # heads, or layers, that a file has; their tokens together
-_SHORT_TOP = SHOWN_TERMS  # tokens listed of each row where there are many cases
+_SHORT_TOP = 2  # tokens listed of each row where there are many cases
 
 
 class HeadAddress(NamedTuple):

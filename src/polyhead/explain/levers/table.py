@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from polyhead.core.errors import UserError, unknown_name_error
@@ -16,7 +16,7 @@ from polyhead.explain.levers.attention_change import (
     MAX_CASE_BYTES,
     MAX_LEVER_BYTES,
     MapStore,
-    describe_change,
+    describe_attention_change,
 )
 from polyhead.explain.levers.changes import (
     CAUSAL_MASK_LEVER,
@@ -31,7 +31,7 @@ from polyhead.explain.levers.decoding import CACHE_LEVER, FREE_RUNNING_LEVER, PR
 from polyhead.explain.levers.interface import Lever, compare_outputs, describe_output
 from polyhead.explain.levers.lever_input import LeverInput, read_lever_input
 from polyhead.explain.trace import Facts, locate_function
-from polyhead.introspect.compute_attention import record_attention
+from polyhead.introspect.compute_attention import AttentionWeights, record_attention
 from polyhead.models import Classifier, ReplacedTokenDetector, SentenceEncoder
 from polyhead.run.run import Run
 from polyhead.tokenizers.display import name_token
@@ -166,7 +166,8 @@ def compute_case(
         raise UserError(f"lever {name!r} does not apply: {obstacle}")
     checked = lever.check_setting(lever_input, setting)
     has_maps = maps is not None and name in MAP_LEVERS and bool(lever_input.plain_weights)
-    with record_attention(lever_input.model) if has_maps else nullcontext({}) as recorded:
+    unrecorded: AbstractContextManager[AttentionWeights] = nullcontext({})
+    with record_attention(lever_input.model) if has_maps else unrecorded as weights_by_name:
         output = lever.compute(lever_input, checked)
     baseline = lever_input.plain_logits if output.baseline is None else output.baseline
     case: Facts = {
@@ -179,9 +180,11 @@ def compute_case(
     if output.baseline is not None:
         case["baseline_result"] = describe_output(output.baseline, lever_input.references, lever.top_k)
     if maps is not None and has_maps:
-        # a slot that stands for several tokens has no place in a matrix of tokens
+        # a slot of several tokens has no position in a matrix of tokens
         is_merged = (output.detail or {}).get("merged", False)
-        case["attention"] = None if is_merged else describe_change(lever_input, recorded, output, maps)
+        case["attention"] = (
+            None if is_merged else describe_attention_change(lever_input, weights_by_name, output, maps)
+        )
     return case if output.detail is None else case | {"detail": output.detail}
 
 

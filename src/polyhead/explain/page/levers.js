@@ -60,7 +60,7 @@ function showLevers() {
   const title = LEVER_NAMES[lever.name]?.() ?? lever.name;
   if (lever.reason) return [...cards, card("lever", title, lever.reason[page.language] ?? lever.reason.en)];
   const cases = lever.cases, at = keepIn(state.leverCase ?? 0, Math.max(cases.length, 1)), chosen = cases[at], map = chosen?.attention && findMap(lever, at);
-  const picture = map ? h("p", {}, h("button", { type: "button", class: "link-button", "data-focus": "change-map", onclick: () => go(map, { scroll: true }) }, t("Look at its weights before and after"))) : null;
+  const picture = map ? h("p", { class: "note" }, h("button", { type: "button", class: "link-button", "data-focus": "change-map", onclick: () => go(map, { scroll: true }) }, t("Look at its weights before and after"))) : null;
   return [...cards, card("lever", title, LEVER_LEADS[lever.name]?.(), caseChooser(lever, at), page.live ? leverForm(lever, chosen?.setting ?? lever.settings[0] ?? {}) : null, picture, chosen ? caseResult(part, lever, chosen) : null)];
 }
 

@@ -18,7 +18,7 @@ function changeCard(step, q, k) {
   const options = [["", t("unchanged")], ...levers.map(({ name }) => [name, LEVER_NAMES[name]()])];
   const choice = h("div", { class: "change-choice" }, picker(t("What if"), options, lever?.name ?? "", (name) => go({ lever: name || null, leverCase: 0 }), { kind: "cases", focus: "change" }),
     lever && caseChooser(lever, at), lever && page.live ? leverForm(lever, chosen?.setting ?? lever.settings[0] ?? {}) : null);
-  const shown = card("change", t("The weights, if one thing changes"), t("Choose a change: the same text runs through the changed model, and its weights stand beside those above."), choice, ...(chosen ? changeParts(step, q, k, lever, chosen) : []));
+  const shown = card("change", t("The weights, if one thing changes"), t("Choose a change: the same text runs through the changed model, whose weights are compared with those above."), choice, ...(chosen ? changeParts(step, q, k, lever, chosen) : []));
   shown.classList.toggle("idle", !chosen);
   return shown;
 }
@@ -26,7 +26,7 @@ function changeCard(step, q, k) {
 function changeParts(step, q, k, lever, chosen) {
   const maps = mapsOf(chosen), found = maps.find(({ path }) => path === step.path), most = chosen.attention, target = most && findMap(lever, lever.cases.indexOf(chosen)), place = target && page.stations.find(({ id }) => id === target.station);
   const name = [LEVER_NAMES[lever.name](), Object.keys(chosen.setting).length ? settingText(chosen.setting) : null].filter(Boolean).join(t(", ")), effect = labelled(name, effectText({ of: lever.name, setting: chosen.setting }));
-  const where = most ? t("The weights change most in {place}, by {change} on average.", { place: fullName(place), change: formatNumber(most.change, 2) }) : chosen.detail?.merged ? t("A slot of this cache stands for several tokens, so its weights are no matrix of tokens.") : t("No attention reads anything but what it read before: all weights stay the same.");
+  const where = most ? t("The weights change most in {place}, by {change} on average.", { place: fullName(place), change: formatNumber(most.change, 2) }) : chosen.detail?.merged ? t("A slot of this cache represents several tokens, so its weights are no matrix of tokens.") : t("No attention reads anything but what it read before: all weights stay the same.");
   const notes = [h("p", { class: "note" }, joinSentences(`${effect}${page.language === "zh" ? "。" : "."}`, where))];
   if (most && place.core !== step) notes.push(h("p", { class: "note" }, h("button", { type: "button", class: "link-button", "data-focus": "change-there", onclick: () => go(target, { scroll: true }) }, t("Look there: {place}", { place: fullName(place) })), page.live || found ? null : ` ${t("The file keeps these weights of that attention alone.")}`));
   if (most && !found && page.live) queueMicrotask(() => askMap(lever, chosen, step.path));

@@ -354,8 +354,8 @@ class ExplainBody(RequestBody):
     setting: dict[str, Any] = Field({}, description="fields of the lever; a missing field has its default")
     attention: str = Field(
         "",
-        description="path of the attention whose changed weights are returned; default: the one in which they "
-        "change most",
+        description="path of the attention whose changed weights are returned; default: the one in which "
+        "they change most",
     )
 
 
