@@ -1,10 +1,13 @@
 import pytest
+import torch
 from tests.export.conftest import Session
 from tests.export.onnx_helpers import check_decoder_steps
 from tests.export.onnx_helpers import language_model as language_model
 from tests.export.onnx_helpers import translator as translator
 
 import polyhead.export.onnx as onnx_export
+from polyhead import ModelConfig, build
+from polyhead.export import onnx_graphs
 
 
 def test_decoder_steps_equal_model(language_model):
@@ -48,3 +51,13 @@ def test_example_sizes_stay_within_max_len():
     assert onnx_export.ExampleSizes(1, 6, 4, 9).clamp_to(8) == (1, 6, 4, 2)
     assert all(sizes.clamp_to(512) == sizes for sizes in onnx_export.VERIFY_SIZES)
     assert len(set(onnx_export.TRACE_SIZES)) == 4, "equal ones would be taken for one axis"
+
+
+def test_example_sources_have_the_tokens_of_the_encoder():
+    sizes = {"d_model": 8, "n_heads": 2, "n_layers": 1, "max_len": 64, "tie_embeddings": "none"}
+    model = build(ModelConfig(vocab_size=90, encoder={"vocab_size": 3}, **sizes), seed=1)
+    source, target = onnx_graphs.build_graphs(model.eval(), onnx_export.TRACE_SIZES)
+    (tokens, mask), (targets, *_) = ([x.example for x in graph.inputs] for graph in (source, target))
+    assert int(tokens.max()) == 2 < 3 <= int(targets.max())
+    expected = model.encode_source(tokens, onnx_graphs.positions_from_mask(mask))
+    torch.testing.assert_close(source.module(tokens, mask)[0], expected)

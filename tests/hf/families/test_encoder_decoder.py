@@ -234,7 +234,7 @@ def test_pair_with_two_vocabularies_learns_own_text(tmp_path):
         ),
     ],
 )
-def test_missing_or_wrong_tokenizer_of_the_decoder_is_refused(tmp_path, rows, message):
+def test_pair_without_its_target_tokenizer_is_refused(tmp_path, rows, message):
     save_two_vocabularies(tmp_path)
     if rows:
         save_pair(tmp_path, {}, {"vocab_size": rows, "bos_token_id": 1, "eos_token_id": 2})
