@@ -57,7 +57,10 @@ def test_sizes_of_the_encoder_follow_from_its_width():
     [
         ({"encoder": {"d_model": 16}}, "d_model .16. must be divisible by n_heads .3."),
         ({"encoder": {"d_model": 12}, "tie_embeddings": "all"}, "set tie_embeddings to target or none"),
-        ({"encoder": {"vocab_size": 30}, "tie_embeddings": "inputs"}, "own d_model or vocab_size, so the source"),
+        (
+            {"encoder": {"vocab_size": 30}, "tie_embeddings": "inputs"},
+            "own d_model or vocab_size, so the source",
+        ),
         ({"encoder": {"d_model": 12}, "kind": "decoder"}, "the encoder of an encoder-decoder: remove it"),
         (
             {"encoder": {"d_model": 12}, "cross_attention": {"name": "softmax", "tie": "qk"}},
