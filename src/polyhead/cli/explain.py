@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -13,9 +12,6 @@ from polyhead.core.errors import UserError
 from polyhead.core.i18n import get_language, tr
 from polyhead.core.output_paths import check_output_file, run_artifacts
 from polyhead.core.progress import make_progress
-
-if TYPE_CHECKING:
-    from polyhead.run.run_examples import TextExample
 
 
 def run(
@@ -80,6 +76,8 @@ def run(
     check_texts("explain", directory, **{"TEXT": source, "TARGET": target, "--other": other})
     from polyhead.explain.chapters import load_chapters
     from polyhead.explain.document import explain
+    from polyhead.explain.inputs import choose_text
+    from polyhead.explain.marks import read_marks
     from polyhead.explain.walk_page import render_walk_page
     from polyhead.run.load import load
     from polyhead.run.run_examples import read_examples
@@ -102,18 +100,11 @@ def run(
         examples=examples,
         progress=make_progress(),
     )
+    # not part of explain(): a service may be for people who must not read the text that the run keeps
+    document["learnt"] = read_marks(directory)
     chapters = {language: load_chapters(language) for language in ("en", "zh")}
     links = find_run_links(directory) if path.parent == directory else None
     save_page(path, render_walk_page(document, language=get_language(), chapters=chapters, links=links))
     link_run_pages(directory)
     counts = {"steps": len(document["walk"]), "layers": len(document["layers"])}
     print(tr("{steps} steps in {layers} layers: {path}", **counts, path=path))
-
-
-def choose_text(examples: Sequence[TextExample], kind: str) -> tuple[str, str | None]:
-    """Return the first of the short examples, with the second text of a pair if a classifier reads it."""
-    from polyhead.run.run_examples import choose_examples
-
-    texts = [example[:1] for example in examples] if kind == "encoder-decoder" else examples
-    text, *second = (choose_examples(texts) or texts)[0]
-    return text, second[0] if second else None

@@ -236,6 +236,12 @@ class TrainConfig(ConfigSection):
     log_every: int = Field(50, gt=0, description="number of steps between two lines of metrics")
     eval_every: int = Field(500, gt=0, description="number of steps between two evaluations")
     save_every: int = Field(500, gt=0, description="number of steps between two checkpoints")
+    explain_every: int | None = Field(
+        None,
+        gt=0,
+        description="number of steps between two marks of a validation text: attention, best guesses, loss; "
+        "explain draws from them how the model learnt it; default: none",
+    )
     keep: int = Field(3, gt=0, description="number of checkpoints kept, in addition to the best one")
     patience: int | None = Field(
         None, gt=0, description="early stopping: number of evaluations without progress"

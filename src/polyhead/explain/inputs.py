@@ -13,7 +13,7 @@ from polyhead.introspect.compute_attention import check_length, encode_input
 from polyhead.models import Seq2Seq
 from polyhead.nn.device import to_model_device
 from polyhead.run.run import Run
-from polyhead.run.run_examples import TextExample, find_target
+from polyhead.run.run_examples import TextExample, choose_examples, find_target
 from polyhead.tokenizers.display import BEGIN_MARK, name_token
 from polyhead.tokenizers.languages import with_languages
 from polyhead.tokenizers.tokenizer import Tokenizer
@@ -136,3 +136,10 @@ def choose_windows(
         start = max(0, min(start, length - n_shown))
         windows.append((start, min(length, start + n_shown)))
     return windows
+
+
+def choose_text(examples: Sequence[TextExample], kind: str) -> tuple[str, str | None]:
+    """Return the first of the short examples, with the second text of a pair if a classifier reads it."""
+    texts = [example[:1] for example in examples] if kind == "encoder-decoder" else examples
+    text, *second = (choose_examples(texts) or texts)[0]
+    return text, second[0] if second else None

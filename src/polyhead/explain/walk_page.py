@@ -33,6 +33,7 @@ PAGE_SCRIPTS = (
     "page/parts_output.js",
     "page/parts_lens.js",
     "page/parts_patching.js",
+    "page/parts_learnt.js",
     "page/levers.js",
     "page/live.js",
     "page/measures.js",

@@ -33,6 +33,7 @@ MAX_SKIPPED = 10  # consecutive updates that may be not finite
 
 
 OnEvaluation = Callable[[dict[str, float]], None]
+OnMark = Callable[[int], None]
 TrainStatus = Literal["done", "stopped early", "interrupted"]
 
 
@@ -84,13 +85,15 @@ def train_model(
     should_stop: Callable[[], bool] = lambda: False,
     extra: dict[str, str] | None = None,
     on_evaluation: OnEvaluation = lambda row: None,
+    on_mark: OnMark = lambda step: None,
 ) -> Outcome:
     """Train until all steps are done, ``patience`` runs out, or ``should_stop`` is true on any rank.
 
     The dropout of a step is seeded by (seed, step, rank), and the data order by (seed, epoch), so a run that
     is killed and resumed ends bit-identical to an uninterrupted one. A batch is the same for any number of
     ranks: its rows are sharded over them, and so are the batches of an evaluation. Rank 0 saves and reports.
-    ``on_evaluation`` is called with the metrics, while the model has the weights that were evaluated.
+    ``on_evaluation`` is called with the metrics, while the model has the weights that were evaluated;
+    ``on_mark`` with the steps that ``explain_every`` names, from 0 on.
     """
     task, ranks, progress = strategy.task, strategy.ranks, training.progress
     steps, start, place = total_steps(task, config), progress.step, ranks.place
@@ -117,8 +120,14 @@ def train_model(
                 report.info(tr("step {step}: {why}; skipped", step=metrics.step, why=reason))
                 ranks.on_rank0(partial(_check_skips, progress, checkpoints, metrics.step, steps))
 
+    def take_mark() -> None:
+        if config.explain_every and progress.step % config.explain_every == 0:
+            ranks.on_rank0(lambda: on_mark(progress.step))
+
     if start < steps:
         check_memory(training, strategy, config)
+    if not start:
+        take_mark()
     while progress.step < steps and not _is_out_of_patience(progress, config) and not is_interrupted:
         training.model.train()
         progress.step += 1
@@ -131,6 +140,7 @@ def train_model(
             progress.step % every == 0 for every in (config.log_every, config.eval_every, config.save_every)
         )
         record_pending(0 if is_row_due else strategy.delay)
+        take_mark()
         if progress.step % config.log_every == 0 or is_last:
             rate = {"lr": training.schedule(progress.step) * config.lr, "epoch": progress.epoch}
             counters = {"skipped": progress.skipped, "step": progress.step, "steps": steps}

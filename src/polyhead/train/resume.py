@@ -27,6 +27,7 @@ _CHANGEABLE_TRAIN_KEYS = (
     "steps",
     "epochs",
     "log_every",
+    "explain_every",
     "keep",
     "average_checkpoints",
     "patience",

@@ -45,6 +45,7 @@ from polyhead.train.distributed.rank_sync import (
     share_checkpoint,
 )
 from polyhead.train.init_from import check_parts, inherit_settings, load_init_from, load_init_weights
+from polyhead.train.learning_marks import LearningMarks
 from polyhead.train.lock import RunLock
 from polyhead.train.loggers import (
     EtaReporter,
@@ -54,7 +55,15 @@ from polyhead.train.loggers import (
     make_terminal_reporter,
     open_loggers,
 )
-from polyhead.train.loop import OnEvaluation, Outcome, TrainStatus, measure_metric, total_steps, train_model
+from polyhead.train.loop import (
+    OnEvaluation,
+    OnMark,
+    Outcome,
+    TrainStatus,
+    measure_metric,
+    total_steps,
+    train_model,
+)
 from polyhead.train.precision import compile_model, use_tf32
 from polyhead.train.report import RunReport
 from polyhead.train.resume import check_directory, check_rates, check_same_data, is_started
@@ -228,9 +237,12 @@ class TrainingSession:
             on_evaluation: OnEvaluation = (
                 page.update if page and self.strategy.has_full_model else lambda row: None
             )
+            has_marks = train.explain_every and self.is_rank0 and self.strategy.has_full_model
+            marks = LearningMarks(run, self.recipe, self.done_steps, report.info) if has_marks else None
+            on_mark: OnMark = marks.take if marks else lambda step: None
             outcome = train_model(
                 self.training, self.strategy, train, self.checkpoints, report, should_stop, self.extra,
-                on_evaluation,
+                on_evaluation, on_mark,
             )  # fmt: skip
             if outcome.status != "interrupted":
                 if not self.strategy.has_full_model:

@@ -21,9 +21,13 @@ from polyhead.train.tasks.translation import open_split_corpus
 
 def save_validation_examples(recipe: Recipe) -> None:
     """Write the first validation texts into the run directory, if their files are still there."""
-    read_texts = _READERS.get(recipe.task.name, _read_lines)
     with suppress(UserError, OSError):
-        write_examples(recipe.out, read_texts(recipe))
+        write_examples(recipe.out, read_validation_texts(recipe))
+
+
+def read_validation_texts(recipe: Recipe) -> Iterator[TextExample]:
+    """The texts of the validation split, in order."""
+    return _READERS.get(recipe.task.name, _read_lines)(recipe)
 
 
 def _read_pairs(recipe: Recipe) -> Iterator[TextExample]:

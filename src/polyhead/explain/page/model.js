@@ -62,6 +62,7 @@ function listStations(data) {
   push({ id: "output", kind: "output", side: last, steps: data.walk.filter((step) => step.kind === "head") });
   if (data.lens) push({ id: "lens", kind: "lens", side: last, steps: [] });
   if (data.patching) push({ id: "patching", kind: "patching", side: last, steps: [] });
+  if (data.learnt?.length) push({ id: "learnt", kind: "learnt", side: last, steps: [], heads: Math.max(0, ...data.learnt[0].attention.map(({ shape }) => shape[0])) });
   if (data.generation) push({ id: "generation", kind: "generation", side: last, steps: [] });
   if (data.levers) push({ id: "levers", kind: "levers", side: last, steps: [] });
   push({ id: "cost", kind: "cost", side: last, steps: [] });
@@ -96,7 +97,7 @@ const KIND_NAMES = {
   attention: () => t("Attention"), linear_attention: () => t("Linear attention"), feed_forward: () => t("Feed-forward"),
   moe: () => t("Mixture of experts"), recurrent: () => t("Recurrence"), conv: () => t("Convolution"), norm: () => t("Norm"),
   residual: () => t("Residual"), projection: () => t("Projection"), pooling: () => t("Pooling"), embedding: () => t("Embedding"),
-  lens: () => t("On the way"), patching: () => t("Two texts"), glance: () => t("The model at a glance"), position: () => t("Position"), tokens: () => t("Text to tokens"), output: () => t("Output"),
+  lens: () => t("On the way"), patching: () => t("Two texts"), learnt: () => t("How it learnt"), glance: () => t("The model at a glance"), position: () => t("Position"), tokens: () => t("Text to tokens"), output: () => t("Output"),
   generation: () => t("Step by step"), levers: () => t("What if"), cost: () => t("Cost"), unknown: () => t("Other part"), head: () => t("Output head"), activation: () => t("Activation"),
 };
 function stationName(station) {

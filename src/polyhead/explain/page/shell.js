@@ -80,7 +80,7 @@ function chooseLayer(stack, index) {
 /* Tokens of each side and heads: they stay in view. */
 function drawPickers() {
   const station = currentStation(), rows = [], cross = station.core && isCross(station.core);
-  const sides = station.kind === "glance" ? page.data.sides.map((_, side) => side) : cross ? [keySide(station.core), station.side] : [station.side];
+  const sides = station.kind === "learnt" ? [] : station.kind === "glance" ? page.data.sides.map((_, side) => side) : cross ? [keySide(station.core), station.side] : [station.side];
   for (const side of sides) {
     const options = shownPositions(side).map((position) => [position, clipText(tokenText(side, position)), t("token {n}: {text}", { n: position + 1, text: tokenText(side, position) })]);
     rows.push(h("div", { class: "picker-row" }, h("span", { class: "picker-name" }, sideName(side)), picker(t("{side}: token", { side: sideName(side) }), options, state.tokens[side], (position) => chooseToken(side, position), { kind: "tokens", focus: `token-${side}` })));
@@ -93,11 +93,11 @@ function drawPickers() {
   }
 }
 
-const SHOW = { glance: showGlance, tokens: showTokens, embedding: showEmbedding, position: showPosition, output: showOutput, lens: showLens, patching: showPatching, generation: showGeneration, levers: showLevers, cost: showCost };
+const SHOW = { glance: showGlance, tokens: showTokens, embedding: showEmbedding, position: showPosition, output: showOutput, lens: showLens, patching: showPatching, learnt: showLearnt, generation: showGeneration, levers: showLevers, cost: showCost };
 
 /* The heading of a station and its cards. */
 function stationElements(station) {
-  const where = station.layer ? `${stackName(station.layer.stack)} · ${t("layer {n} of {all}", { n: station.layer.index + 1, all: page.data.layers.filter((layer) => layer.stack === station.layer.stack).length })}` : page.data.sides.length > 1 && station.side !== undefined && station.kind !== "glance" ? sideName(station.side) : "";
+  const where = station.layer ? `${stackName(station.layer.stack)} · ${t("layer {n} of {all}", { n: station.layer.index + 1, all: page.data.layers.filter((layer) => layer.stack === station.layer.stack).length })}` : page.data.sides.length > 1 && station.side !== undefined && !["glance", "learnt"].includes(station.kind) ? sideName(station.side) : "";
   const core = station.core ?? station.steps[0];
   const facts = core ? [h("code", {}, core.path), core.part ? h("span", {}, core.part) : null, core.paper ? h("span", {}, core.paper) : null].filter(Boolean) : [];
   return [h("div", { class: "stage-head" }, where ? h("p", { class: "where" }, where) : null, h("h2", {}, stationName(station)), facts.length ? h("p", { class: "module" }, facts) : null), ...(SHOW[station.kind] ?? showLayerSteps)(station)];

@@ -3,8 +3,9 @@ const page = { language: "en", data: null, arrays: null };
 
 /* station: a step of the path; card: a part of it to scroll to; tokens: the chosen token of each side; key: the chosen
    key of an attention; layer: the chosen layer of each stack; head: the chosen query head; step: the chosen step of the
-   output; lever and leverCase: what is changed, also at an attention. */
-const state = { station: "", card: "", tokens: [0, 0], key: null, layers: {}, head: 0, chapter: 0, step: 0, lever: null, leverCase: 0 };
+   output; mark and map: the chosen step of training and its attention; lever and leverCase: what is changed, also at an
+   attention. */
+const state = { station: "", card: "", tokens: [0, 0], key: null, layers: {}, head: 0, chapter: 0, step: 0, mark: Infinity, map: 0, lever: null, leverCase: 0 };
 const listeners = [];
 let addressed = null; // the station that the address has; another one is a new entry of the browser's history
 
@@ -22,6 +23,7 @@ function writeAddress() {
   const parts = { at: state.station, head: state.head, tokens: state.tokens.map((n) => n + 1).join("-"), chapter: chaptersOf()[state.chapter]?.name ?? state.chapter + 1 };
   if (state.card) parts.card = state.card;
   if (state.station === "generation") parts.step = state.step + 1;
+  if (state.station === "learnt") Object.assign(parts, { mark: markAt() + 1, map: state.map + 1 });
   const lever = state.station === "levers" ? chosenLever(page.data.levers.levers) : changeAt(currentStation());
   if (lever) {
     Object.assign(parts, { lever: lever.name, setting: JSON.stringify(lever.cases[state.leverCase]?.setting ?? {}) });
@@ -37,7 +39,7 @@ function readAddress() {
   const station = page.stations.find(({ id }) => id === parts.get("at")) ?? page.stations[0];
   found.station = addressed = station.id;
   if (parts.has("head")) found.head = Math.max(Number(parts.get("head")), 0) || 0;
-  if (parts.has("step")) found.step = count("step");
+  for (const name of ["step", "mark", "map"]) if (parts.has(name)) found[name] = count(name);
   const named = chaptersOf().findIndex(({ name }) => name === parts.get("chapter"));
   found.chapter = named >= 0 ? named : parts.has("chapter") ? count("chapter") : chapterOf(station);
   if (parts.has("tokens")) {
