@@ -2,6 +2,7 @@
 
 import json
 import re
+from html import unescape
 
 import pytest
 from tests.cli.cli_helpers import save_run
@@ -86,3 +87,18 @@ def test_ensemble_and_packed_model_are_refused(tiny):
         explain(polyhead.load([tiny, tiny]), SOURCE)
     with pytest.raises(UserError, match="packed weights cannot be explained"):
         explain(polyhead.load(tiny, fast=True, device="cpu"), SOURCE)
+
+
+def test_two_runs_are_on_one_page(tiny, tmp_path, cli):
+    for name in ("a", "b"):
+        save_run(tmp_path / name, [SOURCE, TARGET], max_len=40, seed=ord(name), kind="decoder")
+    out = cli("explain", tmp_path / "a", tmp_path / "b", SOURCE).out
+    page = tmp_path / "a" / "explain-two.html"
+    assert out.count(str(page)) == 2
+    pages = [unescape(text) for text in re.findall(r'srcdoc="([^"]*)"', page.read_text())]
+    (first, second), pattern = pages, r'id="explain-data">(.*?)</script>'
+    documents = [json.loads(re.findall(pattern, text)[0]) for text in (first, second)]
+    assert [one["run"]["name"] for one in documents] == ["a", "b"]
+    assert [one["inputs"]["text"] for one in documents] == [SOURCE, SOURCE]
+    assert documents[0]["data"] != documents[1]["data"]
+    assert "unexpected argument 'c'" in cli.error("explain", tiny, SOURCE, TARGET, "c")

@@ -20,7 +20,8 @@ def run(
         str | None,
         typer.Argument(
             metavar="TEXT",
-            help="source text; for a model other than an encoder-decoder, the text",
+            help="source text; for a model other than an encoder-decoder, the text; "
+            "or a second run, before TEXT, to see both side by side",
             show_default="a short validation text that the run keeps",
         ),
     ] = None,
@@ -40,9 +41,12 @@ def run(
             show_default=False,
         ),
     ] = None,
+    second_target: Annotated[str | None, typer.Argument(hidden=True)] = None,
     output: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="path of the page", show_default="RUN/explain.html"),
+        typer.Option(
+            metavar="FILE", help="path of the page", show_default="RUN/explain.html, or RUN/explain-two.html"
+        ),
     ] = None,
     first: Annotated[
         int | None,
@@ -71,40 +75,51 @@ def run(
     polyhead explain runs/multi30k "A dog barks."
     polyhead explain runs/multi30k "A dog barks." "Ein Hund bellt." --output dog.html
     polyhead explain runs/shakespeare "To be, or not to be" --lang zh
+    polyhead explain runs/pre-norm runs/post-norm "A dog barks."
     """
-    check_kind(directory)
+    runs, name = [directory], "explain.html"
+    if source is not None and Path(source).is_dir():
+        runs, name, source, target = [directory, Path(source)], "explain-two.html", target, second_target
+    elif second_target is not None:
+        raise UserError(f"unexpected argument {second_target!r}; expected RUN, TEXT and TARGET")
+    for one in runs:
+        check_kind(one)
     check_texts("explain", directory, **{"TEXT": source, "TARGET": target, "--other": other})
     from polyhead.explain.chapters import load_chapters
     from polyhead.explain.document import explain
     from polyhead.explain.inputs import choose_text
     from polyhead.explain.marks import read_marks
-    from polyhead.explain.walk_page import render_walk_page
+    from polyhead.explain.walk_page import render_pair_page, render_walk_page
     from polyhead.run.load import load
     from polyhead.run.run_examples import read_examples
     from polyhead.viz.html_page import find_run_links, link_run_pages, save_page
 
-    path = check_output_file(output or directory / "explain.html", inputs=run_artifacts(directory))
-    examples = read_examples(directory)
+    path = check_output_file(output or directory / name, inputs=run_artifacts(directory))
+    examples = [example for one in runs for example in read_examples(one)]
     if source is None and not examples:
         raise UserError(f"TEXT is missing, and {directory} keeps no validation text")
-    loaded = load(directory, device="cpu")
-    if source is None:
-        source, target = choose_text(examples, loaded.kind)
-    document = explain(
-        loaded,
-        source,
-        target,
-        other=other,
-        first=None if first is None else first - 1,
-        n_shown=tokens,
-        examples=examples,
-        progress=make_progress(),
-    )
-    # not part of explain(): a service may be for people who must not read the text that the run keeps
-    document["learnt"] = read_marks(directory)
     chapters = {language: load_chapters(language) for language in ("en", "zh")}
-    links = find_run_links(directory) if path.parent == directory else None
-    save_page(path, render_walk_page(document, language=get_language(), chapters=chapters, links=links))
+    links = find_run_links(directory) if path.parent == directory and len(runs) == 1 else None
+    pages = []
+    for one in runs:
+        loaded = load(one, device="cpu")
+        if source is None:
+            source, target = choose_text(examples, loaded.kind)
+        document = explain(
+            loaded,
+            source,
+            target,
+            other=other,
+            first=None if first is None else first - 1,
+            n_shown=tokens,
+            examples=examples,
+            progress=make_progress(),
+        )
+        # not part of explain(): a service may be for people who must not read the text that the run keeps
+        document["learnt"] = read_marks(one)
+        document["run"]["name"] = one.name if len({run.name for run in runs}) == len(runs) else str(one)
+        pages.append(render_walk_page(document, language=get_language(), chapters=chapters, links=links))
+        counts = {"steps": len(document["walk"]), "layers": len(document["layers"])}
+        print(tr("{steps} steps in {layers} layers: {path}", **counts, path=path))
+    save_page(path, render_pair_page(pages, [str(one) for one in runs]) if len(runs) > 1 else pages[0])
     link_run_pages(directory)
-    counts = {"steps": len(document["walk"]), "layers": len(document["layers"])}
-    print(tr("{steps} steps in {layers} layers: {path}", **counts, path=path))

@@ -6,7 +6,7 @@ Its texts are English in the script; the page carries the Chinese of all of them
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -101,6 +101,43 @@ def render_walk_page(
 {json_script(chinese_texts(script), ' id="catalog"')}
 {elements}
 <script>{script}</script>
+</body>
+</html>
+"""
+
+
+_PAIR_STYLE = """
+body { margin: 0; display: grid; grid: 100dvh / repeat(2, minmax(0, 1fr)); }
+iframe { border: 0; box-sizing: border-box; width: 100%; height: 100%; }
+iframe + iframe { border-inline-start: 3px double #8888; }
+@media (max-width: 900px) {
+  body { grid: 50dvh 50dvh / minmax(0, 1fr); }
+  iframe + iframe { border-inline-start: 0; border-block-start: 3px double #8888; }
+}
+"""
+
+
+def render_pair_page(pages: Sequence[str], names: Sequence[str]) -> str:
+    """One document with the pages of two runs in frames; what is chosen in one is chosen in the other."""
+    # the frames have their own policy, and that of this document too
+    policy = walk_page_policy(is_live=False).replace("style-src", f"style-src {csp_hash(_PAIR_STYLE)}")
+    frames = "\n".join(
+        f'<iframe title="{escape(name)}" srcdoc="{escape(page)}"></iframe>'
+        for page, name in zip(pages, names, strict=True)
+    )
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<link rel="icon" href="data:,">
+<title>{escape(" · ".join(names))} · Polyhead</title>
+<style>{_PAIR_STYLE}</style>
+</head>
+<body>
+{frames}
 </body>
 </html>
 """

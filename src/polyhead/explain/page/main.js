@@ -14,11 +14,12 @@ async function start() {
   if (data) await showDocument(data);
   else await startLive();
   listeners.push((options) => drawAll(options));
-  addEventListener("themechange", () => drawAll());
-  addEventListener("hashchange", () => { if (page.data) go({ key: null, ...readAddress() }, { scroll: true }); });
+  addEventListener("themechange", () => { drawAll(); if (sibling()?.isDark() === !isDark()) sibling().setTheme(siteRoot.dataset.theme); });
+  addressBar.addEventListener("hashchange", () => { if (page.data) go({ key: null, ...readAddress() }, { scroll: true }); });
   let width = innerWidth;
   addEventListener("resize", () => { if (innerWidth !== width) { width = innerWidth; drawAll(); } });
   addEventListener("keydown", moveToken);
+  if (page.data) sibling()?.mirrorPage(addressBar.location.hash); // its notes are of this page
   document.documentElement.dataset.ready = "";
 }
 
@@ -51,5 +52,5 @@ function moveToken(event) {
 }
 
 /* What tests and curious readers ask: the numbers as the page has them. */
-window.explain = { page, state, go, find: (look) => findTarget(look), value: (name) => page.arrays.get(name), score: (path, q, k) => scoreParts(page.data.walk.find((step) => step.path === path), q, k) };
+window.explain = { page, state, go, mirrorPage, setLanguage, setTheme, isDark, find: (look) => findTarget(look), value: (name) => page.arrays.get(name), score: (path, q, k) => scoreParts(page.data.walk.find((step) => step.path === path), q, k) };
 start();

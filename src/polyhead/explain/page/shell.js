@@ -31,7 +31,7 @@ function drawHeader() {
   document.title = `${title(40)} · Polyhead`;
   redraw(document.getElementById("top"), h("div", { class: "top-line" }, h("p", { class: "brand" }, page.home ? h("a", { href: page.home, title: page.live ? t("To the page of the service") : SITE_LINKS.home ? t("To the documentation") : t("To the report of the run") }, "Polyhead") : "Polyhead"), drawSwitches(h("div"), page.language, setLanguage)), h("h1", {}, title(60)), page.data ? h("p", { class: "lead" }, describeModel()) : null, page.live ? null : drawSiteLinks(h("nav")));
 }
-function setLanguage(language) { page.language = language; siteRoot.lang = language === "zh" ? "zh-CN" : "en"; drawAll(); }
+function setLanguage(language) { page.language = language; siteRoot.lang = language === "zh" ? "zh-CN" : "en"; drawAll(); if (sibling() && sibling().page.language !== language) sibling().setLanguage(language); }
 
 /* The path: all stations in order, the layers of a stack folded into the chosen one. */
 function drawPath() {
@@ -87,7 +87,7 @@ function drawPickers() {
   }
   const heads = headsOf(station);
   if (heads > 1) rows.push(h("div", { class: "picker-row" }, h("span", { class: "picker-name" }, t("Head")), picker(t("Head"), d3.range(heads).map((n) => [n, String(n), t("head {n}", { n })]), state.head, (head) => go({ head, key: null }), { kind: "heads", focus: "head" })));
-  redraw(document.getElementById("pickers"), rows);
+  redraw(document.getElementById("pickers"), rows, pairNotes(sides).map((text) => h("p", { class: "note" }, text)));
   for (const chosen of document.querySelectorAll("#pickers [aria-checked=true]")) {
     centre(chosen.parentElement, chosen);
   }

@@ -7,6 +7,7 @@ const page = { language: "en", data: null, arrays: null };
    attention. */
 const state = { station: "", card: "", tokens: [0, 0], key: null, layers: {}, head: 0, chapter: 0, step: 0, mark: Infinity, map: 0, lever: null, leverCase: 0 };
 const listeners = [];
+const isFramed = location.href === "about:srcdoc", addressBar = isFramed ? parent : window; // of two pages in one
 let addressed = null; // the station that the address has; another one is a new entry of the browser's history
 
 /* Change the state, and draw again what follows from it. */
@@ -15,8 +16,26 @@ function go(changes, { scroll = false } = {}) {
   Object.assign(state, changes);
   const chosen = page.stations?.find((station) => station.id === state.station);
   if (chosen?.layer) state.layers[chosen.layer.stack] = chosen.layer.index;
-  writeAddress();
+  const address = writeAddress();
   for (const listener of listeners) listener({ scroll });
+  if (!page.isMirroring) sibling()?.mirrorPage(address);
+}
+
+/* Of two pages in one document the other one, when it is drawn. What is chosen in one is chosen in the other, by the address;
+   a part that a page lacks leaves it where it is. */
+const sibling = () => isFramed ? d3.range(parent.length).map((i) => parent[i]).find((one) => one !== window)?.explain : null;
+function mirrorPage(address) {
+  if (!page.data) return;
+  const at = new URLSearchParams(address.slice(1)).get("at"), { station, ...found } = readAddress(address);
+  page.isMirroring = true;
+  page.isAstray = station !== at;
+  go({ key: null, ...found, station: page.isAstray ? state.station : station }, { scroll: station !== state.station });
+  page.isMirroring = false;
+}
+/* What a reader of two pages must know of the other one. */
+function pairNotes(sides) {
+  const other = sibling()?.page.data, texts = (data, side) => data.sides[side]?.tokens.map(({ text }) => text).join("\n");
+  return [other && sides.some((side) => texts(other, side) !== texts(page.data, side)) ? t("The other run has other tokens: they are matched by their index.") : "", page.isAstray ? t("The other page is at a part that this run lacks.") : ""].filter(Boolean);
 }
 
 function writeAddress() {
@@ -29,13 +48,14 @@ function writeAddress() {
     Object.assign(parts, { lever: lever.name, setting: JSON.stringify(lever.cases[state.leverCase]?.setting ?? {}) });
   }
   const hash = `#${new URLSearchParams(parts)}`, isOther = addressed !== state.station;
-  try { if (isOther) history.pushState(null, "", hash); else if (hash !== location.hash) history.replaceState(null, "", hash); } catch { /* some viewers of files refuse it */ }
+  try { if (page.isMirroring) {} else if (isOther) addressBar.history.pushState(null, "", hash); else if (hash !== addressBar.location.hash) addressBar.history.replaceState(null, "", hash); } catch { /* some viewers of files refuse it */ }
   addressed = state.station;
+  return hash;
 }
 
 /* The state that the address has, for what it has; without a station the first. */
-function readAddress() {
-  const parts = new URLSearchParams(location.hash.slice(1)), found = { card: parts.get("card") ?? "" }, count = (name) => Math.max(Number(parts.get(name)) - 1, 0) || 0;
+function readAddress(address = addressBar.location.hash) {
+  const parts = new URLSearchParams(address.slice(1)), found = { card: parts.get("card") ?? "" }, count = (name) => Math.max(Number(parts.get(name)) - 1, 0) || 0;
   const station = page.stations.find(({ id }) => id === parts.get("at")) ?? page.stations[0];
   found.station = addressed = station.id;
   if (parts.has("head")) found.head = Math.max(Number(parts.get("head")), 0) || 0;
