@@ -13,6 +13,7 @@ from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError
 from polyhead.core.i18n import get_language
 from polyhead.explain.inputs import ModelInputs, choose_windows, describe_side, read_inputs
+from polyhead.explain.largest_terms import list_largest_terms
 from polyhead.explain.lens import explain_lens
 from polyhead.explain.levers.table import ShowProgress, explain_levers
 from polyhead.explain.part_notes import (
@@ -25,7 +26,7 @@ from polyhead.explain.part_notes import (
 from polyhead.explain.patching import explain_patching
 from polyhead.explain.record_parts import CURVE_BINS, SHOWN_UNITS
 from polyhead.explain.search import describe_logits, describe_predictions, explain_search
-from polyhead.explain.trace import Facts, Trace
+from polyhead.explain.trace import Facts, Step, Trace
 from polyhead.explain.watch import watch_model
 from polyhead.kernels.pack_model import is_packed
 from polyhead.models import SentenceEncoder
@@ -86,6 +87,7 @@ def explain(
     predictions = describe_predictions(run.model, tokenizer, output, inputs.sides, windows[-1])
     with torch.inference_mode():
         lens = explain_lens(trace, steps, layers, predictions, tokenizer)
+        terms = {} if lens is None else list_terms(run, trace, steps, lens)
     arrays = trace.store if has_lever_cases else None
     levers = explain_levers(run, inputs, windows, arrays=arrays, progress=progress)
     data = trace.store.pack()
@@ -106,6 +108,7 @@ def explain(
         "layers": layers,
         "output": predictions,
         "lens": lens,
+        "terms": terms,
         "generation": describe_generation(run, inputs),
         "costs": {
             "total": total,
@@ -118,6 +121,14 @@ def explain(
         "values": trace.store.values,
         "data": data,
     }
+
+
+def list_terms(run: Run, trace: Trace, steps: Sequence[Step], lens: Facts) -> Facts:
+    """The largest terms on the way down from the logits that the lens shares out."""
+    first, last = trace.windows[lens["side"]]
+    rows = [min(max(position, first), last - 1) - first for position in lens["positions"]]
+    logits = [(row, token) for row, tokens in zip(rows, lens["tokens"], strict=True) for token in tokens]
+    return list_largest_terms(steps, trace.store.make_reader(), dict(run.model.named_parameters()), logits)
 
 
 def check_explainable(run: Run) -> None:

@@ -57,7 +57,9 @@ def _record_norm(call: Call, parameters: Arrays, statistics: Sequence[str], fact
     if call.x.dim() != 3:  # of the vector of a text
         record_other(call, call.module)
         return
+    names = call.trace.parameter_names
     name, values = call.name(call.x, "in"), call.store(parameters)
+    facts = facts | {"maps": {"norm": {role: names.get(id(p)) for role, p in parameters.items()}}}
     shape = call.trace.store.shape(name)
     for role in statistics:
         values[role] = call.derive(role, shape[:1], role, x=name)

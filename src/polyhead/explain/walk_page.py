@@ -25,6 +25,8 @@ PAGE_SCRIPTS = (
     "page/formulas.js",
     "page/origins.js",
     "page/formulas_attention.js",
+    "page/follow.js",
+    "page/numpy.js",
     "page/parts_input.js",
     "page/parts_layer.js",
     "page/parts_attention.js",

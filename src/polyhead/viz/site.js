@@ -53,3 +53,15 @@ function drawSiteLinks(box) {
   box.hidden = !box.childElementCount;
   return box;
 }
+
+/* Copy a text, also where the page has no clipboard of its own, as over plain HTTP from elsewhere. */
+async function copyText(text) {
+  if (navigator.clipboard) { await navigator.clipboard.writeText(text); return; }
+  const area = Object.assign(document.createElement("textarea"), { className: "unseen", value: text });
+  area.setAttribute("aria-hidden", "true");
+  document.body.append(area);
+  area.select();
+  const done = document.execCommand("copy");
+  area.remove();
+  if (!done) throw new Error("not allowed");
+}

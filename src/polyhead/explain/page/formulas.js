@@ -24,6 +24,8 @@ function logitLines(z, id) {
   return softcap ? ["z = c · tanh(u / c)", equation`${softcap} · tanh(${sum} / ${softcap}) = ${z}`, ...lines] : lines;
 }
 
+const tellLogit = (position, { id, text, logit }, step) => ({ title: t("Logit of “{token}”", { token: showToken(text) }), value: logit, cell: ["logit", position, id], shape: [outputWidth()], step, flops: 2 * shapeOf(step.in)[1], bytes: 8 * shapeOf(step.in)[1], lines: logitLines(logit, id) });
+
 /* The token with index i of those that are listed of row r of an output. */
 function tellListed(one, r, i, text, temperature = 1) {
   const p = one.top.p[r][i], logSum = one.logsumexp[r];

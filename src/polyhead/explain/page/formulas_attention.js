@@ -43,7 +43,7 @@ function tellScore(step, q, k) {
   lines.push(...biasLines(step, q, k));
   if (bias) lines.push(equation`${capped} + ${bias} = ${score}`);
   if (code) lines.push({ soft: t("Hidden: {why}. It counts as minus infinity.", { why: HIDDEN[code]() }) });
-  return { ...about, value: code ? `${MINUS}∞` : score, lines };
+  return { ...about, cell: code ? null : [values.scores, state.head, q, k], value: code ? `${MINUS}∞` : score, lines };
 }
 
 function tellWeight(step, q, k) {
@@ -56,7 +56,7 @@ function tellWeight(step, q, k) {
     return { ...spec, lines: ["w = s / (Σ s + ε)", equation`${all[k]} / ${total} = ${weights[k]}`] };
   }
   const { scores, most, total } = softmaxParts(step, q);
-  return { ...spec, lines: ["w = exp(s − max) / Σ exp(s − max)", equation`exp(${scores[k]} − ${most}) / ${total} = ${weights[k]}`] };
+  return { ...spec, cell: [step.values.weights, state.head, q, k], lines: ["w = exp(s − max) / Σ exp(s − max)", equation`exp(${scores[k]} − ${most}) / ${total} = ${weights[k]}`] };
 }
 function softmaxParts(step, q) {
   const scores = row(step.values.scores, state.head, q), visible = d3.range(scores.length).filter((k) => !hiddenCode(step, q, k));

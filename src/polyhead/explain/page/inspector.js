@@ -1,10 +1,11 @@
 /* ---- the inspector: one number with its formula, the numbers put in, its shape, its cost and its line of source ---- */
 
-/* spec = {title, value, unit, lines: [formula or {soft: words}], shape, flops, bytes, step, source}; null empties it. The
+/* spec = {title, value, unit, cell, lines: [formula or {soft: words}], shape, flops, bytes, step, source}; null empties it. The
    source is by default that of the step. `at` is the element of the number. */
 function inspect(spec, at = null) {
   const place = document.getElementById("inspector"), counting = h("p", { class: "soft counting" }, t("Ids, positions, features, heads, units, experts and buckets count from 0, as in NumPy and model.safetensors."));
   page.inspected = spec;
+  if (!isSameCell(spec?.cell, page.trail?.at(-1))) page.trail = spec?.cell ? [spec.cell] : [];
   page.pointed = spec && at ? { focus: at.closest("[data-focus]")?.dataset.focus, station: state.station, cell: null } : null;
   if (!spec) {
     place.replaceChildren(h("h2", {}, t("Formula")), h("p", { class: "soft" }, t("Point at any number, or move there with the arrow keys, to see its formula here.")), counting);
@@ -24,9 +25,11 @@ function inspect(spec, at = null) {
     h("h2", {}, spec.title),
     h("p", { class: "value" }, h("output", { "data-value": spec.value }, typeof spec.value !== "number" ? spec.value : Number.isInteger(spec.value) ? formatCount(spec.value) : formatResult(spec.value, 6)), spec.unit ? ` ${spec.unit}` : null),
     ...(spec.lines ?? []).map((line) => h("p", { class: line.soft ? "soft" : "formula" }, line.soft ?? line)),
+    ...(spec.cell ? trailElement(spec.cell) : []),
     h("dl", {}, facts.map(([name, text]) => h("div", {}, h("dt", {}, name), h("dd", {}, text)))), counting,
-    h("button", { type: "button", class: "close", "aria-label": t("Close"), onclick: () => inspect(null) }, "×"),
+    h("button", { type: "button", class: "close", "aria-label": t("Close"), onclick: () => { page.isHeld = false; inspect(null); } }, "×"),
   ]);
+  place.scrollTop = 0;
   if (at) keepInSight(at, place);
 }
 
@@ -36,9 +39,11 @@ const countedOperations = (n) => n === 1 ? t("1 operation") : t("{n} operations"
 const pointedCell = (focus) => page.pointed?.station === state.station && page.pointed.focus === focus ? page.pointed.cell : null;
 /* After all is drawn again: the number that was shown, if it is still there. */
 function inspectAgain() {
-  const { pointed } = page, element = pointed?.focus && pointed.station === state.station ? document.querySelector(`#stage [data-focus="${CSS.escape(pointed.focus)}"]`) : null;
+  const { pointed, trail } = page, element = pointed?.focus && pointed.station === state.station ? document.querySelector(`#stage [data-focus="${CSS.escape(pointed.focus)}"]`) : null;
   inspect(null);
+  page.trail = trail;
   element?.dispatchEvent(new Event("again"));
+  page.isHeld &&= Boolean(page.inspected);
 }
 
 /* Scroll to the number that the keyboard reaches. On a small screen the inspector is a sheet over one end of the window,

@@ -19,6 +19,7 @@ async function start() {
   let width = innerWidth;
   addEventListener("resize", () => { if (innerWidth !== width) { width = innerWidth; drawAll(); } });
   addEventListener("keydown", moveToken);
+  holdChosen(document.getElementById("stage"));
   if (page.data) sibling()?.mirrorPage(addressBar.location.hash); // its notes are of this page
   document.documentElement.dataset.ready = "";
 }

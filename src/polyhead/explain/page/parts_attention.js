@@ -37,7 +37,7 @@ function vectorsCard(step, q) {
   const { values, facts } = step, head = state.head, kv = kvHead(step), other = keySide(step), three = page.width >= 540 && facts.head_dim <= 64, narrow = { width: three ? (page.width - 56) / 3 : halfWidth() };
   const tell = (letter, value, index, side) => (r, c) => ({
     title: t("{letter} of “{token}”, head {h}, feature {n}", { letter, token: tokenText(side, windowOf(side)[0] + r), h: index, n: c }),
-    value: row(value, index, r)[c], shape: wholeShape(value, side), step, ...tellHeadVector(step, letter, value, index, r, c) });
+    value: row(value, index, r)[c], cell: [value, index, r, c], shape: wholeShape(value, side), step, ...tellHeadVector(step, letter, value, index, r, c) });
   const block = (letter, about, value, index, side) => h("div", { class: "block" }, h("h4", {}, h("b", {}, letter), " ", about), drawStrips({ name: `${letter}, ${about}`, focus: `vector-${letter}`, ...narrow,
     rows: shownPositions(side).map((p, i) => ({ label: tokenText(side, p), values: row(value, index, i), on: letter === "Q" ? i === q : side === step.side && i === q && !facts.cross })),
     tell: tell(letter, value, index, side), choose: (r) => chooseToken(side, windowOf(side)[0] + r) }));
@@ -57,7 +57,7 @@ function togetherCard(step, q, weights) {
   const { values } = step, head = state.head, kv = kvHead(step), keys = heaviestKeys(weights, 10), names = keyNames(step), query = queryNames(step)[q], wide = page.width >= 540, stored = values.scores ?? values.similarity, rowHeight = { height: 20, gap: 6 };
   if (!hasValue(stored) || !keys.length) return null;
   const tell = (rows) => (i, c) => ({ value: rows[i].values[c], step, ...rows[i].tell(c) });
-  const vector = (letter, token, name, index, r) => ({ label: `${letter.toLowerCase()} ${clipRow(token)}`, values: row(name, index, r), tell: (c) => ({ title: t("{letter} of “{token}”, head {h}, feature {n}", { letter, token, h: index, n: c }), shape: wholeShape(name, letter === "Q" ? step.side : keySide(step)), ...tellHeadVector(step, letter, name, index, r, c) }) });
+  const vector = (letter, token, name, index, r) => ({ label: `${letter.toLowerCase()} ${clipRow(token)}`, values: row(name, index, r), tell: (c) => ({ title: t("{letter} of “{token}”, head {h}, feature {n}", { letter, token, h: index, n: c }), cell: [name, index, r, c], shape: wholeShape(name, letter === "Q" ? step.side : keySide(step)), ...tellHeadVector(step, letter, name, index, r, c) }) });
   const left = [{ ...vector("Q", query, values.q, head, q), on: true }, ...keys.map((k) => vector("K", names[k], values.k, kv, k))];
   const right = [{ label: "o", values: row(values.mix, head, q), on: true, tell: (c) => tellMix(step, head, q, c) }, ...keys.map((k) => vector("V", names[k], values.v, kv, k))];
   const middle = h("table", { class: "bars in-step" }, h("caption", { class: "unseen" }, t("What “{q}” looks at", { q: query })), h("thead", {}, h("tr", {}, wide ? null : h("td"), h("th", { scope: "col", class: "number" }, hasValue(values.scores) ? t("score") : t("similarity")), h("td", {}), h("th", { scope: "col", class: "number" }, t("weight")))),
@@ -75,7 +75,7 @@ function turnedBlock(step, q) {
   if (!hasValue(values.q_raw)) return null;
   const rows = [{ label: t("before"), values: row(values.q_raw, state.head, q) }, { label: t("after"), values: row(values.q, state.head, q), on: true }];
   return h("div", { class: "block" }, h("h4", {}, h("b", {}, "Q"), " ", t("turned by its position")), drawStrips({ name: t("Query before and after the rotation"), focus: "turned", rows,
-    tell: (i, c) => ({ title: t("{name}, feature {n}", { name: rows[i].label, n: c }), value: rows[i].values[c], shape: wholeShape(values.q, step.side), step, ...tellHeadVector(step, "Q", i ? values.q : values.q_raw, state.head, q, c) }) }));
+    tell: (i, c) => ({ title: t("{name}, feature {n}", { name: rows[i].label, n: c }), value: rows[i].values[c], cell: [i ? values.q : values.q_raw, state.head, q, c], shape: wholeShape(values.q, step.side), step, ...tellHeadVector(step, "Q", i ? values.q : values.q_raw, state.head, q, c) }) }));
 }
 
 function scoresCard(step, q, k) {
@@ -85,7 +85,7 @@ function scoresCard(step, q, k) {
     chosen: [q, k], focus: "scores", tell: (r, c) => tellScore(step, r, c), choose: (r, c) => chooseCell(step, r, c) });
   const names = { q: queryNames(step)[q], k: keyNames(step)[k] }, product = parts.a.map((value, i) => value * parts.b[i]);
   const rows = [{ label: `q ${names.q}`, values: parts.a }, { label: `k ${names.k}`, values: parts.b }, { label: "q × k", values: product, most: largest(product), on: true }];
-  const strips = drawStrips({ name: t("Query times key"), focus: "score-product", legend: false, rows, height: 20, width: page.width - 40 * keyNames(step).length > 480 ? 270 : page.width, tell: (i, c) => i < 2 ? { title: t("{name}, feature {n}", { name: rows[i].label, n: c }), value: rows[i].values[c], step, shape: i ? wholeShape(values.k, keySide(step)) : wholeShape(values.q, step.side), ...(i ? tellHeadVector(step, "K", values.k, kvHead(step), k, c) : tellHeadVector(step, "Q", values.q, state.head, q, c)) }
+  const strips = drawStrips({ name: t("Query times key"), focus: "score-product", legend: false, rows, height: 20, width: page.width - 40 * keyNames(step).length > 480 ? 270 : page.width, tell: (i, c) => i < 2 ? { title: t("{name}, feature {n}", { name: rows[i].label, n: c }), value: rows[i].values[c], cell: i ? [values.k, kvHead(step), k, c] : [values.q, state.head, q, c], step, shape: i ? wholeShape(values.k, keySide(step)) : wholeShape(values.q, step.side), ...(i ? tellHeadVector(step, "K", values.k, kvHead(step), k, c) : tellHeadVector(step, "Q", values.q, state.head, q, c)) }
     : { title: t("Product of feature {n}", { n: c }), value: product[c], lines: [equation`${parts.a[c]} · ${parts.b[c]} = ${product[c]}`], shape: [product.length], step, flops: 1, bytes: 8 } });
   const about = tellScore(step, q, k), chain = (hasValue(values.scores) ? [[t("sum of the products"), parts.product], [`× ${formatNumber(facts.scale)}`, parts.scaled], facts.softcap ? [t("capped"), parts.capped] : null, parts.bias ? [t("with bias"), parts.score] : null] : [[t("similarity"), about.value]]).filter(Boolean)
     .map(([name, value]) => [name, value, { lines: about.lines, shape: about.shape, flops: about.flops, bytes: about.bytes, step }]);
@@ -119,7 +119,7 @@ function mixCard(step, q, k, weights) {
   return card("mix", t("Weighted sum of the values"), t("The value of each key times its weight, all on one scale; their sum is what this head hands on."),
     drawWeighted({ name: t("Values and their sum"), letter: "v", focus: "mix", terms, sum: row(values.mix, state.head, q), step, shape: wholeShape(values.v, keySide(step)), tellSum: (c) => tellMix(step, state.head, q, c) }));
 }
-const tellMix = (step, head, q, c) => ({ title: t("Weighted sum, feature {n}", { n: c }), value: row(step.values.mix, head, q)[c], shape: wholeShape(step.values.mix, step.side), step, flops: 2 * shapeOf(step.values.weights)[2], bytes: 8 * shapeOf(step.values.weights)[2], lines: mixLines(step, head, q, c) });
+const tellMix = (step, head, q, c) => ({ title: t("Weighted sum, feature {n}", { n: c }), value: row(step.values.mix, head, q)[c], cell: [step.values.mix, head, q, c], shape: wholeShape(step.values.mix, step.side), step, flops: 2 * shapeOf(step.values.weights)[2], bytes: 8 * shapeOf(step.values.weights)[2], lines: mixLines(step, head, q, c) });
 
 /* Vectors times their weights on one scale, what is not shown of them, and their sum: terms =
    [[name, weight, vector, lines of its number c]]. */
@@ -134,7 +134,7 @@ function drawWeighted({ name, letter, focus, terms, sum, step, shape, tellSum })
 
 function headsCard(step, q) {
   const { values, facts } = step, width = hasValue(values.mix) ? shapeOf(values.mix)[2] : facts.v_head_dim, joined = hasValue(values.joined) ? row(values.joined, q) : null;
-  const tell = (i, c) => i === 0 ? { title: t("Head {h}, feature {n}", { h: Math.floor(c / width), n: c % width }), value: joined[c], shape: wholeShape(values.joined, step.side), step, flops: 2 * shapeOf(values.weights)[2], bytes: 8 * shapeOf(values.weights)[2], lines: mixLines(step, Math.floor(c / width), q, c % width) }
+  const tell = (i, c) => i === 0 ? { title: t("Head {h}, feature {n}", { h: Math.floor(c / width), n: c % width }), value: joined[c], cell: [values.joined, q, c], shape: wholeShape(values.joined, step.side), step, flops: 2 * shapeOf(values.weights)[2], bytes: 8 * shapeOf(values.weights)[2], lines: mixLines(step, Math.floor(c / width), q, c % width) }
     : tellOutput(t("out"), step, q)(0, c);
   const strips = [];
   if (joined) strips.push(drawStrips({ name: t("All heads side by side"), focus: "joined", groups: width, rows: [{ label: t("joined"), values: joined, on: true }], tell }));

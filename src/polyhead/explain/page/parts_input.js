@@ -48,7 +48,7 @@ function showEmbedding(station) {
     if (values.rows) {
       cards.push(card("embedding", title, t("Each id picks one row of a table of {v} by {n} learned numbers.", { v: formatCount(page.data.run.config.vocab_size), n: shapeOf(values.rows)[1] }),
         tokenStrips({ name: title, value: values.rows, side, focus: "embedding-rows", tell: (i, c) => ({
-          title: t("Embedding of “{token}”, feature {n}", { token: tokenText(side, windowOf(side)[0] + i), n: c }), value: row(values.rows, i)[c],
+          title: t("Embedding of “{token}”, feature {n}", { token: tokenText(side, windowOf(side)[0] + i), n: c }), value: row(values.rows, i)[c], cell: [values.rows, i, c],
           lines: tableLines(step, side, i, c), shape: wholeShape(values.rows, side), flops: 0, bytes: 4, step }) })));
     }
     if (values.scaled && scale !== 1) {
@@ -56,7 +56,7 @@ function showEmbedding(station) {
       cards.push(card("scaled", name, t("The rows are multiplied by √d, so that they are as large as what is added to them."),
         drawStrips({ name, focus: "embedding-scaled", rows: [
           { label: t("row"), values: row(values.rows, r) }, { label: `× ${formatNumber(scale, 3)}`, values: row(values.scaled, r), on: true }],
-        tell: (i, c) => ({ title: t("Feature {n}", { n: c }), value: row(i ? values.scaled : values.rows, r)[c], step, flops: i ? 1 : 0, bytes: 4, shape: wholeShape(values.scaled, side),
+        tell: (i, c) => ({ title: t("Feature {n}", { n: c }), value: row(i ? values.scaled : values.rows, r)[c], cell: [i ? values.scaled : values.rows, r, c], step, flops: i ? 1 : 0, bytes: 4, shape: wholeShape(values.scaled, side),
           lines: i ? [equation`${row(values.rows, r)[c]} × ${scale} = ${row(values.scaled, r)[c]}`] : tableLines(step, side, r, c) }) })));
     }
     if (values.segment) cards.push(card("segment", t("Segment"), t("A vector for the text, of the two, that a token belongs to."),
@@ -70,7 +70,7 @@ function showEmbedding(station) {
 /* What the inspector says of a number of a vector; `fixed` is its row where the drawing has no other. */
 const plainTell = (name, value, step, lines, fixed = null) => (r, c) => {
   const about = typeof lines === "function" ? lines(fixed ?? r, c) : lines; // lines, or lines and what the number costs
-  return { title: t("{name}, feature {n}", { name, n: c }), value: row(value, fixed ?? r)[c], shape: wholeShape(value, step.side ?? 0), step, ...(Array.isArray(about) ? { lines: about } : about) };
+  return { title: t("{name}, feature {n}", { name, n: c }), value: row(value, fixed ?? r)[c], cell: [value, fixed ?? r, c], shape: wholeShape(value, step.side ?? 0), step, ...(Array.isArray(about) ? { lines: about } : about) };
 };
 
 function showPosition(station) {
@@ -114,7 +114,7 @@ function addedPosition(step, side, r, position) {
   };
   const about = sinusoid ? t("Each position has a row of sines and cosines, fast waves first. The row is added to the token's vector.")
     : t("Each position has a learned row, which is added to the token's vector.");
-  const tell = (i, c) => ({ title: t("Position {p}, feature {n}", { p: windowOf(side)[0] + i, n: c }), value: sinusoid ? waveOf(step, c, windowOf(side)[0] + i).value : row(values.rows, i)[c], lines: line(c, windowOf(side)[0] + i), shape: wholeShape(values.rows, side), step, bytes: 4, flops: sinusoid ? 3 : 0 });
+  const tell = (i, c) => ({ title: t("Position {p}, feature {n}", { p: windowOf(side)[0] + i, n: c }), value: sinusoid ? waveOf(step, c, windowOf(side)[0] + i).value : row(values.rows, i)[c], cell: [values.rows, i, c], lines: line(c, windowOf(side)[0] + i), shape: wholeShape(values.rows, side), step, bytes: 4, flops: sinusoid ? 3 : 0 });
   const cards = [card("position", t("Rows of the positions"), about,
     tokenStrips({ name: t("Rows of the positions"), value: values.rows, side, focus: "position-rows", tell }))];
   if (sinusoid) cards.push(wavesCard(shapeOf(values.rows)[1], step, position));

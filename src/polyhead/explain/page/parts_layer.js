@@ -77,7 +77,7 @@ function showFeedForward(step) {
   const name = facts.activation ?? "f";
   const rows = [[up ? t("gate, before") : t("before"), pre], [name, act], up && [t("up"), up], hidden && [t("product"), hidden]].filter(Boolean)
     .map(([label, numbers], i, all) => ({ label, values: numbers, on: i === all.length - 1, most: largest(numbers) }));
-  const tell = (i, c) => ({ title: t("{name}, unit {n}", { name: rows[i].label, n: unit(c) }), value: rows[i].values[c], shape: [sideOf(side).tokens.length, facts.units ?? n], step, ...tellUnit(step, r, c, ["pre", "act", "up", "hidden"][i]) });
+  const roles = ["pre", "act", "up", "hidden"], tell = (i, c) => ({ cell: [values[roles[i]], r, c], title: t("{name}, unit {n}", { name: rows[i].label, n: unit(c) }), value: rows[i].values[c], shape: [sideOf(side).tokens.length, facts.units ?? n], step, ...tellUnit(step, r, c, roles[i]) });
   const active = Array.isArray(facts.active) ? facts.active[r] : null;
   const about = up ? t("Every unit looks for one thing in the token's vector. A gate decides how much of each unit passes.")
     : t("Every unit looks for one thing in the token's vector; what it finds passes an activation.");

@@ -25,9 +25,9 @@ function chosenOutput(output) {
 
 function positionCards(output) {
   const side = output.side, one = output.positions[chosenOutput(output)], head = currentStation().steps[0], masked = output.kind === "masked token";
-  const expected = one.expected, best = one.top[0].p, tell = (token) => tellProbability({ ...token, text: showToken(token.text) }, one.logsumexp, { step: head });
+  const expected = one.expected, best = one.top[0].p, tell = (token) => tellProbability({ ...token, text: showToken(token.text) }, one.logsumexp, { step: head, cell: ["probability", one.position, token.id] });
   const rows = one.top.map((top, i) => h("tr", { class: expected?.id === top.id ? "on" : null, onpointerenter: (event) => inspect(tell(top), event.currentTarget) },
-    h("td", { class: "number soft" }, String(i + 1)), h("th", { scope: "row" }, pointable(showToken(top.text), () => tell(top), null, `top-${i}`)), h("td", { class: "number wide-only" }, formatNumber(top.logit)), h("td", { class: "bar-cell" }, bar(top.p / Math.max(best, 0.001))), h("td", { class: "number", "data-value": top.p }, formatPercent(top.p))));
+    h("td", { class: "number soft" }, String(i + 1)), h("th", { scope: "row" }, pointable(showToken(top.text), () => tell(top), null, `probability-${top.id}`)), h("td", { class: "number wide-only" }, pointable(formatNumber(top.logit), () => tellLogit(one.position, top, head), null, `logit-${top.id}`)), h("td", { class: "bar-cell" }, bar(top.p / Math.max(best, 0.001))), h("td", { class: "number", "data-value": top.p }, formatPercent(top.p))));
   const table = h("table", { class: "bars" }, h("caption", {}, masked ? t("What belongs at “{token}”", { token: tokenText(side, one.position) }) : t("What comes after “{token}”", { token: tokenText(side, one.position) })),
     h("thead", {}, h("tr", {}, h("th", { scope: "col", class: "number" }, "#"), h("th", { scope: "col" }, t("token")), h("th", { scope: "col", class: "number wide-only" }, t("logit")), h("td", {}), h("th", { scope: "col", class: "number" }, t("probability")))), h("tbody", {}, rows));
   const facts = [[t("uncertainty (entropy)"), t("{n} bits", { n: formatNumber(one.entropy, 3) }), tellEntropy(one, head)]];

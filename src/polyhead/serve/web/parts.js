@@ -116,18 +116,6 @@ function hideWord(text) {
   return units.join(glue);
 }
 
-/* ---- copying: also where the page has no clipboard of its own, as over plain HTTP from elsewhere ---- */
-async function copyText(text) {
-  if (navigator.clipboard) { await navigator.clipboard.writeText(text); return; }
-  const area = make("textarea", { class: "unseen", "aria-hidden": "true" });
-  area.value = text;
-  document.body.append(area);
-  area.select();
-  const done = document.execCommand("copy");
-  area.remove();
-  if (!done) throw new Error("not allowed");
-}
-
 function copyButton(what, text) {
   const word = create("span", {}, () => t("Copy")), button = make("button", { class: "quiet copy", type: "button" });
   put(button, word, create("span", { class: "unseen" }, () => ` ${what()}`));
