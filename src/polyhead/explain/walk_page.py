@@ -43,6 +43,8 @@ PAGE_SCRIPTS = (
     "page/lesson.js",
     "page/handout.js",
     "page/glance.js",
+    "page/save.js",
+    "page/classroom.js",
     "page/shell.js",
     "page/main.js",
 )

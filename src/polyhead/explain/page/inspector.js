@@ -7,6 +7,7 @@ function inspect(spec, at = null) {
   page.inspected = spec;
   if (!isSameCell(spec?.cell, page.trail?.at(-1))) page.trail = spec?.cell ? [spec.cell] : [];
   page.pointed = spec && at ? { focus: at.closest("[data-focus]")?.dataset.focus, station: state.station, cell: null } : null;
+  notePointed();
   if (!spec) {
     place.replaceChildren(h("h2", {}, t("Formula")), h("p", { class: "soft" }, t("Point at any number, or move there with the arrow keys, to see its formula here.")), counting);
     place.classList.add("idle");

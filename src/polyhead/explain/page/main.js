@@ -46,8 +46,9 @@ function middleToken(side) {
 /* Left and right choose the token before and after, where nothing else listens to the arrow keys. */
 function moveToken(event) {
   const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
-  if (!step || event.defaultPrevented || event.target.closest("input, select, textarea, [role=radiogroup], svg, .scroll") || event.altKey || event.ctrlKey || event.metaKey) return;
-  if (!page.data) return;
+  const isTaken = event.target.closest("input, select, textarea, [role=radiogroup], svg, .scroll");
+  if (!page.data || event.defaultPrevented || event.altKey || event.ctrlKey || event.metaKey) return;
+  if (classKey(event, isTaken ? 0 : step) || !step || isTaken) return;
   const side = currentStation().side, [first, stop] = windowOf(side);
   chooseToken(side, first + keepIn(state.tokens[side] + step - first, stop - first));
 }

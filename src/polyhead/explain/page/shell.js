@@ -29,7 +29,7 @@ function drawHeader() {
     return name ? t("How {name} reads “{text}”", { name, text }) : t("How the model reads “{text}”", { text });
   };
   document.title = `${title(40)} · Polyhead`;
-  redraw(document.getElementById("top"), h("div", { class: "top-line" }, h("p", { class: "brand" }, page.home ? h("a", { href: page.home, title: page.live ? t("To the page of the service") : SITE_LINKS.home ? t("To the documentation") : t("To the report of the run") }, "Polyhead") : "Polyhead"), drawSwitches(h("div"), page.language, setLanguage)), h("h1", {}, title(60)), page.data ? h("p", { class: "lead" }, describeModel()) : null, page.live ? null : drawSiteLinks(h("nav")));
+  redraw(document.getElementById("top"), h("div", { class: "top-line" }, h("p", { class: "brand" }, page.home ? h("a", { href: page.home, title: page.live ? t("To the page of the service") : SITE_LINKS.home ? t("To the documentation") : t("To the report of the run") }, "Polyhead") : "Polyhead"), page.data ? h("button", { type: "button", class: "site-switch enter", "data-focus": "class", onclick: enterClass }, t("Class mode")) : null, drawSwitches(h("div"), page.language, setLanguage)), h("h1", {}, title(60)), page.data ? h("p", { class: "lead" }, describeModel()) : null, page.live ? null : drawSiteLinks(h("nav")));
 }
 function setLanguage(language) { page.language = language; siteRoot.lang = language === "zh" ? "zh-CN" : "en"; drawAll(); if (sibling() && sibling().page.language !== language) sibling().setLanguage(language); }
 
@@ -106,15 +106,18 @@ function stationElements(station) {
 function drawStage({ scroll = false } = {}) {
   const station = currentStation(), stage = document.getElementById("stage");
   document.body.dataset.station = station.kind;
-  page.width = Math.max(stage.clientWidth - (stage.clientWidth < 560 ? 30 : 46), 220);
+  const zoom = sizeClass(), across = isClass() ? innerWidth / zoom - 24 : stage.clientWidth;
+  page.width = Math.max(across - (across < 560 ? 30 : 46), 220);
   page.accent = readColor("--accent");
   if (headsOf(station)) state.head = keepIn(state.head, headsOf(station));
   const at = stopAt(), neighbour = (step, text) => {
     const stop = page.stops[at + step];
     return stop ? h("button", { type: "button", class: "walk", "data-focus": `walk${step}`, onclick: () => walkToStop(stop) }, h("small", {}, text), h("span", {}, stop.station === station ? chaptersOf()[stop.chapter].title : fullName(stop.station))) : h("span", {});
   };
-  redraw(stage, ...markCards(station, stationElements(station)), h("nav", { class: "walk-on", "aria-label": t("Along the path") }, neighbour(-1, t("Back")), neighbour(1, t("Forward"))));
-  if (scroll) scrollToCard();
+  const cards = addSaveMenus(markCards(station, stationElements(station)));
+  redraw(stage, isClass() ? stageBar(cards) : null, ...cards, h("nav", { class: "walk-on", "aria-label": t("Along the path") }, neighbour(-1, t("Back")), neighbour(1, t("Forward"))));
+  if (scroll && isClass()) scrollTo(0, 0);
+  else if (scroll) scrollToCard();
 }
 function fullName(station) {
   const name = stationName(station), isInput = ["tokens", "embedding", "position"].includes(station.kind);

@@ -4,8 +4,8 @@ const page = { language: "en", data: null, arrays: null };
 /* station: a step of the path; card: a part of it to scroll to; tokens: the chosen token of each side; key: the chosen
    key of an attention; layer: the chosen layer of each stack; head: the chosen query head; step: the chosen step of the
    output; mark and map: the chosen step of training and its attention; lever and leverCase: what is changed, also at an
-   attention. */
-const state = { station: "", card: "", tokens: [0, 0], key: null, layers: {}, head: 0, chapter: 0, step: 0, mark: Infinity, map: 0, lever: null, leverCase: 0 };
+   attention; stage: the stage of class mode. */
+const state = { station: "", card: "", tokens: [0, 0], key: null, layers: {}, head: 0, chapter: 0, step: 0, mark: Infinity, map: 0, stage: null, lever: null, leverCase: 0 };
 const listeners = [];
 const isFramed = location.href === "about:srcdoc", addressBar = isFramed ? parent : window; // of two pages in one
 let addressed = null; // the station that the address has; another one is a new entry of the browser's history
@@ -41,6 +41,7 @@ function pairNotes(sides) {
 function writeAddress() {
   const parts = { at: state.station, head: state.head, tokens: state.tokens.map((n) => n + 1).join("-"), chapter: chaptersOf()[state.chapter]?.name ?? state.chapter + 1 };
   if (state.card) parts.card = state.card;
+  if (state.stage !== null) Object.assign(parts, { stage: state.stage + 1, ...(writePointed() && { number: writePointed() }) });
   if (state.station === "generation") parts.step = state.step + 1;
   if (state.station === "learnt") Object.assign(parts, { mark: markAt() + 1, map: state.map + 1 });
   const lever = state.station === "levers" ? chosenLever(page.data.levers.levers) : changeAt(currentStation());
@@ -58,6 +59,8 @@ function readAddress(address = addressBar.location.hash) {
   const parts = new URLSearchParams(address.slice(1)), found = { card: parts.get("card") ?? "" }, count = (name) => Math.max(Number(parts.get(name)) - 1, 0) || 0;
   const station = page.stations.find(({ id }) => id === parts.get("at")) ?? page.stations[0];
   found.station = addressed = station.id;
+  found.stage = parts.has("stage") ? keepIn(count("stage"), stagesOf().length) : null;
+  if (parts.has("number")) readPointed(parts.get("number"), station.id);
   if (parts.has("head")) found.head = Math.max(Number(parts.get("head")), 0) || 0;
   for (const name of ["step", "mark", "map"]) if (parts.has(name)) found[name] = count(name);
   const named = chaptersOf().findIndex(({ name }) => name === parts.get("chapter"));
