@@ -1,5 +1,6 @@
 import json
 
+from polyhead.introspect.attention_map import AttentionMap
 from polyhead.viz.samples import Breakdown, Confusion, Group, Samples, group_by_length, spread_by_length
 
 
@@ -24,6 +25,7 @@ def test_samples_json_roundtrip():
         examples=[{"source": "s", "output": "o", "reference": "r"}],
         breakdowns=[Breakdown("chrF", "class", [Group("1–2", 3, 4.5)])],
         confusion=Confusion(["n", "p"], [[1, 0], [2, 3]]),
+        attention=[AttentionMap(["a"], ["b"], [[[[1.0]]]], "cross-attention", "a", [1], ["x → b"])],
     )
     assert Samples.from_json(json.loads(json.dumps(samples.to_json()))) == samples
     assert Samples.from_json({}) == Samples()

@@ -103,7 +103,8 @@ _SAMPLES = TypeAdapter(Samples)
 def _parse_map(body: Mapping[str, Any]) -> tuple[Any, ...]:
     """The fields of an attention map."""
     weights = [[[[w / 1000 for w in row] for row in head] for head in layer] for layer in body["weights"]]
-    return body["source"], body["target"], weights, body["kind"], body["title"], body["layers"]
+    fields = body["source"], body["target"], weights, body["kind"], body["title"], body["layers"]
+    return *fields, body.get("rows", ())
 
 
 def group_by_length(lengths: Sequence[int], max_groups: int = 4) -> dict[str, list[int]]:
