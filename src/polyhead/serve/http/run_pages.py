@@ -20,7 +20,7 @@ from urllib.parse import quote
 import uvicorn
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from polyhead.core.atomic_io import read_regular_file
@@ -116,6 +116,8 @@ class RunPages:
         runs = {display_name(run): run for run in find_runs(self.directory)}
         if path == "/health/live":
             return JSONResponse({"status": "live"})
+        if path in ("/runs", "/runs/"):
+            return RedirectResponse("/")
         if path == "/":
             names = list(runs)
         elif path == "/compare":
@@ -124,7 +126,8 @@ class RunPages:
             name, _, file = path.removeprefix("/runs/").partition("/")
             names = [name if path.startswith("/runs/") and file in ("", *RUN_PAGES) else ""]
         if unknown := [name for name in names if name not in runs]:
-            return PlainTextResponse(f"there is no run {unknown[0]!r} here\n", 404)
+            missing = f"run {unknown[0]!r}" if unknown[0] else f"page {path!r}"
+            return PlainTextResponse(f"there is no {missing} here\n", 404)
         if path not in ("/", "/compare") and file not in ("", "report.html"):
             if not os.path.isfile(runs[name] / file):
                 return PlainTextResponse(f"there is no {file} of {name!r} here\n", 404)
