@@ -10,3 +10,5 @@ def test_did_you_mean_needs_similar_names():
     assert did_you_mean("elo", ["elu", "gelu"]) == "; did you mean 'elu'?"
     assert did_you_mean("tool", ["tools", "tool_choice", "user"]) == "; did you mean 'tools'?"
     assert did_you_mean("temp", ["terms", "temperature"]) == "; did you mean 'temperature'?"
+    # the ratio of difflib is 0.6 in one order of the two words and 0.8 in the other
+    assert did_you_mean("tetha", ["theta", "factor"]) == "; did you mean 'theta'?"

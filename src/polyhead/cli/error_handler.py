@@ -66,7 +66,7 @@ def _extra_argument_hint(params: list[Any], message: str) -> str:
     is_path = re.search(r"\.\w[^ .)]*\)", message)
     if any("TEXT" in str(param.metavar) for param in params) and not is_path:
         return "; quote a text of several words"
-    if any("--output" in param.opts for param in params):
+    if is_path and any("--output" in param.opts for param in params):
         return "; for an output file use --output FILE"
     return ""
 

@@ -42,6 +42,11 @@ def run(
     polyhead generate runs/gpt2 "The king of"
     polyhead import Helsinki-NLP/opus-mt-en-ROMANCE runs/en-fr --target-lang fr
     """
+    if Path(directory).is_file():
+        raise UserError(
+            f"{directory} is a file; expected the directory of a checkpoint, or owner/name on the Hugging "
+            "Face hub"
+        )
     check_new_directory(out, "the new run")
     from polyhead.core.atomic_io import atomic_directory
     from polyhead.run.load import load

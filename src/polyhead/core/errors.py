@@ -85,7 +85,10 @@ def find_similar(word: str, names: Iterable[str]) -> str | None:
 
     Of words of up to three letters 65 %: two of three.
     """
-    matches = difflib.get_close_matches(word, list(names), n=1, cutoff=0.65 if len(word) <= 3 else 0.7)
+    names, cutoff = list(names), 0.65 if len(word) <= 3 else 0.7
+    matches = difflib.get_close_matches(word, names, n=1, cutoff=cutoff)
+    # difflib is not symmetric: 'theta' and 'tetha' share 80 % of their letters in one order, 60 % in another
+    matches += [name for name in names if difflib.get_close_matches(name, [word], cutoff=cutoff)]
     return matches[0] if matches else None
 
 

@@ -24,6 +24,7 @@ from polyhead.hf.family import (
     linear,
     weight,
 )
+from polyhead.models.build import CAPABILITIES, get_model_kind
 from polyhead.nn.position.rope import ROPE_SCALINGS, RopeFrequencies
 
 
@@ -274,7 +275,8 @@ def find_arch(config: ModelConfig) -> tuple[GgufArch, ModelConfig]:
     parts.
     """
     if config.kind != "decoder":
-        raise UserError(f"llama.cpp supports language models only; this model is kind={config.kind!r}")
+        own = CAPABILITIES[get_model_kind(config)][0]
+        raise UserError(f"llama.cpp supports language models only; this model is {own}")
     arch, exported_config, obstacles = nearest_arch(config)
     if obstacles:
         raise UserError(

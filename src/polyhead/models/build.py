@@ -51,7 +51,8 @@ def check_model_kind(config: ModelConfig, kinds: Sequence[str]) -> None:
     if kind not in kinds:
         key = kind if config.lm_head or kind != "encoder" else "encoder without a head"
         name, verbs = CAPABILITIES[key]
-        accepted = " or ".join(CAPABILITIES[accepted_kind][0] for accepted_kind in kinds)
+        *others, last = (CAPABILITIES[accepted_kind][0] for accepted_kind in kinds)
+        accepted = f"{', '.join(others)} or {last}" if others else last
         usable = verbs if is_command_line() else METHODS[key]
         raise UserError(f"this requires {accepted}, but the run is {name}: use {usable}")
 

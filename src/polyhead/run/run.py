@@ -213,7 +213,7 @@ class Run:
         model = self._require_kind("encoder-decoder", "decoder")
         template = self.prompt_template if self.kind == "decoder" else None
         options["shortlist"] = load_shortlist(
-            self.get_shortlist, options.get("shortlist"), len(self.members) > 1, self.directory
+            self.get_shortlist, options.get("shortlist"), self.kind, len(self.members) > 1, self.directory
         )
         speculative = options.pop("speculative", None)
         if self.kind == "decoder":
@@ -282,7 +282,7 @@ class Run:
         self._require_kind("encoder-decoder", "decoder", hypotheses=(texts,))
         max_len = self.config.max_len
         shortlist_tokens = load_shortlist(
-            self.get_shortlist, shortlist, len(self.members) > 1, self.directory
+            self.get_shortlist, shortlist, self.kind, len(self.members) > 1, self.directory
         )
         if self.config.kind == "decoder" and changes.get("prefix") is None:
             changes.pop("prefix", None)

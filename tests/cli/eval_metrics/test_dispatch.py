@@ -19,18 +19,19 @@ MASKED = "masked or damaged tokens"
 ENCODER = f"this run is trained to predict {MASKED} and is evaluated on {MASKED}"
 
 
-SIDES = "of labelled texts and translations"
-LABEL_LINES = [f"--label: of labelled texts; {LANGUAGE_MODEL}", f"--limit: {SIDES}; {LANGUAGE_MODEL}"]
+SIDES = "only for labelled texts and translations"
+TEXTS = "only for labelled texts and plain text"
+LABEL_LINES = [f"--label: only for labelled texts; {LANGUAGE_MODEL}", f"--limit: {SIDES}; {LANGUAGE_MODEL}"]
 BEAMS = {"beam_size": 3, "length_penalty": 1.0, "limit": 2}
 
 
 @pytest.mark.parametrize(
     ("kind", "options", "lines"),
     [
-        ("classifier", BEAMS, [f"--beam-size, --length-penalty: of translations; {CLASSIFIER}"]),
+        ("classifier", BEAMS, [f"--beam-size, --length-penalty: only for translations; {CLASSIFIER}"]),
         ("decoder", {"limit": 2, "label": "class"}, LABEL_LINES),
         ("recovered", {"batch_tokens": 0}, [f"--batch-tokens: {SIDES}; {ENCODER}"]),
-        ("encoder-decoder", {"text": ["a"]}, [f"--text: of labelled texts and plain text; {TRANSLATOR}"]),
+        ("encoder-decoder", {"text": ["a"]}, [f"--text: {TEXTS}; {TRANSLATOR}"]),
     ],
 )
 def test_option_of_another_measurement_is_refused(kind, options, lines):

@@ -72,7 +72,8 @@ def filter_options(evaluator: RunEvaluator, options: Mapping[str, Any]) -> dict[
         reason = f"this run {evaluator.run_description} and is evaluated on {evaluator.data_description}"
         raise UserError(
             "\n".join(
-                f"{', '.join(sorted(names))}: of {data}; {reason}" for data, names in sorted(unfit.items())
+                f"{', '.join(sorted(names))}: only for {data}; {reason}"
+                for data, names in sorted(unfit.items())
             )
         )
     return given

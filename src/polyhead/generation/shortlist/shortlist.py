@@ -159,11 +159,17 @@ def _check_shortlist(shortlist: Shortlist, vocab_size: int, path: Path) -> None:
 
 
 def load_shortlist(
-    load: Callable[[], Shortlist | None], enabled: bool | None, is_ensemble: bool, directory: Path | None
+    load: Callable[[], Shortlist | None],
+    enabled: bool | None,
+    kind: str,
+    is_ensemble: bool,
+    directory: Path | None,
 ) -> Shortlist | None:
-    """The shortlist of a run if ``enabled``; a UserError if there is none."""
+    """The shortlist of a run of this kind if ``enabled``; a UserError if there is none."""
     if not enabled:
         return None
+    if kind != "encoder-decoder":
+        raise UserError("a shortlist is for translation models: remove shortlist")
     if is_ensemble:
         raise UserError("a shortlist is for a single run, not an ensemble: load one run, or remove shortlist")
     if (shortlist := load()) is None:
