@@ -458,7 +458,9 @@ def test_runs_used_in_the_guide_are_made_there(guide):
         places += rest[rest.index("--output") + 1 :][:1] if "--output" in rest else []
         places += rest[1:2] if verb in {"import", "convert-gqa"} else []
         existing |= {*places} or {f"runs/{Path(recipe).stem}" for recipe in rest[:1] if verb == "train"}
-    assert used_runs <= existing, used_runs - existing
+    trained = {*re.findall(r'"out=(runs/[\w-]+)"', examples)}  # in Python
+    assert not trained & existing, "a second training in the directory of a run is refused"
+    assert used_runs <= existing | trained, used_runs - existing
 
 
 def test_comparisons_in_one_directory_share_their_base():
