@@ -24,7 +24,7 @@ READ = """() => {
     const style = getComputedStyle(one);
     return names.filter((name) => (one.localName === "text" || !/^(font|text)/.test(name)) && (style.stroke !== "none" || !/^stroke-/.test(name))).map((name) => `${name}:${style.getPropertyValue(name)}`).join(";");
   });
-  return { text: svg.outerHTML, styles, width: svg.viewBox.baseVal.width, height: svg.viewBox.baseVal.height, ground: getComputedStyle(document.body).backgroundColor, title: document.querySelector("h1").textContent };
+  return { text: new XMLSerializer().serializeToString(svg), styles, width: svg.viewBox.baseVal.width, height: svg.viewBox.baseVal.height, ground: getComputedStyle(document.body).backgroundColor, title: document.querySelector("h1").textContent };
 }"""  # noqa: E501
 
 

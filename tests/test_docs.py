@@ -11,6 +11,7 @@ from collections import Counter, namedtuple
 from importlib import import_module
 from itertools import product
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -238,6 +239,11 @@ def test_ready_pages_have_corpus_recipes_and_links(tmp_path):
         for file, title in product(("README", "docs/explain"), (("", page.title), (".zh-CN", page.chinese))):
             link = rf"\*\*{title[1]}\*\*\s?[(（]`build/pages/{page_name}.html`"
             assert re.search(link, read(f"{file}{title[0]}.md"))
+
+
+@pytest.mark.parametrize("picture", sorted(ROOT.glob("docs/**/*.svg")), ids=name)
+def test_drawings_are_xml(picture):
+    assert ElementTree.parse(picture).getroot().tag == "{http://www.w3.org/2000/svg}svg"
 
 
 @pytest.mark.slow

@@ -33,6 +33,7 @@ OTHER_DESIGNS = {
     "linear attention": {"kind": "decoder", "attention": "linear", "position": "sinusoidal"},
     "recurrent": {"kind": "decoder", "block": "lstm"},
     "beams": {"generation": {"beam_size": 3, "n_best": 2, "max_length_ratio": 0.0, "max_length_extra": 6}},
+    "classes": {"kind": "encoder", "labels": ["bad", "good", "fair"]},
     "experts": {"kind": "decoder", "feed_forward": "moe"},
     "head transform": {"kind": "encoder", "norm_first": True, "head_transform_activation": "gelu"},
 }
@@ -84,7 +85,8 @@ BOUND = {
     "cross_attention": {"encoder-decoder"},
     "feed_forward": {"feed-forward", "activations"},
     "norm": {"residual-norm", "batch-norm"},
-    "output": {"encoder-decoder", "loss", "training", "decoding", "cache", "paging"},
+    "output": {"encoder-decoder", "loss", "training", "decoding", "cache", "paging", "on-the-way"},
+    "lens": {"on-the-way"},
     "generation": {"decoding", "cache", "paging"},
     "levers": {"what-if"},
     "cost": {"cost", "parameters", "parallel-training", "families", "linear-attention"},
@@ -241,6 +243,24 @@ def test_film_shows_state_after_chosen_token(make_page, open_page):
     go_to_station(page, "stack.layers.0.rnn")
     page.locator("[data-focus='h-2']").click()
     assert page.evaluate("explain.state.tokens[0]") == 2
+
+
+def test_card_of_state_links_its_own_chapter(make_page, open_page):
+    page = open_walk(open_page, make_page("recurrent")[2])
+    go_to_station(page, "stack.layers.0.rnn")
+    assert page.locator("#card-state .chapter-link").all_inner_texts() == ["Lesson: Recurrence"]
+
+
+def test_projection_of_classifier_shows_logits(make_page, open_page):
+    run, document, path = make_page("classes")
+    page = open_walk(open_page, path)
+    go_to_station(page, "classifier")
+    page.locator("#card-part summary").last.click()
+    cells = page.locator("#card-part details").last.locator("td").all_inner_texts()
+    with torch.inference_mode():
+        logits = run.model(torch.tensor([[token["id"] for token in document["sides"][0]["tokens"]]]))[0]
+    shown = [float(cell.replace("−", "-")) for cell in cells if "." in cell]
+    np.testing.assert_allclose(shown, logits, rtol=5e-3, atol=1e-4)
 
 
 def test_winning_path_spells_first_output(make_page, open_page):

@@ -112,7 +112,7 @@ function clipRow(text) {
 }
 
 /* The room that the names of rows and columns take beside a matrix. */
-const matrixMargins = (rows, columns) => ({ left: 14 + 7.4 * Math.max(...rows.map((one) => textWidth(clipRow(one)))), right: 12 + 5.2 * Math.min(textWidth(columns[columns.length - 1]), 14) });
+const matrixMargins = (rows, columns) => ({ left: 16 + 7.8 * Math.max(...rows.map((one) => textWidth(clipRow(one)))), right: 12 + 5.2 * Math.min(textWidth(columns[columns.length - 1]), 14) });
 /* Those names that have room, the chosen one among them. */
 const namesWithRoom = (names, size, chosen) => d3.range(names.length).filter((i) => (i - (chosen ?? 0)) % Math.ceil(13 / size) === 0);
 
@@ -174,7 +174,7 @@ function hatchPatterns() {
 /* Who looks at whom: lines from the query tokens to the key tokens, as thick as the weights; `tell` is of a key of the chosen query. */
 function drawLinks({ name, queries, keys, weight, chosen, choose, tell }) {
   const width = Math.min(page.width, 460), size = 24, down = Math.max(queries.length, keys.length) * size + 8, labels = queries.map(clipRow);
-  const side = Math.min(16 + 7.4 * Math.min(Math.max(...[...labels, ...keys].map(textWidth)), 22), width * 0.36);
+  const side = Math.min(16 + 7.8 * Math.min(Math.max(...[...labels, ...keys].map(textWidth)), 22), width * 0.36);
   const svg = d3.create("svg").attr("class", "links").attr("viewBox", `0 0 ${width} ${down}`).attr("width", width).attr("height", down).attr("role", "img")
     .attr("aria-label", t("{name}: what each token looks at", { name }));
   const y = (i) => 4 + size * (i + 0.5), path = d3.linkHorizontal();

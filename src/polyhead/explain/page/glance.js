@@ -114,7 +114,7 @@ function showGlance() {
   const towers = page.data.sides.map((_, side) => planTower(side, isWide ? 326 : 330)), last = towers.at(-1);
   for (const tower of towers) {
     tower.isMirrored = isBeside && tower !== last;
-    spreadTower(tower, ...(!isBeside ? [isPair ? 34 : 2, page.width - column] : tower === last ? [page.width - column - inner, page.width - column] : [column, column + inner]));
+    spreadTower(tower, ...(!isBeside ? [isPair ? 34 : isWide ? 2 : 14, page.width - column] : tower === last ? [page.width - column - inner, page.width - column] : [column, column + inner]));
     tower.foot = wordsHeight(tower.names, tower.across) + 4;
     tower.roof = tower === last ? roofHeight(tower) : lanesWidth(tower) + 12;
   }
@@ -139,7 +139,7 @@ function showGlance() {
   drawRoof(svg.append("g").attr("class", "roof").attr("aria-hidden", "true"), last);
   moveAmongBlocks(svg.node());
   setReading(svg.node());
-  const key = [t("Each line is a token, as wide as |x|, the length of its vector; a dot is as wide as what a part adds to it. The longer a bar, the more weights."), headsOf(currentStation()) ? t("Curves are the weights of head {n}, from the tokens that are read up to the token that reads.", { n: state.head }) : ""].join(" ");
+  const key = joinSentences(t("Each line is a token, as wide as |x|, the length of its vector; a dot is as wide as what a part adds to it. The longer a bar, the more weights."), headsOf(currentStation()) ? t("Curves are the weights of head {n}, from the tokens that are read up to the token that reads.", { n: state.head }) : "");
   const again = h("button", { type: "button", class: "site-switch replay", "data-focus": "replay", onclick: () => readOnce() }, t("Read again"));
   return [h("section", { class: "card glance-card", "aria-label": t("The model at a glance") }, h("div", { class: "glance-head" }, readout, again), svg.node(), h("p", { class: "note" }, key), h("div", { class: "below" }, glanceTable(towers)))];
 }

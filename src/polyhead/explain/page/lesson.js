@@ -106,9 +106,13 @@ function chapterOf(station) {
 }
 /* Name on the cards of a station the chapters that are about them. */
 function markCards(station, cards) {
-  for (const chapter of aboutStation(station)) {
-    const at = chaptersOf()[chapter].at.find((one) => fitsLook(one, station)), found = cards.find((one) => one.id === `card-${cardOf(at, station)}`);
-    found?.querySelector("h3")?.after(h("p", { class: "chapter-link" }, h("button", { type: "button", class: "link-button", "data-focus": `chapter-${chapter}`, onclick: () => go({ chapter }) }, labelled(t("Lesson"), chaptersOf()[chapter].title))));
+  const found = aboutStation(station).map((chapter) => {
+    const { at } = chaptersOf()[chapter], place = at.findIndex((one) => fitsLook(one, station));
+    return { chapter, isElse: at[place].step !== at[0].step, card: cards.find((one) => one.id === `card-${cardOf(at[place], station)}`) }; // isElse: it is here for lack of its own part
+  });
+  for (const { chapter, isElse, card } of found.reverse()) {
+    if (isElse && found.some((other) => other.card === card && !other.isElse)) continue;
+    card?.querySelector("h3")?.after(h("p", { class: "chapter-link" }, h("button", { type: "button", class: "link-button", "data-focus": `chapter-${chapter}`, onclick: () => go({ chapter }) }, labelled(t("Lesson"), chaptersOf()[chapter].title))));
   }
   return cards;
 }

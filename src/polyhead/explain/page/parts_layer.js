@@ -59,13 +59,13 @@ function residualCard(step) {
   return sumCard("residual", t("Residual"), t("What the part computed is added to what came in: the path runs on, and each part only writes a change to it."), terms, [t("output"), step], r, factRow(lengths, side));
 }
 
-/* A part without a drawing of its own: what goes in and what comes out. */
+/* A part without a drawing of its own: what goes in and what comes out, of the chosen token or of the text. */
 function plainCard(step) {
-  const side = step.side ?? 0, rows = [[t("in"), step.in], [t("out"), step.out]].filter(([, name]) => hasValue(name) && shapeOf(name).length === 2);
-  const r = rowOf(side), title = step.part ? labelled(KIND_NAMES[step.kind]?.() ?? t("Other part"), step.part) : KIND_NAMES[step.kind]?.() ?? t("Other part");
-  const blocks = rows.map(([label, name]) => h("div", { class: "block" }, drawStrips({ name: label, focus: `${step.path}-${label}`, rows: [{ label, values: row(name, keepIn(r, shapeOf(name)[0])), on: label === t("out") }],
-    tell: (label === t("out") ? tellOutput(label, step, keepIn(r, shapeOf(name)[0])) : tellAgain(label, name, step, keepIn(r, shapeOf(name)[0]))) })));
-  const leads = { projection: t("A learned matrix maps the vector of each token to another."), activation: t("Each number of the vector passes an activation."), pooling: t("The token vectors are pooled into a vector of the text.") };
+  const side = step.side ?? 0, rows = [[t("in"), step.in], [t("out"), step.out]].filter(([, name]) => hasValue(name) && shapeOf(name).length <= 2);
+  const place = (name) => shapeOf(name).length === 2 ? keepIn(rowOf(side), shapeOf(name)[0]) : 0, isOfText = hasValue(step.in) && shapeOf(step.in).length === 1, title = step.part ? labelled(KIND_NAMES[step.kind]?.() ?? t("Other part"), step.part) : KIND_NAMES[step.kind]?.() ?? t("Other part");
+  const blocks = rows.map(([label, name]) => h("div", { class: "block" }, drawStrips({ name: label, focus: `${step.path}-${label}`, rows: [{ label, values: row(name, place(name)), on: label === t("out") }],
+    tell: label === t("out") ? tellOutput(label, step, place(name)) : tellAgain(label, name, step, place(name)) })));
+  const leads = { projection: isOfText ? t("A learned matrix maps the vector of the text to another.") : t("A learned matrix maps the vector of each token to another."), activation: t("Each number of the vector passes an activation."), pooling: t("The token vectors are pooled into a vector of the text.") };
   const about = step.about ? h("p", { class: "note", lang: "en" }, step.about) : null;
   return card("part", title, leads[step.kind] ?? t("This part has no drawing of its own: here is what goes in and what comes out."), about, ...blocks);
 }
