@@ -84,8 +84,13 @@ class MeanInterval(NamedTuple):
         if not math.isfinite(self.mean):
             return "none"
         if not math.isfinite(self.half_width):
-            return f"{self.mean:.3g}"
-        return f"{self.mean:.3g} ± {self.half_width:.2g}"
+            return format_digits(self.mean, 3)
+        return f"{format_digits(self.mean, 3)} ± {format_digits(self.half_width, 2)}"
+
+
+def format_digits(x: float, n: int) -> str:
+    """A number with ``n`` digits; one with more before the point is an integer, up to a million."""
+    return f"{x:.0f}" if 10**n - 0.5 <= abs(x) < 1e6 else f"{x:.{n}g}"
 
 
 def mean_interval(values: Sequence[float]) -> MeanInterval:

@@ -18,6 +18,8 @@ def test_interval_and_quantiles_match_tables():
         assert statistics.t_quantile(freedom) == pytest.approx(t, rel=0.01)
     texts = [statistics.mean_interval(values).to_text() for values in ([1.0, 1.5, 2.0], [1.0], [NAN, 1.0])]
     assert texts == ["1.5 ± 1.2", "1", "none"]
+    texts = [statistics.MeanInterval(1234.6, width).to_text() for width in (99.4, 99.5, 190.2, 2e7, math.inf)]
+    assert texts == ["1235 ± 99", "1235 ± 100", "1235 ± 190", "1235 ± 2e+07", "1235"]
 
 
 # the mean may be right and the interval too wide; a single value has no interval
