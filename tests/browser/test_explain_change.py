@@ -73,11 +73,11 @@ def read_cells(page, name):
     return np.array(page.evaluate(_READ_CELLS, f"change-{name}"))
 
 
-def check_maps(page, document, found, head, names=("after", "difference")):
+def check_maps(page, document, change, head, names=("after", "difference")):
     """All cells of maps are those of the document; hidden ones are 0."""
     read = read_document(document)
-    after = read(found["weights"])[found["heads"].index(head)]
-    before = read(f"{found['path']}.weights")[head]
+    after = read(change["weights"])[change["heads"].index(head)]
+    before = read(f"{change['path']}.weights")[head]
     expected = {"before": before, "after": after, "difference": after - before}
     for name in names:
         assert np.abs(read_cells(page, name) - expected[name]).max() < 1e-6, name

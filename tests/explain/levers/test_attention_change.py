@@ -17,26 +17,26 @@ from polyhead.explain.levers.table import compute_case
 from polyhead.nn.attention.softmax import Attention
 from polyhead.nn.kv import Window
 
-LEARNED = {"position": "learned"}
+POSITION = {"position": "learned"}
 CASES = [
-    ("decoder", LEARNED, "scale", {"scale": 0.9}),
-    ("decoder", LEARNED, "causal_mask", {}),
-    ("decoder", LEARNED, "positions", {}),
-    ("decoder", LEARNED, "head", {"stack": "stack", "attention": "self", "layer": 0, "head": 2}),
-    ("decoder", LEARNED, "kv_heads", {"n_kv_heads": 2}),
-    ("decoder", LEARNED, "cache", {"cache": {"name": "window", "window": 3, "sink": 0}}),
-    ("decoder", LEARNED | {"share_layers": True, "n_layers": 3}, "head", {"layer": 1, "head": 2}),
+    ("decoder", POSITION, "scale", {"scale": 0.9}),
+    ("decoder", POSITION, "causal_mask", {}),
+    ("decoder", POSITION, "positions", {}),
+    ("decoder", POSITION, "head", {"stack": "stack", "attention": "self", "layer": 0, "head": 2}),
+    ("decoder", POSITION, "kv_heads", {"n_kv_heads": 2}),
+    ("decoder", POSITION, "cache", {"cache": {"name": "window", "window": 3, "sink": 0}}),
+    ("decoder", POSITION | {"share_layers": True, "n_layers": 3}, "head", {"layer": 1, "head": 2}),
     (
         "decoder",
-        LEARNED | {"share_layers": True},
+        POSITION | {"share_layers": True},
         "cache",
         {"cache": {"name": "window", "window": 4, "sink": 1}},
     ),
-    ("encoder-decoder", LEARNED, "scale", {"scale": 0.9}),
-    ("encoder-decoder", LEARNED, "head", {"stack": "decoder", "attention": "cross", "layer": 0, "head": 1}),
-    ("encoder-decoder", LEARNED, "head", {"stack": "encoder", "attention": "self", "layer": 1, "head": 0}),
-    ("encoder-decoder", LEARNED, "cache", {"cache": {"name": "window", "window": 4, "sink": 1}}),
-    ("encoder", LEARNED, "kv_heads", {"n_kv_heads": 1}),
+    ("encoder-decoder", POSITION, "scale", {"scale": 0.9}),
+    ("encoder-decoder", POSITION, "head", {"stack": "decoder", "attention": "cross", "layer": 0, "head": 1}),
+    ("encoder-decoder", POSITION, "head", {"stack": "encoder", "attention": "self", "layer": 1, "head": 0}),
+    ("encoder-decoder", POSITION, "cache", {"cache": {"name": "window", "window": 4, "sink": 1}}),
+    ("encoder", POSITION, "kv_heads", {"n_kv_heads": 1}),
 ]
 
 
@@ -140,7 +140,7 @@ def test_changed_weights_are_softmax_of_changed_model(kind, changes, name, setti
 
 
 def test_only_heads_that_fit_are_stored():
-    lever_input, arrays = make_input(make_model(**LEARNED)), ArrayStore()
+    lever_input, arrays = make_input(make_model(**POSITION)), ArrayStore()
     case = compute_case(lever_input, "causal_mask", {}, MapStore(arrays, "x", max_bytes=500))
     change = case["attention"]
     whole = compute_case(lever_input, "causal_mask", {}, MapStore(arrays, "y"))["attention"]
@@ -156,7 +156,7 @@ def test_only_heads_that_fit_are_stored():
 
 
 def test_cases_without_changed_weights():
-    lever_input, maps = make_input(make_model(**LEARNED)), MapStore(ArrayStore(), "x")
+    lever_input, maps = make_input(make_model(**POSITION)), MapStore(ArrayStore(), "x")
     last = {"layer": 1, "head": 0}
     for name, setting in (("cache", {"cache": "static"}), ("head", last), ("cache", {"cache": "subgen"})):
         assert compute_case(lever_input, name, setting, maps)["attention"] is None

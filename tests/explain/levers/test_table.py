@@ -82,7 +82,7 @@ def test_cases_compare_with_plain_output(monkeypatch):
     n_weights = sum(p.numel() for p in lever_input.model.parameters())
 
     def count_cases():
-        return len(describe_lever(lever_input, LEVERS["head"], True)["cases"])
+        return len(describe_lever(lever_input, LEVERS["head"], ArrayStore())["cases"])
 
     assert count_cases() > 3
     for limit, expected in ((2 * n_weights * 8 * 3, 3), (1, 2)):

@@ -64,25 +64,23 @@ class LeverInput:
         """The logits of the unchanged model: (R, V)."""
         return self.compute_logits(self.model)
 
-    @property
+    @cached_property
     def plain_states(self) -> dict[str, list[Tensor]]:
         """The input of each layer of the unchanged model by stack, the output of the last, and that of the
         stack: (1, T, C).
         """
-        return self._plain_pass[0]
-
-    @property
-    def plain_weights(self) -> AttentionWeights:
-        """The weights of every attention of the unchanged model."""
-        return self._plain_pass[1]
-
-    @cached_property
-    def _plain_pass(self) -> tuple[dict[str, list[Tensor]], AttentionWeights]:
         model = copy_modules(self.model)
         states = {name: record_layers(stack) for name, stack in list_stacks(model).items()}
-        with record_attention(model) as weights_by_name:
-            self.compute_logits(model)
-        return states, weights_by_name
+        self.compute_logits(model)
+        return states
+
+    @cached_property
+    def plain_weights(self) -> AttentionWeights:
+        """The weights of every attention of the unchanged model."""
+        _ = self.plain_states  # a pass without hooks, before those of a change are registered
+        with record_attention(self.model) as weights_by_name:
+            self.compute_logits(self.model)
+        return weights_by_name
 
     @cached_property
     def memory(self) -> list[EncoderMemory] | None:
