@@ -57,6 +57,7 @@ def test_other_page_follows(open_pair):
 @pytest.mark.slow
 def test_other_tokens_are_chosen_by_index(open_pair):
     page, (left, right) = open_pair(TRANSLATORS, (TEXT, "two cats sleep"), screen=PHONE)
+    assert not any("lacks" in frame.locator("#pickers").inner_text() for frame in (left, right))
     for frame in (left, right):
         frame.evaluate("explain.go({ station: 'encoder.layers.0.attn' })")
         assert "matched by their index" in frame.locator("#pickers").inner_text()

@@ -110,21 +110,11 @@ def render_walk_page(
 """
 
 
-_PAIR_STYLE = """
-body { margin: 0; display: grid; grid: 100dvh / repeat(2, minmax(0, 1fr)); }
-iframe { border: 0; box-sizing: border-box; width: 100%; height: 100%; }
-iframe + iframe { border-inline-start: 3px double #8888; }
-@media (max-width: 900px) {
-  body { grid: 50dvh 50dvh / minmax(0, 1fr); }
-  iframe + iframe { border-inline-start: 0; border-block-start: 3px double #8888; }
-}
-"""
-
-
 def render_pair_page(pages: Sequence[str], names: Sequence[str]) -> str:
     """One document with the pages of two runs in frames; what is chosen in one is chosen in the other."""
     # the frames have their own policy, and that of this document too
-    policy = walk_page_policy(is_live=False).replace("style-src", f"style-src {csp_hash(_PAIR_STYLE)}")
+    style = read_asset("page/pair.css", "polyhead.explain")
+    policy = walk_page_policy(is_live=False).replace("style-src", f"style-src {csp_hash(style)}")
     frames = "\n".join(
         f'<iframe title="{escape(name)}" srcdoc="{escape(page)}"></iframe>'
         for page, name in zip(pages, names, strict=True)
@@ -138,7 +128,7 @@ def render_pair_page(pages: Sequence[str], names: Sequence[str]) -> str:
 <meta name="color-scheme" content="light dark">
 <link rel="icon" href="data:,">
 <title>{escape(" · ".join(names))} · Polyhead</title>
-<style>{_PAIR_STYLE}</style>
+<style>{style}</style>
 </head>
 <body>
 {frames}

@@ -28,7 +28,7 @@ function mirrorPage(address) {
   if (!page.data) return;
   const at = new URLSearchParams(address.slice(1)).get("at"), { station, ...found } = readAddress(address);
   page.isMirroring = true;
-  page.isAstray = station !== at;
+  page.isAstray = at !== null && station !== at;
   go({ key: null, ...found, station: page.isAstray ? state.station : station }, { scroll: station !== state.station });
   page.isMirroring = false;
 }
@@ -49,7 +49,8 @@ function writeAddress() {
     Object.assign(parts, { lever: lever.name, setting: JSON.stringify(lever.cases[state.leverCase]?.setting ?? {}) });
   }
   const hash = `#${new URLSearchParams(parts)}`, isOther = addressed !== state.station;
-  try { if (page.isMirroring) {} else if (isOther) addressBar.history.pushState(null, "", hash); else if (hash !== addressBar.location.hash) addressBar.history.replaceState(null, "", hash); } catch { /* some viewers of files refuse it */ }
+  const bar = page.isMirroring ? null : addressBar;
+  try { if (isOther) bar?.history.pushState(null, "", hash); else if (hash !== bar?.location.hash) bar?.history.replaceState(null, "", hash); } catch { /* some viewers of files refuse it */ }
   addressed = state.station;
   return hash;
 }
