@@ -7,7 +7,7 @@ const LEFT_OUT = ["heads", "last", "qkv"];
 function stagesOf() {
   const side = page.data.output.side ?? page.data.sides.length - 1, layer = page.stations.find((one) => one.layer && one.side === side && one.layer.index === layerOf(one.layer.stack))?.layer;
   const stages = page.stations.filter((one) => one.side === side && (one.layer ? one.layer === layer : one.kind !== "position" || one.steps.some(({ values }) => Object.keys(values).length)))
-    .flatMap((station) => (station.core && isCross(station.core) ? ["softmax"] : STAGE_CARDS[station.kind] ?? []).map((card) => ({ station, card })));
+    .flatMap((station) => (station.core && isCross(station.core) ? ["softmax"] : STAGE_CARDS[station.kind] ?? []).filter((card) => card !== "last" || page.data.output.positions?.length).map((card) => ({ station, card })));
   for (const card of LEFT_OUT) if (stages.length > MOST_STAGES) stages.splice(stages.findIndex((one) => one.card === card && !isCross(one.station.core ?? {})), 1);
   return stages.slice(0, MOST_STAGES);
 }

@@ -66,7 +66,7 @@ const VALUE_CODE = {
   },
   joined: (step, r, j) => { const [, ...at] = mixCell(step, r, j); return VALUE_CODE.mix(step, ...at); },
   ...Object.fromEntries(["pre", "act", "up", "hidden"].map((role) => [role, (step, r, c) => unitCode(step, r, unitOf(step, r, c), role)])),
-  scaled: (step, r, c) => OUTPUT_CODE.embedding(step, r, c),
+  scaled: (step, r, c) => [`y = ${tensorText(step.facts.maps.token.weight, embeddingRow(step, r), c)} * ${step.facts.scale}`],
 };
 function headCode(step, role, h, r, c, input) {
   const { values, facts } = step, name = values[role], width = shapeOf(name)[2], pair = turnedPair(name, c);
