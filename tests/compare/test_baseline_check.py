@@ -35,6 +35,7 @@ def test_designs_below_baseline_are_marked_without_p_values(capsys):
     lines = [line for line in out.splitlines() if "not learned" in line]
     assert [line.split()[0] for line in lines] == ["->", *names[1:]]
     assert "Not learned: base, norm=rmsnorm, norm_first=true. Their score (BLEU) is not better than" in out
+    assert "train them longer (--budget)." in " ".join(out.split())
     assert f"(baseline {baseline}: " in err
     page = (OUT / "compare.html").read_text()
     assert "no design has learned yet" in page

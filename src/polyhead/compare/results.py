@@ -12,6 +12,7 @@ from polyhead.compare.plan import ComparisonPlan, Design
 from polyhead.compare.shared_setup import tokenizer_fingerprint
 from polyhead.compare.tasks.base import Measures, QualityMeasure
 from polyhead.core.array_types import Floats
+from polyhead.core.errors import is_command_line
 from polyhead.core.i18n import tr
 from polyhead.cost.flops import update_flops_factor
 from polyhead.evaluate.baselines import Baseline, beats_baseline
@@ -56,7 +57,8 @@ def describe_unlearned(rows: ResultRows, measures: Measures) -> str:
         return ""
     return tr(
         "Not learned: {names}. Their score ({measure}) is not better than the baseline, so their "
-        "differences are not tested; train them longer (budget).",
+        "differences are not tested; train them longer ({option}).",
+        option="--budget" if is_command_line() else "budget",
         names=", ".join(names),
         measure=measures[1].column,
     )

@@ -77,6 +77,7 @@ def test_best_design_is_one_that_has_learned(tmp_path, plan):
     assert re.search(r"lowest loss</dt><dd>[\d.]+</dd><dt>good<", html)
     assert html.count("not learned</span>") == 2  # once in either table
     assert "Not learned: bad. Their score (BLEU)" in html
+    assert "train them longer (budget)." in html  # in Python it is an argument
     chart = html[html.index("Quality against cost") :]
     assert "<title>good: " in chart and "<title>bad: " not in chart
     # the page's script finds the designs by the number of each of these rows
