@@ -172,7 +172,7 @@ def render_claims(results: Sequence[Claim]) -> str:
         f'<li><p class="sentence-of">{escape(c.sentence)}</p><span class="verdict '
         f'{_VERDICT_CLASSES[c.is_supported]}">{escape(tr(c.verdict) + c.scope)}</span>'
         f'<p class="cited">{escape(c.source)}</p>'
-        f'<p class="measured"><b>{escape(tr("Measured"))}</b>{escape(c.measurement)}</p></li>'
+        f'<p class="measured"><b>{escape(tr("Measured"))}</b>{escape(keep_intervals(c.measurement))}</p></li>'
         for c in results
     )
     return f'<ol class="claims">{"".join(items)}</ol>'
@@ -223,18 +223,17 @@ def make_error_chart(plot: ParetoPlot) -> ParetoChart:
     return ParetoChart(points, plot.x_label, plot.y_label, log=True, format_quality=format_error)
 
 
+def keep_intervals(text: str) -> str:
+    """The text without line breaks in an interval or a percentage."""
+    return text.replace(" ± ", "\u00a0±\u00a0").replace(" %", "\u00a0%")
+
+
 def render_result_table(table: ResultTable) -> str:
     """Table with its title and caption."""
     head = "".join(f"<th>{escape(str(cell))}</th>" for cell in table.head)
     rows = ""
     for row in table.rows:
-        # an interval or a percentage does not break over lines
-        cells = (
-            cell.replace(" ± ", "\u00a0±\u00a0").replace(" %", "\u00a0%")
-            if isinstance(cell, str)
-            else format_number(cell)
-            for cell in row
-        )
+        cells = (keep_intervals(cell) if isinstance(cell, str) else format_number(cell) for cell in row)
         rows += f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>"
     more = f"<span>{escape(table.caption)}</span>" if table.caption else ""
     body = (
