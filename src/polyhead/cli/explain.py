@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from os.path import isfile
 from pathlib import Path
 from typing import Annotated
 
@@ -78,7 +79,7 @@ def run(
     polyhead explain runs/pre-norm runs/post-norm "A dog barks."
     """
     runs, name = [directory], "explain.html"
-    if source is not None and Path(source).is_dir():
+    if source and isfile(Path(source) / "config.json"):  # no error for a long text, as is_file() has
         runs, name, source, target = [directory, Path(source)], "explain-two.html", target, second_target
     elif second_target is not None:
         raise UserError(f"unexpected argument {second_target!r}; expected RUN, TEXT and TARGET")
