@@ -1,7 +1,7 @@
 /* ---- class mode: one token through at most 12 stages, each a card of the walk in large type, by the arrow keys ---- */
 const MOST_STAGES = 12, LARGE = 2.6; // with which the smallest words of a drawing, of 11 px, have 28
 /* The cards that are stages, by the kind of their station; those that a long walk leaves out, first to last. */
-const STAGE_CARDS = { tokens: ["tokens"], embedding: ["embedding"], position: ["position"], attention: ["qkv", "scores", "softmax", "mix", "heads"], linear_attention: ["qkv", "state", "reading"], recurrent: ["state", "gates"], conv: ["convolution"], feed_forward: ["feed-forward"], moe: ["experts", "out"], lens: ["rise"], output: ["last", "probabilities"] };
+const STAGE_CARDS = { tokens: ["tokens"], embedding: ["embedding"], position: ["position"], attention: ["qkv", "scores", "softmax", "mix", "heads"], linear_attention: ["qkv", "state", "mix"], recurrent: ["state", "gates"], conv: ["convolution"], feed_forward: ["feed-forward"], moe: ["experts", "out"], lens: ["rise"], output: ["last", "probabilities"] };
 const LEFT_OUT = ["heads", "last", "qkv"];
 /* The stages of the text that is written: its input, the chosen layer, the output. */
 function stagesOf() {
