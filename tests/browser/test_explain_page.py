@@ -89,7 +89,7 @@ BOUND = {
     "lens": {"on-the-way"},
     "generation": {"decoding", "cache", "paging"},
     "levers": {"what-if"},
-    "cost": {"cost", "parameters", "parallel-training", "families", "linear-attention"},
+    "cost": {"cost", "parameters", "parallel-training", "families", "linear-attention", "recurrence"},
 }
 BOUND["moe"] = BOUND["feed_forward"]
 BOUND["attention"] |= BOUND["norm"]
