@@ -12,7 +12,7 @@ _READ_INSPECTOR = """function read() {
   const inspector = document.getElementById("inspector");
   const texts = (selector) => [...inspector.querySelectorAll(selector)].map((one) => one.textContent);
   return { title: inspector.querySelector("h2").textContent, value: inspector.querySelector("output").dataset.value,
-    lines: texts("p.formula"), soft: texts("p.soft:not(.counting)"), words: texts("p.soft:not(.counting)").length, facts: texts("dt") };
+    lines: texts("p.formula"), soft: texts("p.soft:not(.counting, .from *)"), words: texts("p.soft:not(.counting, .from *)").length, facts: texts("dt") };
 }"""  # noqa: E501
 # the inspector at every number of a part of the page
 _READ_NUMBERS = """root => [...document.querySelectorAll(`${root} .pointable, ${root} .head-cell`)]

@@ -360,7 +360,8 @@ def test_score_shows_its_row_of_position_table(kind, position, open_walk_of):
 
 def find_cell(page, drawing, row, column):
     """The middle of a visible cell of a matrix in which each query sees the keys before it, or of a strip."""
-    page.locator(drawing).scroll_into_view_if_needed()
+    # between the row of tokens and the sheet of the number
+    page.locator(drawing).evaluate("one => scrollBy(0, one.getBoundingClientRect().top - 120)")
     strips = page.locator(f"{drawing} image")
     if strips.count():
         n = page.evaluate("name => explain.value(name).shape.at(-1)", "stack.layers.0.attn.q")
