@@ -1,6 +1,6 @@
 /* ---- a change at the attention that it reaches: the weights before, after, and their difference, side by side ---- */
 const MAP_LEVERS = new Set(["scale", "causal_mask", "positions", "head", "kv_heads", "cache"]);
-const LEAST_CELL = 5; // of maps side by side, in pixels
+const LEAST_CELL = 5, FUTURE = 2; // of maps side by side, in pixels; the code of a key that comes later
 const mapLevers = () => (page.data.levers?.levers ?? []).filter((one) => MAP_LEVERS.has(one.name) && !one.reason);
 /* The change that the attention stations show; null for none. */
 const changeAt = (station) => station.core?.kind === "attention" ? mapLevers().find((one) => one.name === state.lever) ?? null : null;
@@ -41,11 +41,11 @@ function changeParts(step, q, k, lever, chosen) {
 function drawChange(step, chosen, found, head, lever) {
   const rows = queryNames(step), columns = keyNames(step), n = columns.length, i = found.heads.indexOf(head), before = (r, c) => valueAt(step.values.weights, head, r, c), after = (r, c) => valueAt(found.weights, i, r, c), change = (r, c) => after(r, c) - before(r, c);
   const most = Math.max(0.01, largest(rows.flatMap((_, r) => d3.range(n).map((c) => change(r, c)))));
-  const room = matrixMargins(rows, columns), size = Math.min(Math.floor((page.width - 32 - room.left - 3 * room.right) / (3 * n)), 26), isRow = page.width >= 540 && size >= LEAST_CELL, hidden = (r, c) => hiddenCode(step, r, c), stays = (r, c) => hidden(r, c) && !after(r, c) ? hidden(r, c) : 0;
+  const room = matrixMargins(rows, columns), size = Math.min(Math.floor((page.width - 32 - room.left - 3 * room.right) / (3 * n)), 26), isRow = page.width >= 540 && size >= LEAST_CELL, hidden = (r, c) => hiddenCode(step, r, c), stays = (r, c) => after(r, c) || (lever.name === "causal_mask" && hidden(r, c) === FUTURE) ? 0 : hidden(r, c);
   const words = (r, c) => ({ q: rows[r], k: columns[c], h: head }), spec = { step, source: lever.source, shape: wholeShape(step.values.weights, step.side, keySide(step)), flops: 4, bytes: 4 * n };
   const tellAfter = (r, c) => {
     const all = d3.range(n).map((s) => after(r, s)), top = Math.max(...all), w = all[c], lines = w && hasValue(step.values.scores) ? ["w′ = exp(s′ − max) / Σ exp(s′ − max)", equation`exp(${Math.log(w / top)}) / ${1 / top} = ${w}`] : [equation`w′ = ${w}`];
-    return { ...spec, title: t("Weight of “{k}” for “{q}”, head {h}, changed", words(r, c)), value: w, lines: [...lines, { soft: w ? t("s′: the scores of the changed model") : t("The changed query does not see this key.") }] };
+    return { ...spec, title: t("Weight of “{k}” for “{q}”, head {h}, changed", words(r, c)), value: w, lines: [...lines, { soft: w || !(stays(r, c) || lever.name === "cache") ? t("s′: the scores of the changed model") : t("The changed query does not see this key.") }] };
   };
   const tellChange = (r, c) => ({ ...spec, title: t("Change of the weight of “{k}” for “{q}”, head {h}", words(r, c)), value: change(r, c), flops: 1, bytes: 8, lines: ["w′ − w", equation`${after(r, c)} − ${before(r, c)} = ${change(r, c)}`] });
   const map = (focus, title, i, options) => h("div", { class: "block", style: isRow ? `width: ${Math.ceil((i ? 4 : room.left) + size * n + room.right)}px` : null }, h("h4", {}, title), drawMatrix({ name: `${title}, ${t("head {n}", { n: head })}`, rows, columns, chosen, focus: `change-${focus}`, choose: (r, c) => chooseCell(step, r, c), hasRows: !isRow || !i, size: isRow ? size : null, ...options }));
