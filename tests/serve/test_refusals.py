@@ -3,7 +3,7 @@
 import socket
 
 import pytest
-from tests.serve.conftest import build_run, get_error, serve_run
+from tests.serve.conftest import build_run, get_error, serve_run, wait_until
 
 from polyhead import ModelConfig, build
 from polyhead.run.run import Run
@@ -84,6 +84,7 @@ def test_polls_write_no_line_in_the_log(client, caplog):
     caplog.set_level("INFO", "polyhead.serve")
     for path in ("/health/ready", "/metrics", "/v1/models"):
         assert client.ask(path).status_code == 200
+    wait_until(lambda: "/v1/models" in caplog.text)  # the line is written after the answer
     lines = [record.getMessage().split(" ", 1)[1] for record in caplog.records]
     assert [line.rsplit(" ", 2)[0] for line in lines] == ["GET /v1/models 200"]
 
