@@ -156,6 +156,7 @@ def watch_pages(browser, shared_page):
             if page is shared_page:
                 page.unroute_all()
                 page.evaluate("localStorage.clear(); sessionStorage.clear()")
+                page.emulate_media(media="null")
                 page.goto("about:blank")
             else:
                 page.context.close()
