@@ -315,7 +315,7 @@ def make_link_figures(first: dict[str, HeadsMeasurement], shares: dict[str, Seed
             f"The best head: {' '.join(sentence.words)}", sentence.words,
             compute_map(run.model, sentence).weights[best].tolist(),
             "Each row is a word; the stronger the colour of a cell, the more it attends to the word above. "
-            f"See the row of 'it'. Layer {best[0] + 1}, head {best[1] + 1} of the first model.",
+            f"See the row of 'it'. Layer {best[0] + 1}, head {best[1]} of the first model.",
         ) for sentence in (build_sentence(0, 1, 0, answer, 0) for answer in (0, 1))),
         DotPlot("The best head attends from 'it' most to its noun", "% of test sentences", {
             f"{design}: {label}": [100 * value for value in values]
@@ -326,7 +326,7 @@ def make_link_figures(first: dict[str, HeadsMeasurement], shares: dict[str, Seed
         ResultTable(
             "All heads (first seed)",
             ("layer and head", "most to its noun, of two", "of all words", "right nouns lost without it"),
-            [(f"{design}, {layer + 1}.{head + 1}", *(f"{100 * values[layer, head].item():.1f} %"
+            [(f"{design}, {layer + 1}.{head}", *(f"{100 * values[layer, head].item():.1f} %"
                 for values in (*measured.scores, measured.costs)))
                 for design, measured in first.items() for layer, head in np.ndindex(N_LAYERS, N_HEADS)],
             "A head of the first layer cannot know the noun: it may tell 'it' the adjective, by which the "

@@ -16,5 +16,5 @@ def test_cell_leads_to_the_figure_of_its_head(open_page, tmp_path):
     cells.nth(3).click()
     figure = page.locator("figure:target")
     assert "induction" in figure.inner_text()
-    assert figure.get_attribute("id") == "self-1-4"
+    assert figure.get_attribute("id") == "self-1-3"
     check_accessibility(page)

@@ -63,7 +63,7 @@ def save(tiny, tmp_path):
 
 def test_page_has_all_maps_and_terminal_one(tiny, tmp_path, cli):
     page, run = tmp_path / "new" / "page.html", polyhead.load(tiny)
-    options = ["--kind", "decoder", "--layer", 1, "--head", 3, "--out", page]
+    options = ["--kind", "decoder", "--layer", 1, "--head", 2, "--out", page]
     out = cli("attention", tiny, SOURCE, TARGET, *options).out
     ids = run.tokenizer.encode([SOURCE, TARGET])
     source, target = ([run.display_token(i).replace("␣", " ") for i in row] for row in ids)
@@ -171,7 +171,7 @@ def test_heads_are_scored_over_examples(save, tmp_path, cli):
         maps(*pair)["encoder"].weights[1, 0] for pair in [(SOURCE, TARGET), ("hund bellt", "dog barks")]
     ]
     first = torch.cat([one[:, 0] for one in weights]).mean()
-    figure = page.split('id="encoder-2-1"')[1].split("</figure>")[0]
+    figure = page.split('id="encoder-2-0"')[1].split("</figure>")[0]
     assert f"first token {first:.0%}" in figure
     assert "takes no TEXT" in cli.error("attention", tmp_path, SOURCE, "--heads")
     assert "TEXT is missing" in cli.error("attention", tmp_path)

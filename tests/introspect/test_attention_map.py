@@ -23,7 +23,7 @@ def test_select_weights_by_head_or_mean():
 
 def test_text_map_aligns_and_names_maxima():
     lines = attention_text(MAP, 1, 0).splitlines()
-    assert lines[0] == "cross-attention, layer 2 of 2, head 1 of 3"
+    assert lines[0] == "cross-attention, layer 2 of 2, head 0 of 3"
     for line, token, weights in zip(lines[3:8], MAP.target_tokens, WEIGHTS[1, 0], strict=True):
         assert cell_len(line[: line.index(token) + len(token)]) == cell_len("</s>")
         best = int(weights.argmax())

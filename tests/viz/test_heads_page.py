@@ -18,9 +18,9 @@ def test_page_has_every_head(tmp_path):
     page = Page(write_heads_page(tmp_path / "h.html", heads, None).read_text())
     figures = {one["id"]: one["class"] for one in page.all("figure")}
     cells = {one["href"]: one["class"] for one in page.all("a") if one["href"].startswith("#")}
-    assert set(figures) == {"self-1-1", "self-1-2", "self-3-1", "self-3-2"}
+    assert set(figures) == {"self-1-0", "self-1-1", "self-3-0", "self-3-1"}
     assert {f"#{name}" for name in figures} == set(cells)
-    assert figures["self-1-2"] == "head kind-previous"
+    assert figures["self-1-1"] == "head kind-previous"
     assert all(kind == f"head {cells[f'#{name}']}" for name, kind in figures.items())
     assert "previous token 90% (equal weights 36%)" in page.words()
     assert "<b>" in page.words()  # a token is text

@@ -41,7 +41,7 @@ def run(
         str | None,
         typer.Option(help="layer shown in the terminal: a number from 1, or mean", show_default="last layer"),
     ] = None,
-    head: Annotated[str, typer.Option(help="head shown in the terminal: a number from 1, or mean")] = MEAN,
+    head: Annotated[str, typer.Option(help="head shown in the terminal: a number from 0, or mean")] = MEAN,
     all_heads: Annotated[
         bool,
         typer.Option(
@@ -81,7 +81,7 @@ def run(
         raise UserError(f"this model has no {selected_kind} weights to show{available}")
     attention = maps[selected_kind]
     layers = layer_numbers(attention, len(attention.weights))
-    heads = range(1, len(attention.weights[0]) + 1)
+    heads = range(len(attention.weights[0]))
     indices = (
         parse_index("layer", str(layers[-1]) if layer is None else layer, layers),
         parse_index("head", head, heads),
@@ -144,6 +144,6 @@ def parse_index(kind: str, text: str, names: Sequence[int]) -> int | None:
         return None
     if not text.isdecimal() or int(text) not in names:
         n = len(names)
-        available = f"1 to {n}" if names[-1] == n else ", ".join(map(str, names))
+        available = f"{names[0]} to {names[-1]}" if names[-1] - names[0] < n else ", ".join(map(str, names))
         raise UserError(f"--{kind}: no {kind} {text!r}; available: {available}, and {MEAN}")
     return names.index(int(text))

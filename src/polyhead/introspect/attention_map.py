@@ -95,9 +95,9 @@ def check_index(axis: str, index: int, n: int) -> int:
 
 
 def describe_choice(axis: str, index: int | None, names: Sequence[int]) -> str:
-    """The choice in words, counted from one."""
+    """The choice in words: one of ``names``, or their mean."""
     n = len(names)
-    numbers = str(n) if list(names) == list(range(1, n + 1)) else ", ".join(map(str, names))
+    numbers = str(n) if list(names) in (list(range(n)), list(range(1, n + 1))) else ", ".join(map(str, names))
     if index is not None:
         return tr(f"{axis} {{n}} of {{there}}", n=names[index], there=numbers)
     return tr(
@@ -137,7 +137,7 @@ def attention_text(
     weights = nested_weights(attention)
     lines = [
         f"{tr(attention.kind)}, {describe_choice('layer', layer, layer_numbers(attention, len(weights)))}, "
-        f"{describe_choice('head', head, range(1, len(weights[0]) + 1))}"
+        f"{describe_choice('head', head, range(len(weights[0])))}"
     ]
     for start in range(0, len(source), fits):
         columns = range(start, min(start + fits, len(source)))

@@ -61,14 +61,14 @@ def _render_page(heads: Mapping[str, HeadSurvey], links: Mapping[str, Any] | Non
 def _head_section(name: str, heads: HeadSurvey) -> PageSection:
     """A map of the heads of one kind of attention, and a figure of each."""
     n_heads, kind = len(heads.kinds[0]), tr(heads.typical[0][0].kind).capitalize()
-    rows, figures = ["<td></td>" + "".join(f'<th scope="col">{i + 1}</th>' for i in range(n_heads))], []
+    rows, figures = ["<td></td>" + "".join(f'<th scope="col">{i}</th>' for i in range(n_heads))], []
     for layer, number in enumerate(heads.layers):
         rows.append(f'<th scope="row">{escape(tr("layer {n}", n=number))}</th>')
         for head, kind_of in enumerate(heads.kinds[layer]):
             mark, kind_name, _ = HEAD_KINDS[kind_of]
             title, id = (
-                tr("layer {layer}, head {head}", layer=number, head=head + 1),
-                f"{name}-{number}-{head + 1}",
+                tr("layer {layer}, head {head}", layer=number, head=head),
+                f"{name}-{number}-{head}",
             )
             title, kind_name = escape(title), escape(tr(kind_name))
             link = f'class="kind-{kind_of}" href="#{id}" title="{title}: {kind_name}"'

@@ -137,10 +137,10 @@ function attention(root) {
   const name = (m, i) => oneText ? kindName(m.kind) : `${i + 1}  ${oneKind ? "" : `${kindName(m.kind)}: `}${m.title}`;
   const layerName = (l) => l === MEAN ? t("mean of layers") : t("layer {n}", { n: maps[state.map].layers[l] });
   const chosen = () => ({ layer: layerName(state.layer), head: headName(state.head) });
-  const headName = (h) => h === MEAN ? t("mean of heads") : t("head {n}", { n: h + 1 });
+  const headName = (h) => h === MEAN ? t("mean of heads") : t("head {n}", { n: h });
 
   function drawControls() {
-    const m = maps[state.map], heads = m.weights[0].map((_, h) => h + 1);
+    const m = maps[state.map], heads = [...m.weights[0].keys()];
     const numbered = (names, mean) => [...names.map((name, i) => [i, `${name}`]), [MEAN, mean]];
     clear(controls).append(
       chooser(oneText ? t("Attention") : t("Example"), maps.map((m, i) => [i, name(m, i)]), state.map, (v) => {
@@ -159,7 +159,7 @@ function attention(root) {
     thumbs.style.color = "var(--accent)"; // resolved for the theme
     const layers = [...Array(L).keys(), MEAN], heads = [...Array(H).keys(), MEAN], mean = (n, name) => n === MEAN ? t("mean") : `${name}`;
     thumbs.style.gridTemplateColumns = `2.2em repeat(${H + 1}, minmax(0, 1fr))`;
-    fillWeightsGrid(thumbs, layers.map((layer) => mean(layer, m.layers[layer])), heads.map((head) => mean(head, head + 1)), (r, c) => ({
+    fillWeightsGrid(thumbs, layers.map((layer) => mean(layer, m.layers[layer])), heads.map((head) => mean(head, head)), (r, c) => ({
       matrix: matrix(layers[r], heads[c]).map((row) => row.map((w) => w / 1000)), name: `${layerName(layers[r])}, ${headName(heads[c])}`, on: layers[r] === state.layer && heads[c] === state.head,
       choose: () => { state.layer = layers[r]; state.head = heads[c]; drawAll(); },
     }), getComputedStyle(thumbs).color);
