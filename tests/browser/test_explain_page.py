@@ -256,7 +256,9 @@ def test_projection_of_classifier_shows_logits(make_page, open_page):
     page = open_walk(open_page, path)
     go_to_station(page, "classifier")
     page.locator("#card-part details.numbers summary").last.click()
-    cells = page.locator("#card-part details.numbers").last.locator("td").all_inner_texts()
+    table = page.locator("#card-part details.numbers").last.locator("td")
+    table.first.wait_for()  # it is made when it is opened
+    cells = table.all_inner_texts()
     with torch.inference_mode():
         logits = run.model(torch.tensor([[token["id"] for token in document["sides"][0]["tokens"]]]))[0]
     shown = [float(cell.replace("−", "-")) for cell in cells if "." in cell]

@@ -208,3 +208,15 @@ def test_printed_walk_is_light_and_complete(walk_page, open_page):
         "[JSON.stringify(explain.state), document.getElementById('stage').innerHTML]"
     )
     assert page.locator("html").get_attribute("data-theme") == "dark"
+
+
+def test_answers_may_have_units_of_the_page(walk_page, open_page):
+    page = open_walk(open_page, walk_page[2])
+    texts = ["5.66 M", "285k", "44 %", "−1,000", "1.7MB", ".5", "1e-3", "much", ""]
+    numbers = page.evaluate("texts => texts.map(readAnswer)", texts)
+    assert numbers[:7] == pytest.approx([5.66e6, 285e3, 0.44, -1000, 1.7e6, 0.5, 1e-3])
+    assert np.isnan(numbers[7:]).all()
+    answer = page.locator(".question input[type=text]").first
+    answer.fill("much")
+    answer.press("Enter")
+    assert "Write a number" in page.locator(".question [role=status]").all_inner_texts()[0]

@@ -37,8 +37,8 @@ function equation(texts, ...inputs) {
   for (const kept of TRIED_DIGITS) {
     const shown = formatResult(result, kept);
     for (let digits = RESULT_DIGITS; digits <= MOST_DIGITS; digits++) {
-      const value = Number(calculate(writeParts(parts, digits, false).split(" = ").pop()).toPrecision(MOST_DIGITS - 1));
-      if (formatResult(value, kept) === shown) return `${writeParts(parts, digits)} = ${shown}`;
+      const value = calculate(writeParts(parts, digits, false).split(" = ").pop());
+      if ([value, Number(value.toPrecision(MOST_DIGITS - 1))].some((one) => formatResult(one, kept) === shown)) return `${writeParts(parts, digits)} = ${shown}`;
     }
   }
   return `${writeParts(parts, RESULT_DIGITS)} ≈ ${formatResult(result, RESULT_DIGITS)}`;

@@ -57,7 +57,7 @@ const follow = (target) => go(target, { scroll: true });
 function spanElement(span) {
   if (span.measure) return measureElement(span.measure);
   if (span.href) return h("a", { href: span.href, rel: "noopener" }, span.text);
-  const target = span.look ? findTarget(span.look) : span.lever ? findLever(span.lever) : null;
+  const target = span.look ? findTarget(span.look) ?? findTarget({ ...span.look, stack: undefined }) : span.lever ? findLever(span.lever) : null;
   if (target) return h("a", { href: "#stage", onclick: (event) => { event.preventDefault(); follow(target); } }, span.text);
   return { strong: h("strong", {}, span.text), emphasis: h("em", {}, span.text), code: h("code", {}, span.text) }[span.style] ?? document.createTextNode(span.text);
 }

@@ -53,7 +53,7 @@ function showEmbedding(station) {
     }
     if (values.scaled && scale !== 1) {
       const name = t("Times {s}", { s: formatNumber(scale) });
-      cards.push(card("scaled", name, t("The rows are multiplied by √d, so that they are as large as what is added to them."),
+      cards.push(card("scaled", name, t("The rows are multiplied by √d."),
         drawStrips({ name, focus: "embedding-scaled", rows: [
           { label: t("row"), values: row(values.rows, r) }, { label: `× ${formatNumber(scale, 3)}`, values: row(values.scaled, r), on: true }],
         tell: (i, c) => ({ title: t("Feature {n}", { n: c }), value: row(i ? values.scaled : values.rows, r)[c], cell: [i ? values.scaled : values.rows, r, c], step, flops: i ? 1 : 0, bytes: 4, shape: wholeShape(values.scaled, side),

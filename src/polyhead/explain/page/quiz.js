@@ -9,6 +9,12 @@ const rightOption = ({ bounds }, truth) => bounds.filter((bound) => bound <= tru
 const isRight = (question, truth, answer) => question.options ? answer === rightOption(question, truth) : Math.abs(answer - truth) <= question.tolerance * Math.abs(truth) + 1e-9;
 const truthText = (question, truth) => question.options ? `${question.options[rightOption(question, truth)]} (${formatNumber(truth, 3)})` : Number.isInteger(truth) ? formatCount(truth) : formatNumber(truth, 3);
 
+/* The number of an answer, also with the page's own units: 5.66 M, 285k, 1.7 MB, 44 %. */
+function readAnswer(text) {
+  const [, number, unit] = text.replace(/[,\s]/g, "").replace(MINUS, "-").match(/^(-?(?:\d+\.?\d*|\.\d+)(?:e-?\d+)?)([%kMG]?)B?$/) ?? [];
+  return Number(number) * ({ "%": 0.01, k: 1e3, M: 1e6, G: 1e9 }[unit] ?? 1);
+}
+
 function quizElement(chapter) {
   const asked = questionsOf(chapter);
   if (!asked.length) return null;
@@ -20,9 +26,12 @@ function questionForm(chapter, question, i, truth) {
   const form = h("form", { class: "question" }, h("p", {}, question.ask), h("div", { class: question.options ? "options" : "" }, inputs), h("button", { type: "submit", class: "turn", "data-focus": `${name}-check` }, t("Check")), verdict);
   form.addEventListener("submit", (event) => {
     event.preventDefault();
-    const text = new FormData(form).get(name)?.trim().replace(/[, ]/g, "").replace(MINUS, "-");
-    if (!text || Number.isNaN(Number(text))) return;
-    const right = isRight(question, truth, Number(text));
+    const answer = readAnswer(new FormData(form).get(name) ?? "");
+    if (Number.isNaN(answer)) {
+      if (!question.options) verdict.textContent = t("Write a number, such as 0.5, 44 % or 1.2 M.");
+      return;
+    }
+    const right = isRight(question, truth, answer);
     if (right) siteStore(name, "1");
     verdict.textContent = right ? `✓ ${truthText(question, truth)}` : t("✗ Not so: look at the page, and try again.");
   });
