@@ -104,6 +104,12 @@ def test_maps_have_weights_before_and_after(make_document, open_page, tmp_path):
     assert check_numbers(numbers) >= len(numbers) - 6  # those of hidden cells have words
     assert find_dead_drawings(page) == []
     check_accessibility(page)
+    # a weight that rounds to 0 is seen as well
+    page.evaluate(
+        "name => { explain.value(name).data.fill(0); explain.go({ head: 2 }); }",
+        cases["causal_mask"][0]["attention"]["weights"],
+    )
+    assert page.locator("[data-focus='change-after'] .hidden-2").count() == 0
 
 
 def test_station_and_address_have_the_switch(make_document, open_page, tmp_path):

@@ -11,7 +11,7 @@ from html import escape
 from typing import Any
 
 from polyhead.core.i18n import load_catalog
-from polyhead.viz.html_page import csp_hash, json_script, read_asset, script_texts
+from polyhead.viz.html_page import csp_hash, json_script, read_asset, render_head, script_texts
 
 PAGE_SCRIPTS = (
     "page/vendor/d3.min.js",
@@ -65,7 +65,7 @@ def render_walk_page(
     as language -> list of chapters. ``links`` are those of ``find_run_links``.
     """
     script, style = load_walk_script(), load_walk_style()
-    title = escape(f"{document['run']['name']} · Polyhead" if document else "Polyhead")
+    title = f"{document['run']['name']} · Polyhead" if document else "Polyhead"
     tag = "zh-CN" if language == "zh" else "en"
     data = [
         (' id="explain-data"', document),
@@ -74,19 +74,8 @@ def render_walk_page(
         (' id="links"', links),
     ]
     elements = "\n".join(json_script(value, attributes) for attributes, value in data if value is not None)
-    return f"""<!DOCTYPE html>
-<html lang="{tag}">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{walk_page_policy(live is not None)}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="generator" content="Polyhead">
-<link rel="icon" href="data:,">
-<title>{title}</title>
-<style>{style}</style>
-</head>
-<body>
-<a id="skip" href="#stage">Skip to the stage</a>
+    head = render_head(title, tag, walk_page_policy(live is not None), style)
+    return f"""{head}<a id="skip" href="#stage">Skip to the stage</a>
 <header id="top"></header>
 <div id="ask"{"" if live else " hidden"}></div>
 <div class="frame">
@@ -119,19 +108,7 @@ def render_pair_page(pages: Sequence[str], names: Sequence[str]) -> str:
         f'<iframe title="{escape(name)}" srcdoc="{escape(page)}"></iframe>'
         for page, name in zip(pages, names, strict=True)
     )
-    return f"""<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{policy}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<link rel="icon" href="data:,">
-<title>{escape(" · ".join(names))} · Polyhead</title>
-<style>{style}</style>
-</head>
-<body>
-{frames}
+    return f"""{render_head(f"{' · '.join(names)} · Polyhead", "en", policy, style)}{frames}
 </body>
 </html>
 """

@@ -71,20 +71,8 @@ def render_html(
         f"<section>\n<h2>{escape(heading)}</h2>\n{paragraph(about)}\n{html}\n</section>"
         for heading, about, html in sections
     )
-    document = f"""<!DOCTYPE html>
-<html lang="{get_language()}">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{policy}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<meta name="generator" content="Polyhead">
-<link rel="icon" href="data:,">
-<title>{escape(title)}</title>
-<style>{"".join(map(read_asset, PAGE_STYLES))}{style}</style>
-</head>
-<body>
-<main>
+    style = "".join(map(read_asset, PAGE_STYLES)) + style
+    document = f"""{render_head(title, get_language(), policy, style)}<main>
 <header>
 <div class="top-line"><p class="brand">Polyhead</p><div class="site-switches"></div></div>
 <h1>{escape(title)}</h1>
@@ -99,6 +87,24 @@ def render_html(
 </html>
 """
     return document.encode(errors="replace").decode()  # paths may have bytes that are no UTF-8
+
+
+def render_head(title: str, language: str, policy: str, style: str) -> str:
+    """The start of a document, down to its body; ``policy`` is its content security policy."""
+    return f"""<!DOCTYPE html>
+<html lang="{language}">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<meta name="generator" content="Polyhead">
+<link rel="icon" href="data:,">
+<title>{escape(title)}</title>
+<style>{style}</style>
+</head>
+<body>
+"""
 
 
 def resolve_text(text: Text) -> str:

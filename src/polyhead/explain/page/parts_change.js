@@ -44,7 +44,7 @@ function drawChange(step, chosen, found, head, lever) {
   const room = matrixMargins(rows, columns), size = Math.min(Math.floor((page.width - 32 - room.left - 3 * room.right) / (3 * n)), 26), isRow = page.width >= 540 && size >= LEAST_CELL, hidden = (r, c) => hiddenCode(step, r, c), stays = (r, c) => after(r, c) || (lever.name === "causal_mask" && hidden(r, c) === FUTURE) ? 0 : hidden(r, c);
   const words = (r, c) => ({ q: rows[r], k: columns[c], h: head }), spec = { step, source: lever.source, shape: wholeShape(step.values.weights, step.side, keySide(step)), flops: 4, bytes: 4 * n };
   const tellAfter = (r, c) => {
-    const all = d3.range(n).map((s) => after(r, s)), top = Math.max(...all), w = all[c], lines = w && hasValue(step.values.scores) ? ["w′ = exp(s′ − max) / Σ exp(s′ − max)", equation`exp(${Math.log(w / top)}) / ${1 / top} = ${w}`] : [equation`w′ = ${w}`];
+    const all = d3.range(n).map((s) => after(r, s)), top = Math.max(...all), w = all[c], lines = w && hasValue(step.values.scores) ? ["w′ = exp(s′ − max) / Σ exp(s′ − max)", equation`exp(${Math.log(w / top)}) / ${1 / top} = ${w}`] : [`w′ = ${formatNumber(w)}`];
     return { ...spec, title: t("Weight of “{k}” for “{q}”, head {h}, changed", words(r, c)), value: w, lines: [...lines, { soft: w || !(stays(r, c) || lever.name === "cache") ? t("s′: the scores of the changed model") : t("The changed query does not see this key.") }] };
   };
   const tellChange = (r, c) => ({ ...spec, title: t("Change of the weight of “{k}” for “{q}”, head {h}", words(r, c)), value: change(r, c), flops: 1, bytes: 8, lines: ["w′ − w", equation`${after(r, c)} − ${before(r, c)} = ${change(r, c)}`] });
@@ -52,7 +52,7 @@ function drawChange(step, chosen, found, head, lever) {
   return h("div", { class: isRow ? "maps" : "columns" }, map("before", t("before"), 0, { share: true, value: before, code: hidden, tell: (r, c) => atHead(head, () => tellWeight(step, r, c)) }),
     map("after", t("after"), 1, { share: true, value: after, code: stays, tell: tellAfter }), map("difference", t("difference"), 2, { value: change, code: stays, most, tell: tellChange }));
 }
-/* What is told of the chosen head, of another one. */
+/* The number of another head than the chosen one: `tell` reads the chosen head. */
 function atHead(head, tell) {
   const { head: chosen } = state;
   state.head = head;
