@@ -15,7 +15,7 @@ from typing import Any
 
 # milliseconds since the page was asked for: of the frame after the drawing was put in, and after all was done
 WATCH = """new MutationObserver((_, watcher) => {
-  if (!window.drawnAt && document.querySelector("svg.glance")) requestAnimationFrame(() => setTimeout(() => { window.drawnAt ??= performance.now(); }));
+  if (!window.glanceDrawnAt && document.querySelector("svg.glance")) requestAnimationFrame(() => setTimeout(() => { window.glanceDrawnAt ??= performance.now(); }));
   if (document.documentElement.dataset.ready !== undefined) watcher.disconnect();
 }).observe(document, { childList: true, subtree: true, attributes: true, attributeFilter: ["data-ready"] });"""  # noqa: E501
 
@@ -54,13 +54,13 @@ def open_page(path: Path, rounds: int) -> list[tuple[float, float, float]]:
             session = page.context.new_cdp_session(page)
             session.send("Performance.enable", {"timeDomain": "threadTicks"})
             page.goto(path.resolve().as_uri())
-            while not page.evaluate("window.drawnAt"):
+            while not page.evaluate("window.glanceDrawnAt"):
                 page.wait_for_timeout(20)
             parsed = page.evaluate("performance.getEntriesByType('navigation')[0].domInteractive")
             metrics: dict[str, Any] = {
                 one["name"]: one["value"] for one in session.send("Performance.getMetrics")["metrics"]
             }
-            found.append((parsed / 1000, page.evaluate("drawnAt") / 1000, metrics["TaskDuration"]))
+            found.append((parsed / 1000, page.evaluate("glanceDrawnAt") / 1000, metrics["TaskDuration"]))
             page.close()
         browser.close()
     return found
