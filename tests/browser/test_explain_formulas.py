@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.browser import explain_pages as pages
-from tests.browser.conftest import PHONE, check_accessibility
+from tests.browser.conftest import PHONE, check_accessibility, wait_until
 from tests.explain.explain_helpers import TARGET, TEXT, make_run
 
 from polyhead.explain.document import explain
@@ -66,6 +66,8 @@ def go_to_case(page, lever, case):
     pages.go_to_station(page, "levers")
     page.evaluate("([lever, leverCase]) => explain.go({ lever, leverCase })", [lever, case])
     page.evaluate("document.querySelectorAll('details.numbers').forEach((one) => { one.open = true; })")
+    # their tables are built by events after that
+    wait_until(page, "[...document.querySelectorAll('details.numbers')].every((one) => one.children[1])")
 
 
 @slow

@@ -56,6 +56,7 @@ def open_glance(open_page, tmp_path):
 def read_table(page):
     """The table of the drawing as block -> numbers, as text."""
     page.locator("#stage details.numbers summary").click()
+    page.locator("#stage details.numbers tbody").wait_for()  # built by an event after the click
     rows = page.locator("#stage details.numbers tbody tr").all()
     return {row.locator("th").inner_text(): row.locator("td").all_inner_texts() for row in rows}
 
