@@ -12,7 +12,12 @@ UNSAFE_CALLS |= {"yaml.load", "yaml.load_all", "yaml.full_load", "yaml.unsafe_lo
 TENSOR_FIELDS = {"data", "grad", "requires_grad"}
 UNSAFE_OPTIONS = {"shell=True", "allow_pickle=True"}
 LONGEST_FILE = 500  # lines
-CEILINGS = {"getattr or hasattr of a fixed name": 40, "type: ignore": 40, "attributes set on tensors": 0}
+CEILINGS = {
+    "getattr or hasattr of a fixed name": 40,
+    "type: ignore": 37,
+    "attributes set on tensors": 0,
+    "classes of objects replaced": 0,
+}
 """What may only become less: lower a number when the count falls."""
 
 
@@ -87,12 +92,14 @@ def count_gated(nodes, text):
     functions = [node for node in nodes if isinstance(node, ast.FunctionDef)]
     attributes = {name for function in functions for name in find_tensor_attributes(function)}
     fixed = sum(isinstance(name, ast.Constant) for name in names)
-    return dict(zip(CEILINGS, (fixed, text.count("type: ignore"), len(attributes)), strict=True))
+    classes = len(re.findall(r"__class__ = |\"__class__\",", text))
+    return dict(zip(CEILINGS, (fixed, text.count("type: ignore"), len(attributes), classes), strict=True))
 
 
 def test_hidden_channels_only_become_fewer():
     example = "def f(x: Tensor):\n  x.note = getattr(x, 'old', 0)  # type: ignore\n  x.data = y.to(x)"
-    assert list(count_gated(ast.walk(ast.parse(example)), example).values()) == [1, 1, 1]
+    example += "\n  x.__class__ = type(y)"
+    assert list(count_gated(ast.walk(ast.parse(example)), example).values()) == [1, 1, 2, 1]
     counts = [count_gated(walk_file(path), path.read_text(encoding="utf-8")) for path in ALL_MODULES]
     totals = {name: sum(count[name] for count in counts) for name in CEILINGS}
     assert {name: total for name, total in totals.items() if total > CEILINGS[name]} == {}

@@ -58,24 +58,27 @@ __all__ = [
 ]
 
 
-class _CallableModule(ModuleType):
-    """A module that can be called as the function of its name, ``ph.train(...)``.
+class _Verb:
+    """A function that has the name of a subpackage: ``ph.train(...)``, and ``polyhead.train.loop``."""
 
-    Importing a submodule binds it to its name in the package and would overwrite a function of the same name.
-    """
+    def __init__(self, name: str) -> None:
+        self.__name__ = self.__qualname__ = name
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.__wrapped__(*args, **kwargs)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle by name, for process pools; modules themselves cannot be pickled."""
-        return import_module, (self.__name__,)
+    def __getattr__(self, name: str) -> Any:
+        """What the function lacks is of the subpackage."""
+        return getattr(import_module(f"polyhead.{self.__name__}"), name)
+
+    def __reduce__(self) -> str:
+        """Pickle by name, for process pools."""
+        return self.__name__
 
     @property
     def __wrapped__(self) -> Any:
         """The function, whose signature ``inspect`` and notebooks show."""
-        name = self.__name__.rpartition(".")[2]
-        return getattr(import_module(_VERB_MODULES[name]), name)
+        return getattr(import_module(_VERB_MODULES[self.__name__]), self.__name__)
 
     @property
     def __doc__(self) -> str:  # type: ignore[override]
@@ -84,25 +87,22 @@ class _CallableModule(ModuleType):
 
 
 class _Package(ModuleType):
-    """The package module; makes submodules that are named like a verb callable when they are imported."""
+    """The package; its public names are imported on first use, so that ``import polyhead`` is cheap."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in _LAZY_IMPORTS:
+            raise AttributeError(f"module 'polyhead' has no attribute {name!r}; it has {', '.join(__all__)}")
+        return getattr(import_module(_LAZY_IMPORTS[name]), name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in _VERB_MODULES and isinstance(value, ModuleType):
-            value.__class__ = _CallableModule
-        super().__setattr__(name, value)
+        """Importing a subpackage binds it to its name, and would replace the verb of that name."""
+        if name not in _VERB_MODULES or not isinstance(value, ModuleType):
+            super().__setattr__(name, value)
+
+    def __dir__(self) -> list[str]:
+        return sorted(__all__)
 
 
-sys.modules[__name__].__class__ = _Package
-
-
-def __getattr__(name: str) -> Any:
-    """Import a public name on first use, so that `import polyhead` is cheap (PEP 562)."""
-    if name in _VERB_MODULES:
-        return import_module(f"polyhead.{name}")
-    if name not in _LAZY_IMPORTS:
-        raise AttributeError(f"module 'polyhead' has no attribute {name!r}; it has {', '.join(__all__)}")
-    return getattr(import_module(_LAZY_IMPORTS[name]), name)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+_package = _Package(__name__, __doc__)
+vars(_package).update(globals(), **{name: _Verb(name) for name in _VERB_MODULES})
+sys.modules[__name__] = _package

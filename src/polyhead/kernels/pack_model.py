@@ -18,6 +18,7 @@ from polyhead.kernels.malloc_tuning import trim_heap
 from polyhead.kernels.program import UnsupportedLayerError
 from polyhead.nn.attention.softmax import Attention
 from polyhead.nn.embedding import Head
+from polyhead.nn.replace_modules import replace_modules
 from polyhead.nn.stack import Stack
 
 QUANTIZED_LINEARS: dict[str, LinearFactory] = {"int8": make_int8_linear, "int4": make_int4_linear}
@@ -38,8 +39,7 @@ def pack_model(model: nn.Module, factory: LinearFactory = make_linear) -> nn.Mod
         # most of the loss of int4 is in the head, so the head uses int8
         _pack_modules(model, factory, make_int8_linear if factory is make_int4_linear else factory)
         _add_greedy_steps(model)
-        for part in model.modules():
-            _bypass_module_call(part)
+        _bypass_module_calls(model)
         trim_heap()
     return model
 
@@ -108,15 +108,17 @@ def _add_greedy_steps(model: nn.Module) -> None:
         cast(Any, model).decode_greedy = GreedySteps(*parts)
 
 
-def _bypass_module_call(module: nn.Module) -> None:
-    """Make a call of the module call ``forward`` directly, and its parts plain attributes.
+def _bypass_module_calls(model: nn.Module) -> None:
+    """Make calls of the modules inside a model call ``forward`` directly, and parts plain attributes.
 
     The hook handling of ``nn.Module.__call__`` and the attribute lookup of ``nn.Module`` take as long as a
     small operation, and a step of a small model has hundreds of both.
     """
-    if not module._forward_hooks and not module._forward_pre_hooks:
-        module.__class__ = _direct_call_class(type(module))  # type: ignore[arg-type]
-    vars(module).update(module._modules | module._parameters)
+    parts = [part for part in model.modules() if not part._forward_hooks and not part._forward_pre_hooks]
+    kinds: list[Any] = [type(part) for part in parts]
+    replace_modules(model, dict(zip(parts, map(_direct_call_class, kinds), strict=True)))
+    for part in model.modules():
+        vars(part).update(part._modules | part._parameters)
 
 
 @cache

@@ -25,6 +25,7 @@ from polyhead.nn.dropout import Dropout
 from polyhead.nn.embedding import Embedding, Head
 from polyhead.nn.init import SkipInit
 from polyhead.nn.lora import LoraLinear
+from polyhead.nn.replace_modules import replace_modules
 from polyhead.nn.shard_plan import (
     FindsShardObstacle,
     KeepsShard,
@@ -75,8 +76,8 @@ def shard_tensors(model: nn.Module, mesh: DeviceMesh) -> None:
     classes: dict[nn.Module, type] = {part: get_part_class(part) for part in plan.parts}
     classes |= dict.fromkeys(plan.embeddings, ShardedEmbedding) | dict.fromkeys(plan.heads, ShardedHead)
     parameters: dict[int, nn.Parameter] = {}  # tied ones are one
-    module: Any
-    for module in list(model.modules()):
+    sharded: dict[nn.Module, type[nn.Module]] = {}
+    for module in model.modules():
         weights = {name: plan.weights[module, name] for name, _ in module.named_parameters(recurse=False)}
         for name, weight_shard in weights.items():
             old = module.get_parameter(name)
@@ -86,7 +87,9 @@ def shard_tensors(model: nn.Module, mesh: DeviceMesh) -> None:
         module._parameters.update(replacements)
         if weights or module in classes:
             roles = (classes[module],) if module in classes else ()
-            module.__class__ = make_sharded_class(type(module), roles, tuple(weights.items()), mesh)  # type: ignore[arg-type]
+            base: Any = type(module)
+            sharded[module] = make_sharded_class(base, roles, tuple(weights.items()), mesh)
+    replace_modules(model, sharded)
 
 
 def find_tensor_obstacle(config: ModelConfig, size: int) -> str | None:
