@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import math
 import os
 import sys
 import threading
@@ -13,7 +14,9 @@ from tests.cli.conftest import LINES
 import polyhead
 from polyhead.cli import main
 from polyhead.cli.line_io import choose_read_batch, read_lines
+from polyhead.introspect.word_alignment import align_pairs
 from polyhead.run.run import Run
+from polyhead.tokenizers.languages import with_languages
 
 
 def test_output_is_that_of_the_library(tiny, source, tmp_path, translate):
@@ -38,6 +41,28 @@ def test_output_is_that_of_the_library(tiny, source, tmp_path, translate):
 )
 def test_batches_and_large_caches_do_not_change_output(options, tiny, source, translate):
     assert translate(tiny, source, *options) == translate(tiny, source, *options[2:])
+
+
+def test_columns_are_those_of_the_library(tiny, source, translate):
+    run = polyhead.load(tiny)
+    texts = [line.strip() and line for line in LINES]
+    rows = run.hypotheses(texts, n_best=2)
+    columns = "--scores", "--confidence", "--alignments", "--token-scores"
+    lines = translate(tiny, source, "--n-best", 2, "--read-batch", 3, *columns)
+    plain = translate(tiny, source, "--n-best", 2)
+    template = with_languages(run.tokenizer)
+    for i, (line, text) in enumerate(zip(lines, plain, strict=True)):
+        if not texts[i // 2]:
+            assert line == text == ""
+            continue
+        best = rows[i // 2][i % 2]
+        (reading,) = align_pairs(run.model, run.tokenizer, template, [texts[i // 2]], [best.tokens])
+        score, confidence, rest = line.split("\t")
+        translation, alignment, tokens = rest.rsplit(" ||| ", 2)
+        assert (score, confidence, translation) == (f"{best.score:.4f}", f"{best.confidence:.4f}", text)
+        assert alignment == " ".join(f"{a}-{b}" for a, b in reading.alignment)
+        found = [float(token.rsplit(":", 1)[1]) for token in tokens.split(" ")]
+        assert found == pytest.approx([math.exp(p) for p in reading.log_probs], abs=6e-4)
 
 
 @pytest.mark.parametrize("size", ["1", "2", "4"])

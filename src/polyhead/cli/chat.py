@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import io
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,6 +16,7 @@ from polyhead.cli.line_io import (
     decode_lines,
     escape_terminal,
     read_lines,
+    read_typed_lines,
     report_unknown_outputs,
 )
 from polyhead.cli.options import (
@@ -148,24 +148,11 @@ class TerminalChat:
 
 def read_messages() -> Iterator[str]:
     """Yield the messages, one per line."""
-    lines = decode_lines(read_typed_lines(), "the input") if sys.stdin.isatty() else read_lines("-")
+    if sys.stdin.isatty():
+        lines = decode_lines(read_typed_lines(is_interruptible=False), "the input")
+    else:
+        lines = read_lines("-")
     yield from (clear_blank(line.strip()) for line in lines)
-
-
-def read_typed_lines() -> Iterator[bytes]:
-    """Yield the lines typed in the terminal, as bytes."""
-    if isinstance(sys.stdin, io.TextIOWrapper):
-        sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
-    with suppress(ImportError):
-        import readline  # noqa: F401  # line editing for input()
-    while True:
-        try:
-            yield input("> ").encode(errors="surrogateescape")
-        except EOFError:
-            print()
-            return
-        except KeyboardInterrupt:
-            print()
 
 
 def print_answer(answer: Iterator[str]) -> Iterator[str]:

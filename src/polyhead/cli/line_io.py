@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import select
@@ -10,7 +11,7 @@ import sys
 import time
 from codecs import getincrementaldecoder
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, TypeVar, cast
@@ -47,8 +48,11 @@ def read_lines(source: str) -> Iterator[str]:
             "; to pass a text use a pipe: echo TEXT | polyhead ..." if any(map(str.isspace, source)) else ""
         )
         raise UserError(f"no file {source!r}{hint or did_you_mean_path(path)}")
-    if source == "-":
-        raw: Iterable[bytes] = _iter_bounded_lines(sys.stdin.buffer)
+    if source == "-" and sys.stdin.isatty() and sys.stdout.isatty():
+        print_warning(tr("type a line; Ctrl-D ends"))
+        raw: Iterable[bytes] = read_typed_lines(is_interruptible=True)
+    elif source == "-":
+        raw = _iter_bounded_lines(sys.stdin.buffer)
     elif texts := list_folder_texts(path):
         return chain.from_iterable([read_lines(str(text)) for text in texts])
     elif path.is_dir():
@@ -85,6 +89,24 @@ def _iter_bounded_lines(stream: BinaryIO) -> Iterator[bytes]:
         if len(line) > files.MAX_LINE:
             while line and not line.endswith(b"\n"):
                 line = stream.readline(files.MAX_LINE)
+
+
+def read_typed_lines(is_interruptible: bool) -> Iterator[bytes]:
+    """Yield the lines typed in the terminal after a prompt, as bytes; Ctrl-C ends them or clears a line."""
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
+    with suppress(ImportError):
+        import readline  # noqa: F401  # line editing for input()
+    while True:
+        try:
+            yield input("> ").encode(errors="surrogateescape")
+        except EOFError:
+            print()
+            return
+        except KeyboardInterrupt:
+            if is_interruptible:
+                raise
+            print()
 
 
 def read_lines_or_text(source: str) -> Iterator[str]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -45,7 +46,10 @@ _TOO_LONG = (
 )
 
 if TYPE_CHECKING:
+    from polyhead.generation.engine.request import Hypothesis
+    from polyhead.introspect.word_alignment import AlignedPair
     from polyhead.run.run import Run
+    from polyhead.tokenizers.tokenizer import Tokenizer
 
 
 @config_options(GenerationConfig, *verb_settings("translate"), heading="Decoding")
@@ -75,6 +79,30 @@ def run(
     scores: Annotated[
         bool, typer.Option("--scores", help="print the score and a tab before each translation")
     ] = False,
+    confidence: Annotated[
+        bool,
+        typer.Option(
+            "--confidence",
+            help="print a number from 0 to 1 and a tab before each translation: the geometric mean of the "
+            "probabilities of its tokens",
+        ),
+    ] = False,
+    alignments: Annotated[
+        bool,
+        typer.Option(
+            "--alignments",
+            help="print ||| and the aligned words after each translation, numbers of a source word and a "
+            "word of the translation, from 0: 0-0 1-2; words are between white space, in scripts without "
+            "spaces characters",
+        ),
+    ] = False,
+    token_scores: Annotated[
+        bool,
+        typer.Option(
+            "--token-scores",
+            help="print ||| and the tokens with their probabilities after each translation: the:0.981",
+        ),
+    ] = False,
     truncate: Annotated[
         bool,
         typer.Option(
@@ -101,6 +129,7 @@ def run(
     polyhead translate runs/multi30k "Ein Hund bellt."
     polyhead translate runs/multi30k more.de --output more.en --temperature 1
     echo "Ein Hund bellt." | polyhead translate runs/multi30k --n-best 3 --scores
+    polyhead translate runs/multi30k "Ein Hund bellt." --alignments --confidence
     """
     changes = settings | drop_none(seed=seed, source_lang=source_lang, target_lang=target_lang)
     n_best = changes.pop("n_best", None)
@@ -124,6 +153,9 @@ def run(
         changes |= line_input.get_options()
     # reports an invalid option before the first line is read
     translator.translate([], n_best=n_best, **changes)
+    columns = Columns(scores, confidence, alignments, token_scores)
+    if alignments or token_scores:
+        translator.align_pairs([], [])
     swap_check, unanswered = SwapCheck(translator, source_lang, target_lang), UnansweredLines()
     unknown_rows = set[int]()
     lines = warn_decomposed(map(clear_blank, lines), tokenizer, print_warning)
@@ -139,9 +171,9 @@ def run(
                 reasons |= find_long_rows(tokenizer.encode(texts), max_tokens, _TOO_LONG)
             texts = ["" if i in reasons else text for i, text in enumerate(texts)]
             translations = translate_lines(
-                translator, texts, n_best, changes, num_done, reasons, unknown_rows
+                translator, texts, n_best, changes, num_done, reasons, unknown_rows, columns
             )
-            add((format_translation(score, text, scores) for score, text in translations), len(texts))
+            add(translations, len(texts))
             unanswered.report({num_done + 1 + i: reason for i, reason in reasons.items()})
             num_done += len(texts)
             counter.add(len(texts))
@@ -152,9 +184,33 @@ def run(
             line_input.finish(num_done)
 
 
-def format_translation(score: float | None, text: str, scores: bool) -> str:
-    """Format a line of the output."""
-    return text if score is None or not scores else f"{score:.4f}\t{text}"
+class Columns(NamedTuple):
+    """What is printed before and after each translation."""
+
+    scores: bool = False
+    confidence: bool = False
+    alignments: bool = False
+    token_scores: bool = False
+
+
+def format_translation(
+    text: str, hypothesis: Hypothesis, reading: AlignedPair | None, tokenizer: Tokenizer, columns: Columns
+) -> str:
+    """Format a line of the output; ``reading`` has alignment and probabilities of tokens."""
+    from polyhead.introspect.word_alignment import format_alignment
+    from polyhead.tokenizers.display import visible_token
+
+    line = text
+    if columns.confidence:
+        line = f"{hypothesis.confidence:.4f}\t{line}"
+    if columns.scores:
+        line = f"{hypothesis.score:.4f}\t{line}"
+    if reading and columns.alignments:
+        line += f" ||| {format_alignment(reading.alignment)}"
+    if reading and columns.token_scores:
+        tokens = zip(reading.tokens, reading.log_probs, strict=True)
+        line += " ||| " + " ".join(f"{visible_token(tokenizer, i)}:{math.exp(p):.3f}" for i, p in tokens)
+    return line
 
 
 def translate_lines(
@@ -165,23 +221,33 @@ def translate_lines(
     first_index: int,
     refusals: dict[int, str],
     unknown_rows: set[int],
-) -> Iterator[tuple[float | None, str]]:
-    """Yield (score, translation), ``n_best`` for each text.
+    columns: Columns,
+) -> Iterator[str]:
+    """Yield lines of the output, ``n_best`` for each text.
 
-    An empty text, one that is refused, and missing hypotheses give blanks without a score. ``first_index`` is
-    the index of the first text in the whole input; ``unknown_rows`` gets the numbers of the outputs with an
-    unknown token.
+    An empty text, one that is refused, and missing hypotheses give blank lines. ``first_index`` is the index
+    of the first text in the whole input; ``unknown_rows`` gets the numbers of the outputs with an unknown
+    token.
     """
     from polyhead.generation.detokenizer import decode_complete_chars
+    from polyhead.introspect.word_alignment import align_pairs
+    from polyhead.tokenizers.languages import with_languages
 
     rows = run.hypotheses(texts, n_best=n_best, row_offset=first_index, refusals=refusals, **changes)
-    for i, (text, hypotheses) in enumerate(zip(texts, rows, strict=True)):
-        outputs = decode_complete_chars(
-            run.tokenizer.target_tokenizer, [hypothesis.tokens for hypothesis in hypotheses]
-        )
+    answered = {i: rows[i] for i, text in enumerate(texts) if text and i not in refusals}
+    of_target = run.tokenizer.target_tokenizer
+    readings: list[AlignedPair | None] = [None] * sum(map(len, answered.values()))
+    if columns.alignments or columns.token_scores:
+        template = with_languages(run.tokenizer, changes.get("source_lang"), changes.get("target_lang"))
+        sources = [texts[i] for i, hypotheses in answered.items() for _ in hypotheses]
+        targets = [one.tokens for hypotheses in answered.values() for one in hypotheses]
+        readings = [*align_pairs(run.model, run.tokenizer, template, sources, targets)]
+    remaining = iter(readings)
+    for i in range(len(texts)):
+        hypotheses = answered.get(i, [])
+        outputs = decode_complete_chars(of_target, [hypothesis.tokens for hypothesis in hypotheses])
         for rank, (hypothesis, output) in enumerate(zip(hypotheses, outputs, strict=True)):
-            is_blank = not text or i in refusals
-            if not is_blank and run.tokenizer.target_tokenizer.unknown_id in hypothesis.tokens:
+            if of_target.unknown_id in hypothesis.tokens:
                 unknown_rows.add(n_best * (first_index + i) + rank)
-            yield None if is_blank else hypothesis.score, to_one_line(output)
-        yield from [(None, "")] * (n_best - len(outputs))
+            yield format_translation(to_one_line(output), hypothesis, next(remaining), of_target, columns)
+        yield from [""] * (n_best - len(outputs))

@@ -21,7 +21,7 @@ from polyhead.generation.shortlist.shortlist import Shortlist
 from polyhead.grammar.grammar_constraint import GrammarConstraint
 from polyhead.tokenizers.special_tokens import Seq2SeqTemplate
 
-_EMPTY_HYPOTHESIS = Hypothesis([], 0.0, 0.0)
+_EMPTY_HYPOTHESIS = Hypothesis([], 0.0, 0.0, 0)
 
 
 class SamplingRequest(NamedTuple):

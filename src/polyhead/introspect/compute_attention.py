@@ -72,16 +72,16 @@ class LayerAttention(NamedTuple):
 
 
 @contextmanager
-def record_attention(model: nn.Module) -> Iterator[AttentionWeights]:
+def record_attention(model: nn.Module, suffix: str = "") -> Iterator[AttentionWeights]:
     """Record the weights of every attention of the model, in training, stepwise decoding and search alike.
 
-    Passes of other threads are not recorded.
+    Only of those whose names end with ``suffix``, such as ".cross". Passes of other threads are not recorded.
     """
     weights_by_name: AttentionWeights = {}
     hooks: list[tuple[Any, WeightsHook]] = []
     thread_id = get_ident()
     for name, module in model.named_modules():
-        if isinstance(module, ShowsWeights):
+        if isinstance(module, ShowsWeights) and name.endswith(suffix):
 
             def record(weights: Tensor, passes: list[Tensor] = weights_by_name.setdefault(name, [])) -> None:
                 if get_ident() == thread_id:

@@ -67,6 +67,7 @@ from polyhead.introspect.compute_attention import (
     build_beam_attention,
     cross_attention_weights,
 )
+from polyhead.introspect.word_alignment import AlignedPair, align_pairs
 from polyhead.kernels.pack_model import is_packed
 from polyhead.models import Model
 from polyhead.models.build import check_model_kind, get_model_kind
@@ -321,6 +322,25 @@ class Run:
             decode_complete_chars(self.tokenizer.target_tokenizer, [h.tokens for h in best])
             for best in results
         ]
+
+    def align_pairs(
+        self,
+        sources: Sequence[str],
+        targets: Sequence[str],
+        *,
+        layer: int | None = None,
+        source_lang: str | None = None,
+        target_lang: str | None = None,
+    ) -> list[AlignedPair]:
+        """The log-probability of each token of translations, and which words belong together.
+
+        Words are aligned by the attention of a ``layer`` of the decoder, from 0; default: of all layers.
+        """
+        model = self._require_kind("encoder-decoder", align_pairs=(sources, targets))
+        self._require_single("run.align_pairs is")
+        template = with_languages(self.tokenizer, source_lang, target_lang)
+        rows = self.tokenizer.target_tokenizer.encode(targets)
+        return align_pairs(model, self.tokenizer, template, sources, rows, layer)
 
     def score(
         self,

@@ -121,7 +121,7 @@ class Fan:
             self.rows = [[*self.rows[i], next(self.tokens)] for i in self.parent_rows]
 
     def best_hypotheses(self):
-        return [Hypothesis([], 0.0, 0.0)]
+        return [Hypothesis([], 0.0, 0.0, 0)]
 
     def abort(self, number):
         raise AssertionError("not requested")

@@ -242,6 +242,25 @@ def test_attention_of_translation_is_that_of_the_run(translator, monkeypatch):
     assert data["attention"]["layers"] == [1, 3] and len(data["attention"]["weights"]) == 2
 
 
+def test_alignments_and_probabilities_are_those_of_the_run(translator):
+    body = {"input": TEXTS, "n": 2, "beam_size": 3, "return_alignments": True, "return_token_scores": True}
+    data = translator.ask(TRANSLATE, body).json()["data"]
+    rows = translator.run.hypotheses(TEXTS, n_best=2, beam_size=3)
+    for source, one, hypotheses in zip(TEXTS, data, rows, strict=True):
+        for output, best in zip([one, *one["alternatives"]], hypotheses, strict=True):
+            (reading,) = translator.run.align_pairs([source], [output["text"]])
+            assert output["confidence"] == pytest.approx(best.confidence, rel=1e-4)
+            if translator.run.tokenizer.encode([output["text"]])[0] != best.tokens:
+                continue  # other tokens of the same text
+            assert output["alignment"] == [[*pair] for pair in reading.alignment]
+            log_probs = [token["logprob"] for token in output["tokens"]]
+            assert log_probs == pytest.approx(reading.log_probs, abs=1e-3)
+    (plain, *_) = translator.ask(TRANSLATE, {"input": TEXTS}).json()["data"]
+    assert plain.keys() == {"index", "text", "score", "confidence", "finish_reason"}
+    error = get_error(translator.ask(TRANSLATE, {**body, "stream": True}))
+    assert error["param"] == "return_alignments" and "stream" in error["message"]
+
+
 def test_ensemble_translates_without_attention(translator):
     assert translator.ask("/v1/models/tiny").json()["polyhead"]["attention"] is True
     run = ensemble_runs([translator.run, build_run("encoder-decoder", d_model=24)])

@@ -312,9 +312,8 @@ class BeamState:
 
     def _add_finished(self, tokens: list[int], log_prob: float, length: int) -> None:
         """Keep a hypothesis if it is among the best; of equal ones the earlier stays first."""
-        self.finished_hypotheses.append(
-            Hypothesis(tokens, normalize_score(log_prob, length, self.strategy.length_penalty), log_prob)
-        )
+        score = normalize_score(log_prob, length, self.strategy.length_penalty)
+        self.finished_hypotheses.append(Hypothesis(tokens, score, log_prob, length))
         self.finished_hypotheses.sort(key=lambda hypothesis: -hypothesis.score)
         del self.finished_hypotheses[self.strategy.beam_size :]
 

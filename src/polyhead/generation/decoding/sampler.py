@@ -111,7 +111,7 @@ class SampledSequences:
         self.row_numbers = list(range(n))  # sequence number of each row
         self.rows: list[list[int]] = [[] for _ in range(n)]
         self.parent_rows = self.row_numbers
-        self.outputs: list[tuple[list[int], float]] = [([], 0.0) for _ in range(n)]
+        self.outputs = [Hypothesis([], 0.0, 0.0, 0)] * n
         self.new_tokens = deque[TokenOutput]()
         self.error = ""
 
@@ -142,7 +142,9 @@ class SampledSequences:
             row, number = self.rows[i], self.row_numbers[i]
             row.append(token)
             is_last = token in eos_ids or len(row) == self.max_new_tokens
-            self.outputs[number] = (row[:-1] if token in eos_ids else row, self.outputs[number][1] + log_prob)
+            total = self.outputs[number].log_prob + log_prob
+            output = row[:-1] if token in eos_ids else row
+            self.outputs[number] = Hypothesis(output, total, total, len(row))
             self.new_tokens.append(
                 TokenOutput(
                     self.row_offset + number,
@@ -163,7 +165,7 @@ class SampledSequences:
 
     def best_hypotheses(self) -> list[Hypothesis]:
         """All sequences in the order of their numbers; the score is the log-probability."""
-        return [Hypothesis(tokens, log_prob, log_prob) for tokens, log_prob in self.outputs]
+        return self.outputs
 
     def _select_rows(self, kept_rows: list[int]) -> None:
         self.parent_rows = kept_rows

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
@@ -250,6 +251,12 @@ class Hypothesis(NamedTuple):
     tokens: list[int]
     score: float
     log_prob: float
+    length: int  # number of tokens that log_prob sums over
+
+    @property
+    def confidence(self) -> float:
+        """The geometric mean of the probabilities of the tokens, from 0 to 1."""
+        return math.exp(self.log_prob / max(1, self.length))
 
 
 TopLogprobs = tuple[tuple[int, float], ...]  # tokens with their log-probabilities, the most likely first

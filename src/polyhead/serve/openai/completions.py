@@ -11,14 +11,17 @@ from typing import Any
 from polyhead.core.errors import format_value
 from polyhead.generation.text_engine import PreparedRequest
 from polyhead.introspect.compute_attention import cross_map
+from polyhead.introspect.word_alignment import AlignedPair, align_pairs
 from polyhead.serve.api_errors import invalid_value_error, unsupported_parameter_error
 from polyhead.serve.engine_thread import ClientStream, ClientStreams, OutputDelta
 from polyhead.serve.http.http_exchange import HttpExchange, finite_or_none
-from polyhead.serve.openai.logprobs import check_reply_size, make_echo_outputs
+from polyhead.serve.openai.logprobs import check_reply_size, format_tokens, make_echo_outputs
 from polyhead.serve.openai.request_builder import build_requests, check_token_ids, count_reading_chars
 from polyhead.serve.openai.schemas import CompletionBody, SamplingParams, TranslationBody
 from polyhead.serve.service import Service, total_length
+from polyhead.tokenizers.languages import with_languages
 
+READING_FIELDS = ("return_alignments", "return_token_scores")
 KEEPALIVE_SECONDS = 15.0  # seconds without output until a keepalive is sent
 
 ChunkFunction = Callable[[ClientStream, OutputDelta], dict[str, Any]]
@@ -105,22 +108,22 @@ async def create_translations(service: Service, exchange: HttpExchange, body: Tr
     request.
     """
     service.require_task("translations")
-    if body.stream and body.return_attention:
-        raise unsupported_parameter_error(
-            "return_attention", "return_attention cannot be combined with stream"
-        )
+    for name in ("return_attention", *READING_FIELDS):
+        if not getattr(body, name):
+            continue
+        if body.stream:
+            raise unsupported_parameter_error(name, f"{name} cannot be combined with stream")
+        if len(service.run.members) > 1:
+            raise unsupported_parameter_error(
+                name,
+                f"{name} is supported for a single model, not for an ensemble of {len(service.run.members)}",
+            )
     languages = {
         f"{side}_lang": name for side, name in (("source", body.source), ("target", body.target)) if name
     }
     if languages and body.return_attention:
         raise unsupported_parameter_error(
             "return_attention", "return_attention is supported only for the run's own language pair"
-        )
-    if body.return_attention and len(service.run.members) > 1:
-        raise unsupported_parameter_error(
-            "return_attention",
-            "return_attention is supported for a single model, not for an ensemble of "
-            f"{len(service.run.members)}",
         )
     head = make_response_head("trans", "translation", service)
 
@@ -143,6 +146,9 @@ async def create_translations(service: Service, exchange: HttpExchange, body: Tr
         data = []
         for member, source in zip(streams.members, body.input, strict=True):
             outputs = format_outputs(member, body.return_scores)
+            if any(getattr(body, name) for name in READING_FIELDS):
+                readings = await read_outputs(service, body, member, source)
+                outputs = [one | fields for one, fields in zip(outputs, readings, strict=True)]
             entry: dict[str, Any] = {"index": member.index, **outputs[0]}
             if body.n > 1:
                 entry["alternatives"] = outputs[1:]
@@ -150,6 +156,29 @@ async def create_translations(service: Service, exchange: HttpExchange, body: Tr
                 entry["attention"] = await compute_attention(service, source, outputs[0]["text"])
             data.append(entry)
         await exchange.send_json({**head, "data": data, "usage": service.count_usage(streams.members)})
+
+
+async def read_outputs(
+    service: Service, body: TranslationBody, stream: ClientStream, source: str
+) -> list[dict[str, Any]]:
+    """Return the aligned words of each output, and its tokens with their log-probabilities, as requested."""
+    assert stream.output is not None
+    tokenizer = service.run.tokenizer
+    template = with_languages(tokenizer, body.source or None, body.target or None)
+
+    def read(pairs: list[Any]) -> list[AlignedPair]:
+        sources, targets = zip(*pairs, strict=True)
+        return align_pairs(service.run.model, tokenizer, template, sources, targets)
+
+    pairs = [(source, hypothesis.tokens) for hypothesis in stream.output.request.result()]
+    key = ("pairs", body.source, body.target)
+    return [
+        {
+            **({"alignment": reading.alignment} if body.return_alignments else {}),
+            **({"tokens": format_tokens(service.run, reading)} if body.return_token_scores else {}),
+        }
+        for reading in await service.compute_more(key, read, pairs)
+    ]
 
 
 async def compute_attention(service: Service, source: str, target: str) -> dict[str, Any]:
@@ -224,7 +253,11 @@ def format_outputs(stream: ClientStream, with_scores: bool) -> list[dict[str, An
     return [
         {
             "text": text,
-            **({"score": finite_or_none(hypothesis.score)} if with_scores else {}),
+            **(
+                {"score": finite_or_none(hypothesis.score), "confidence": hypothesis.confidence}
+                if with_scores
+                else {}
+            ),
             "finish_reason": stream.output.finish_reasons[row],
         }
         for row, (text, hypothesis) in enumerate(zip(stream.output.collect_texts(), hypotheses, strict=False))

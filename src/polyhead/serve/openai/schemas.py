@@ -262,7 +262,16 @@ class TranslationBody(SamplingParams):
     )
     return_scores: bool = Field(
         True,
-        description="return scores: log P / length ** length_penalty for beam search, log P for sampled text",
+        description="return scores: log P / length ** length_penalty for beam search, log P for sampled "
+        "text; and confidence, exp(log P / length)",
+    )
+    return_alignments: bool = Field(
+        False,
+        description="return the aligned words: [number in the input, number in the translation], from 0; "
+        "words are between white space, in scripts without spaces characters",
+    )
+    return_token_scores: bool = Field(
+        False, description="return the tokens of the translations with their log-probabilities"
     )
 
 
