@@ -1,7 +1,9 @@
 """Tests of cli/explain.py: one page for a run of any kind; `mistakes.txt` has its messages."""
 
+import base64
 import json
 import re
+import zlib
 from html import unescape
 
 import pytest
@@ -19,7 +21,9 @@ SOURCE, TARGET = "ein hund bellt .", "a dog barks ."
 def read_data(page):
     pattern = r'<script type="application/json" id="explain-data">(.*?)</script>'
     (text,) = re.findall(pattern, page.read_text())
-    return json.loads(text)
+    data = json.loads(text)
+    packed = data.pop("packed").translate(str.maketrans(".,:", "<>&"))
+    return data | json.loads(zlib.decompress(base64.b85decode(packed)))
 
 
 def test_page_has_the_explanation(tiny, tmp_path, cli):

@@ -1,7 +1,9 @@
 // The arrays of an explanation, as in arrays.py: stored ones are inflated once, derived ones computed when read.
 async function openArrays(doc) {
-  const stream = new Blob([decodeText(doc.data)]).stream().pipeThrough(new DecompressionStream("deflate"));
-  return new ArrayStore(doc.values, new Uint8Array(await new Response(stream).arrayBuffer()));
+  return new ArrayStore(doc.values, new Uint8Array(await inflateText(doc.data).arrayBuffer()));
+}
+function inflateText(text) {
+  return new Response(new Blob([decodeText(text)]).stream().pipeThrough(new DecompressionStream("deflate")));
 }
 
 // Base 85: five characters are four bytes, the first ones the highest; the last group may be shorter

@@ -92,7 +92,7 @@ class ArrayStore:
         for name in self._arrays:
             at = self.values[name]["at"]
             self.values[name]["at"] = [start + offset for start, offset in zip(starts, at, strict=False)]
-        return base64.b85encode(zlib.compress(b"".join(planes), 9)).decode().translate(_PLAIN)
+        return encode_bytes(b"".join(planes))
 
     def _correct_branches(self) -> dict[str, Array]:
         """The branch of each sum that makes the sum exact, given how the reader gets the rest of it."""
@@ -110,6 +110,11 @@ class ArrayStore:
             return steps * scale
 
         return read
+
+
+def encode_bytes(data: bytes) -> str:
+    """Bytes, compressed, as a text that HTML does not read."""
+    return base64.b85encode(zlib.compress(data, 9)).decode().translate(_PLAIN)
 
 
 def to_numpy(array: Tensor | Array) -> Array:

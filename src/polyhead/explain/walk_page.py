@@ -6,11 +6,13 @@ Its texts are English in the script; the page carries the Chinese of all of them
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
 from polyhead.core.i18n import load_catalog
+from polyhead.explain.arrays import encode_bytes
 from polyhead.viz.html_page import csp_hash, json_script, read_asset, render_head, script_texts
 
 PAGE_SCRIPTS = (
@@ -67,6 +69,8 @@ def render_walk_page(
     script, style = load_walk_script(), load_walk_style()
     title = f"{document['run']['name']} · Polyhead" if document else "Polyhead"
     tag = "zh-CN" if language == "zh" else "en"
+    if document is not None:
+        document = pack_parts(document)
     data = [
         (' id="explain-data"', document),
         (' id="explain-live"', live),
@@ -97,6 +101,14 @@ def render_walk_page(
 </body>
 </html>
 """
+
+
+def pack_parts(document: Mapping[str, Any]) -> dict[str, Any]:
+    """The document with its largest parts after the arrays as one compressed text, "packed"."""
+    parts = {name: document[name] for name in ("levers", "walk", "values") if name in document}
+    text = json.dumps(parts, ensure_ascii=False, separators=(",", ":"))
+    rest = {name: value for name, value in document.items() if name not in parts}
+    return {**rest, "packed": encode_bytes(text.encode())} if parts else rest
 
 
 def render_pair_page(pages: Sequence[str], names: Sequence[str]) -> str:

@@ -26,6 +26,7 @@ async function start() {
 
 /* Draw a document from its first station, or from where the address says. */
 async function showDocument(data) {
+  if (data.packed) Object.assign(data, await inflateText(data.packed).json());
   const arrays = await openArrays(data);
   Object.assign(page, { data, arrays, stations: listStations(data) });
   orderChapters();
