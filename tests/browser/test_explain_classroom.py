@@ -15,7 +15,8 @@ OTHER = {
     "classes": {"kind": "encoder", "labels": ["bad", "good", "fair"]},
 }
 CONFIGS = {design: config for design, (config, _) in DESIGNS.items()} | OTHER
-LEAST = 28  # pixels of the words of a stage
+LEAST = 14  # pixels of the smallest words of a stage
+WINDOWS = ((1280, 800), (1920, 1080))
 # the size of the smallest words of the stage, as they are seen
 READ_SIZE = """() => Math.min(...[...document.querySelectorAll("#stage *")]
   .filter((one) => one.getClientRects().length && !one.closest(".unseen") && [...one.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim()))
@@ -41,9 +42,20 @@ def read_stage(page):
     return page.evaluate("[explain.state.stage, explain.state.station, explain.state.card]")
 
 
+def check_fit(page, stage):
+    """The stage is in the window without scrolling, and its words can be read from afar."""
+    root = "document.documentElement"
+    assert (
+        page.evaluate(f"[{root}.scrollWidth <= innerWidth, {root}.scrollHeight <= innerHeight]") == [True] * 2
+    ), stage
+    inside = "(one => [one.scrollWidth - one.clientWidth, one.scrollHeight - one.clientHeight])"
+    assert page.evaluate(f"{inside}(document.querySelector('.staged'))") == [0, 0], stage
+    assert page.evaluate(READ_SIZE) >= LEAST, stage
+
+
 @pytest.mark.parametrize("design", mark_slow(CONFIGS, "GPT-2"))
 def test_arrow_keys_go_through_stages(design, open_design):
-    """At most 12 stages of one card each, in large words, for one token; Escape leaves."""
+    """At most 12 stages of one card each, for one token, each in one window; Escape leaves."""
     page = open_design(design)
     page.get_by_role("button", name="Class mode").click()
     tokens, seen = page.evaluate("explain.state.tokens"), []
@@ -51,14 +63,18 @@ def test_arrow_keys_go_through_stages(design, open_design):
         seen.append(read_stage(page))
         assert page.locator("#stage .card:visible").count() == 1
         assert page.locator(f"#card-{seen[-1][2]}").is_visible()
-        assert page.evaluate(READ_SIZE) >= LEAST, seen[-1]
-        assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+        check_fit(page, seen[-1])
         page.keyboard.press("PageDown" if len(seen) % 2 else "ArrowRight")
     assert 5 <= len(seen) <= 12
     assert [stage for stage, *_ in seen] == list(range(len(seen)))
     assert page.evaluate("explain.state.tokens") == tokens
     page.keyboard.press("ArrowLeft")
     assert read_stage(page) == seen[-2]
+    page.set_viewport_size(dict(zip(("width", "height"), WINDOWS[1], strict=True)))
+    for stage in range(len(seen)):
+        page.evaluate("stage => goStage(stage)", stage)
+        check_fit(page, seen[stage])
+    page.evaluate("stage => goStage(stage)", len(seen) - 2)
     page.keyboard.press("Escape")
     page.locator("#path").wait_for()
     assert read_stage(page) == [None, *seen[-2][1:]]

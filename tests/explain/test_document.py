@@ -1,6 +1,7 @@
 import json
 import math
 from itertools import product
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from torch import nn
 from polyhead.config.model import ModelConfig
 from polyhead.core.errors import UserError
 from polyhead.core.registry import ATTENTION, BLOCK, FEED_FORWARD, NORM, POOLING, POSITION
-from polyhead.explain.document import count_numbers, count_shown, explain
+from polyhead.explain.document import count_numbers, count_shown, describe_training_text, explain
 from polyhead.nn.stack import Stack
 from polyhead.run.load import load
 
@@ -280,3 +281,21 @@ def test_invalid_inputs_are_errors():
 def test_published_checkpoint_has_family(tmp_path):
     make(tmp_path, "GPT2Config", n_embd=16, n_layer=2, n_head=2, n_positions=32)
     assert helpers.explain_walk(load(tmp_path, device="cpu"), "a dog barks")["run"]["family"] == "gpt2"
+
+
+def test_training_text_is_that_of_files(tmp_path):
+    run = helpers.make_run()
+    assert describe_training_text(run) == {"languages": None, "examples": (0, "")}
+    run.directory = tmp_path
+    run.recipe = SimpleNamespace(data=SimpleNamespace(source_lang="en", target_lang="de"))
+    stores = {
+        "pairs-a": {"total": 4100, "used": 4000},
+        "pairs-b": {"used": 200},
+        "pairs-c": {},
+        "text-d": {"lines": 7},
+    }
+    for name, report in stores.items():
+        path = tmp_path / "data" / name / "store.json"
+        path.parent.mkdir(parents=True)
+        path.write_text(json.dumps({"report": report}))
+    assert describe_training_text(run) == {"languages": ["en", "de"], "examples": (4000, "pairs")}

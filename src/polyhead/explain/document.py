@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -221,6 +222,7 @@ def describe_run(run: Run) -> Facts:
         "class": type(model).__name__,
         "family": run.family,
         "steps": count_training_steps(run),
+        **describe_training_text(run),
         "tokenizer": name_tokenizer(run.tokenizer),
         "parameters": sum(p.numel() for p in model.parameters()),
         "dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
@@ -240,6 +242,19 @@ def count_training_steps(run: Run) -> int | None:
     manifest = read_run_manifest(run.directory) if run.directory is not None else None
     selection = recorded_selection(manifest)
     return selection.steps[-1] if selection else None
+
+
+def describe_training_text(run: Run) -> Facts:
+    """What the files of a run say of its training text: the languages, and how many pairs, lines or texts."""
+    counts = [(0, "")]
+    for path in run.directory.glob("data/*/store.json") if run.directory is not None else ():
+        with suppress(OSError, ValueError, KeyError, TypeError):  # damaged, or of another version
+            report = json.loads(path.read_bytes())["report"]
+            kept = int(report["used"] if "used" in report else report["lines"])
+            counts.append((kept, path.parent.name.partition("-")[0]))
+    data = run.recipe.data if run.recipe is not None else None
+    languages = [data.source_lang, data.target_lang] if data is not None and data.target_lang else None
+    return {"languages": languages, "examples": max(counts)}  # the validation text is smaller
 
 
 def describe_generation(run: Run, inputs: ModelInputs) -> Facts | None:

@@ -1,5 +1,5 @@
 /* ---- class mode: one token through at most 12 stages, each a card of the walk in large type, by the arrow keys ---- */
-const MOST_STAGES = 12, LARGE = 2.6; // with which the smallest words of a drawing, of 11 px, have 28
+const MOST_STAGES = 12, LARGE = 3.4; // of type and drawings, at most
 /* The cards that are stages, by the kind of their station; those that a long walk leaves out, first to last. */
 const STAGE_CARDS = { tokens: ["tokens"], embedding: ["embedding"], position: ["position"], attention: ["qkv", "scores", "softmax", "mix", "heads"], linear_attention: ["qkv", "state", "mix"], recurrent: ["state", "gates"], conv: ["convolution"], feed_forward: ["feed-forward"], moe: ["experts", "out"], lens: ["rise"], output: ["last", "probabilities"] };
 const LEFT_OUT = ["heads", "last", "qkv"];
@@ -27,13 +27,20 @@ function leaveClass() {
   go({ stage: null }, { scroll: true });
   if (document.fullscreenElement) document.exitFullscreen();
 }
-/* Before the stage is drawn: its size in class mode; and its bar, with the stage before and the next one. */
-function sizeClass() {
-  const zoom = isClass() ? Math.max(1, Math.min(LARGE, innerWidth / 380)) : 1;
+/* Draw the stage; in class mode as large as it fits into the window, else it scrolls. */
+function fitStage(stage, draw) {
   document.body.classList.toggle("class-mode", isClass());
-  document.body.style.setProperty("--zoom", zoom);
-  return zoom;
+  const most = isClass() ? Math.max(Math.min(LARGE, innerWidth / 380), 1) : 1, { style } = document.body;
+  style.setProperty("--bar", Math.min(most, 2));
+  const zooms = d3.range(isClass() ? 11 : 1).map((n) => Math.max(most * 0.9 ** n, 1)), doesFit = (zoom) => {
+    style.setProperty("--zoom", zoom);
+    page.room = innerHeight / zoom;
+    draw(isClass() ? innerWidth / zoom - 24 : stage.clientWidth);
+    return [siteRoot, ...stage.querySelectorAll(".staged, .staged .scroll:not(:has(.film))")].every((one) => one.scrollHeight <= one.clientHeight && one.scrollWidth <= one.clientWidth);
+  };
+  if (!zooms.find(doesFit) && isClass()) doesFit(zooms[5]);
 }
+/* The bar of class mode, with the stage before and the next one. */
 function stageBar(cards) {
   const stages = stagesOf(), at = state.stage, shown = cards.find((one) => one.id === `card-${state.card}`) ?? cards.find((one) => one.matches(".card"));
   shown?.classList.add("staged");

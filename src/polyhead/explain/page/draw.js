@@ -3,6 +3,9 @@
 /* The width of a drawing in one of two columns, if there is room for two. */
 const halfWidth = () => page.width >= 540 ? (page.width - 36) / 2 : page.width;
 
+/* The width of a drawing that stands beside another one in class mode. */
+const besideWidth = () => isClass() ? (page.width - 22) / 2 : page.width;
+
 /* A colour of the style sheet as [r, g, b]. */
 function readColor(name) {
   const probe = h("span", { style: `color: var(${name})` });
@@ -112,14 +115,14 @@ function clipRow(text) {
 }
 
 /* The room that the names of rows and columns take beside a matrix. */
-const matrixMargins = (rows, columns) => ({ left: 16 + 7.8 * Math.max(...rows.map((one) => textWidth(clipRow(one)))), right: 12 + 5.2 * Math.min(textWidth(columns[columns.length - 1]), 14) });
+const matrixMargins = (rows, columns) => ({ left: 22 + 7.8 * Math.max(...rows.map((one) => textWidth(clipRow(one)))), right: 12 + 5.2 * Math.min(textWidth(columns[columns.length - 1]), 14) });
 /* Those names that have room, the chosen one among them. */
 const namesWithRoom = (names, size, chosen) => d3.range(names.length).filter((i) => (i - (chosen ?? 0)) % Math.ceil(13 / size) === 0);
 
 /* A matrix of query rows and key columns. `value(r, c)`; `code(r, c)` is why a cell is hidden (0: visible). */
-function drawMatrix({ name, rows, columns, value, code = () => 0, share = false, legend = true, chosen = [null, null], tell, choose, focus = name, width = page.width, hasRows = true, size: fixed = null, most: given = null, label = null }) {
-  const labels = rows.map(clipRow), margins = matrixMargins(rows, columns), { right } = margins, left = hasRows ? margins.left : 4, tilt = 6.4 * Math.min(Math.max(...columns.map(textWidth)), 14);
-  const size = fixed ?? Math.min(Math.max(Math.floor((width - left - right) / columns.length), 15), 40), gap = size < 10 ? 1 : 2, round = Math.min(3, size / 5), top = 22 + tilt;
+function drawMatrix({ name, rows, columns, value, code = () => 0, share = false, legend = true, chosen = [null, null], tell, choose, focus = name, width = besideWidth(), hasRows = true, size: fixed = null, most: given = null, label = null }) {
+  const labels = rows.map(clipRow), margins = matrixMargins(rows, columns), { right } = margins, left = hasRows ? margins.left : 4, tilt = 7.2 * Math.min(Math.max(...columns.map(textWidth)), 14);
+  const size = fixed ?? Math.min(Math.max(Math.floor((width - left - right) / columns.length), 15), isClass() ? Math.max(0.55 * page.room / rows.length, 10) : 40), gap = size < 10 ? 1 : 2, round = Math.min(3, size / 5), top = 22 + tilt;
   const w = Math.ceil(left + size * columns.length + right), down = Math.ceil(top + size * rows.length + 2);
   const cells = d3.range(rows.length).flatMap((r) => d3.range(columns.length).map((c) => ({ r, c, v: value(r, c), code: code(r, c) })));
   const most = share ? 1 : given ?? largest(cells.filter((one) => !one.code).map((one) => one.v));
@@ -128,7 +131,7 @@ function drawMatrix({ name, rows, columns, value, code = () => 0, share = false,
     .attr("aria-label", label ?? t("{name}: {rows} queries by {columns} keys; arrow keys move, Enter chooses", { name, rows: rows.length, columns: columns.length }));
   const x = (c) => left + size * c, y = (r) => top + size * r;
   svg.append("g").selectAll("text").data(namesWithRoom(columns, size, chosen[1])).join("text").attr("class", (c) => c === chosen[1] ? "token on" : "token")
-    .attr("transform", (c) => `translate(${x(c) + size / 2} ${top - 8}) rotate(-50)`).text((c) => clipText(columns[c]));
+    .attr("transform", (c) => `translate(${x(c) + size / 2} ${top - 8}) rotate(-60)`).text((c) => clipText(columns[c]));
   svg.append("g").selectAll("text").data(hasRows ? namesWithRoom(labels, size, chosen[0]) : []).join("text").attr("class", (r) => r === chosen[0] ? "token end on" : "token end")
     .attr("x", left - 8).attr("y", (r) => y(r) + size / 2).attr("dy", ".35em").text((r) => labels[r]);
   const box = (selection) => selection.attr("x", (d) => x(d.c)).attr("y", (d) => y(d.r)).attr("width", size - gap).attr("height", size - gap).attr("rx", round);
@@ -174,7 +177,7 @@ function hatchPatterns() {
 /* Who looks at whom: lines from the query tokens to the key tokens, as thick as the weights; `tell` is of a key of the chosen query. */
 function drawLinks({ name, queries, keys, weight, chosen, choose, tell }) {
   const width = Math.min(page.width, 460), size = 24, down = Math.max(queries.length, keys.length) * size + 8, labels = queries.map(clipRow);
-  const side = Math.min(16 + 7.8 * Math.min(Math.max(...[...labels, ...keys].map(textWidth)), 22), width * 0.36);
+  const side = Math.min(22 + 7.8 * Math.min(Math.max(...[...labels, ...keys].map(textWidth)), 22), width * 0.36);
   const svg = d3.create("svg").attr("class", "links").attr("viewBox", `0 0 ${width} ${down}`).attr("width", width).attr("height", down).attr("role", "img")
     .attr("aria-label", t("{name}: what each token looks at", { name }));
   const y = (i) => 4 + size * (i + 0.5), path = d3.linkHorizontal();

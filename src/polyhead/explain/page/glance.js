@@ -40,7 +40,7 @@ function planTower(side, room) {
   const floors = floorsOf(side), layers = [...new Set(floors.map(({ layer }) => layer).filter(Boolean))], n = windowOf(side)[1] - windowOf(side)[0];
   const open = layers.find((layer) => layer.index === layerOf(layer.stack)) ?? layers[0], inLayer = (layer) => floors.filter((one) => one.layer === layer);
   const rest = room - d3.sum(floors.filter((one) => !one.layer), openHeight), all = d3.sum(layers, (layer) => d3.sum(inLayer(layer), openHeight) + 8), stretch = Math.min(Math.max(rest / all, 0), 1.4);
-  const chosen = d3.sum(inLayer(open), openHeight) + 8, closed = stretch >= 0.6 ? null : Math.max((rest - chosen) / (layers.length - 1), 5);
+  const chosen = d3.sum(inLayer(open), openHeight) + 8, closed = stretch >= 0.52 ? null : Math.max((rest - chosen) / (layers.length - 1), 5);
   const blocks = floors.map((station) => {
     const { layer } = station, mates = layer ? inLayer(layer) : [station], isOpen = !layer || closed === null || layer === open, share = openHeight(station) / d3.sum(mates, openHeight);
     const height = !layer ? openHeight(station) : isOpen ? openHeight(station) * (closed === null ? stretch : 1) : (closed - Math.min(closed / 4, 6)) * share;
@@ -51,8 +51,8 @@ function planTower(side, room) {
 
 /* Columns of a tower between left and right; a word below and on top of each where there is room. */
 function spreadTower(tower, left, right) {
-  const { n, side } = tower, across = Math.min((right - left - 12) / n, 64), start = (left + right - across * n) / 2, chosen = rowOf(side), every = Math.ceil(12 / across);
-  const names = shownPositions(side).map((p) => clipText(tokenText(side, p), 9)), isShown = (i) => i === chosen || (i % every === 0 && (every === 1 || Math.abs(i - chosen) >= every));
+  const { n, side } = tower, across = Math.min((right - left - 12) / n, 64), start = (left + right - across * n) / 2, chosen = rowOf(side), every = (words) => Math.ceil((areFlat(words, across) ? 11 : 15) / across);
+  const names = shownPositions(side).map((p) => clipText(tokenText(side, p), 9)), isShown = (i, words) => i === chosen || (i % every(words) === 0 && (every(words) === 1 || Math.abs(i - chosen) >= every(words)));
   Object.assign(tower, { left, right, across, names, chosen, isShown, x: (i) => start + across * (i + 0.5) });
 }
 /* Words side by side where they fit, else turned. */
@@ -111,7 +111,7 @@ const blockText = (station) => [fullName(station), t("{n} weights", { n: formatL
 
 function showGlance() {
   const isWide = page.width >= 540, isPair = page.data.sides.length > 1, isBeside = isWide && isPair, column = isBeside ? 118 : isWide ? 138 : 100, inner = (page.width - 2 * column - 56) / 2;
-  const towers = page.data.sides.map((_, side) => planTower(side, isWide ? 326 : 330)), last = towers.at(-1);
+  const towers = page.data.sides.map((_, side) => planTower(side, isWide ? 318 : 330)), last = towers.at(-1);
   for (const tower of towers) {
     tower.isMirrored = isBeside && tower !== last;
     spreadTower(tower, ...(!isBeside ? [isPair ? 34 : isWide ? 2 : 14, page.width - column] : tower === last ? [page.width - column - inner, page.width - column] : [column, column + inner]));
@@ -125,7 +125,7 @@ function showGlance() {
     ground -= whole(tower);
   }
   const svg = d3.create("svg").attr("class", "glance").attr("viewBox", `0 0 ${page.width} ${down}`).attr("width", page.width).attr("height", down).attr("role", "group").attr("aria-label", t("The model at a glance: the text enters at the bottom, the output is on top; arrow keys move, Enter opens"));
-  const most = Math.max(...towers.flatMap(({ blocks }) => blocks.map(({ station }) => weightsOf(station)))), readout = h("p", { class: "readout", "aria-hidden": "true" }, t("Choose a block to open it, a word to follow it.")), spoken = spokenOf();
+  const most = Math.max(...towers.flatMap(({ blocks }) => blocks.map(({ station }) => weightsOf(station)))), readout = h("p", { class: "readout", "aria-hidden": "true" }), spoken = spokenOf();
   for (const tower of towers) {
     tower.clip = `rise-${tower.side}`;
     svg.append("clipPath").attr("id", tower.clip).append("rect").attr("width", page.width).attr("data-low", tower.bottom).attr("data-high", tower.top);
@@ -137,11 +137,14 @@ function showGlance() {
     drawWords(svg.append("g").attr("class", spoken.step === "tokens" ? "words lit" : "words"), tower, tower.names, tower.bottom + 16, (i) => chooseToken(tower.side, windowOf(tower.side)[0] + i));
   }
   drawRoof(svg.append("g").attr("class", "roof").attr("aria-hidden", "true"), last);
+  svg.append("text").attr("class", "now").attr("aria-hidden", "true").attr("y", 18);
+  page.towers = towers;
   moveAmongBlocks(svg.node());
   setReading(svg.node());
-  const key = joinSentences(t("Each line is a token, as wide as |x|, the length of its vector; a dot is as wide as what a part adds to it. The longer a bar, the more weights."), headsOf(currentStation()) ? t("Curves are the weights of head {n}, from the tokens that are read up to the token that reads.", { n: state.head }) : "");
+  svg.on("pointerleave", () => { readout.textContent = ""; });
+  const key = joinSentences(t("Choose a block to open it, a word to follow it."), t("Each line is a token, as wide as |x|, the length of its vector; a dot is as wide as what a part adds to it. The longer a bar, the more weights."), headsOf(currentStation()) ? t("Curves are the weights of head {n}, from the tokens that are read up to the token that reads.", { n: state.head }) : "");
   const again = h("button", { type: "button", class: "site-switch replay", "data-focus": "replay", onclick: () => readOnce() }, t("Read again"));
-  return [h("section", { class: "card glance-card", "aria-label": t("The model at a glance") }, h("div", { class: "glance-head" }, readout, again), svg.node(), h("p", { class: "note" }, key), h("div", { class: "below" }, glanceTable(towers)))];
+  return [h("section", { class: "card glance-card", "aria-label": t("The model at a glance") }, h("div", { class: "glance-head" }, readout, h("p", { class: "note" }, key), again), svg.node(), h("div", { class: "below" }, glanceTable(towers)))];
 }
 
 /* Every block of a tower is a button: its ground, its name and the bar of its weights. */
@@ -241,7 +244,7 @@ function drawWords(group, { x, across, chosen, isShown }, words, y, choose = nul
   const isFlat = areFlat(words, across), kind = isFlat ? "middle" : choose ? "end" : "";
   group.attr("aria-hidden", "true");
   words.forEach((word, i) => {
-    if (isShown(i)) group.append("text").attr("class", `token ${kind}${i === chosen ? " on" : ""}`).attr("transform", isFlat ? `translate(${x(i)} ${y})` : `translate(${x(i) + 3} ${y - (choose ? 4 : 0)}) rotate(-50)`).text(word).on("click", choose && (() => choose(i)));
+    if (isShown(i, words)) group.append("text").attr("class", `token ${kind}${i === chosen ? " on" : ""}`).attr("transform", isFlat ? `translate(${x(i)} ${y})` : `translate(${x(i) + 3} ${y - (choose ? 4 : 0)}) rotate(-50)`).text(word).on("click", choose && (() => choose(i)));
   });
 }
 
@@ -286,6 +289,10 @@ function setReading(svg) {
     rect.setAttribute("y", high);
     rect.setAttribute("height", low + 200 - high);
   });
+  const active = page.towers[keepIn(Math.floor(reading.at * towers.length), towers.length)], at = Math.max(reading.at * towers.length % 1, 0), y = active.bottom - (active.bottom - active.top) * at, block = active.blocks.findLast(({ low }) => low >= y);
+  const now = svg.querySelector(".now");
+  now.textContent = fullName(block.station); // in the room of the guesses, which come last
+  now.setAttribute("x", (active.left + active.right) / 2);
   svg.classList.toggle("reading", reading.at < 1);
   svg.classList.toggle("apart", reading.at * towers.length < 1);
 }

@@ -112,7 +112,7 @@ function markCards(station, cards) {
   });
   for (const { chapter, isElse, card } of found.reverse()) {
     if (isElse && found.some((other) => other.card === card && !other.isElse)) continue;
-    card?.querySelector("h3")?.after(h("p", { class: "chapter-link" }, h("button", { type: "button", class: "link-button", "data-focus": `chapter-${chapter}`, onclick: () => go({ chapter }) }, labelled(t("Lesson"), chaptersOf()[chapter].title))));
+    card?.querySelector("h3")?.after(h("p", { class: "chapter-link" }, h("button", { type: "button", class: "link-button", "data-focus": `chapter-${chapter}`, onclick: () => { go({ chapter }); showLesson(); } }, labelled(t("Lesson"), chaptersOf()[chapter].title))));
   }
   return cards;
 }
@@ -128,16 +128,29 @@ function chapterElements(chapter, between = null) {
   return [...chapter.paragraphs.filter(meets).map(paragraph), between, ...experiments, recipe, papers.length ? h("p", { class: "papers" }, papers) : null];
 }
 
+/* To the top of the lesson, which is beside the stage or below it. */
+function showLesson() {
+  const beside = document.querySelector(".beside");
+  if (getComputedStyle(beside).position === "sticky") beside.scrollTop = 0;
+  else document.getElementById("lesson").scrollIntoView();
+}
+/* On a small screen the lesson is below the stage: its beginning above that leads there. */
+function lessonLine() {
+  const chapter = chaptersOf()[state.chapter], text = chapter?.paragraphs.find(meets)?.spans.map((span) => span.text ?? "").join("");
+  return chapter && h("button", { type: "button", class: "link-button lesson-line", "data-focus": "lesson-line", onclick: showLesson }, h("b", {}, labelled(t("Lesson"), chapter.title)), h("span", {}, ` ${text}`));
+}
+
 function drawLesson() {
   const place = document.getElementById("lesson"), chapters = chaptersOf();
   place.hidden = chapters.length === 0;
   if (!chapters.length) return;
   const at = keepIn(state.chapter, chapters.length), chapter = chapters[at];
-  const select = h("select", { "aria-label": t("Chapter"), "data-focus": "chapter", onchange: (event) => go({ chapter: Number(event.target.value) }) }, chapters.map((one, i) => h("option", { value: i, selected: i === at }, `${i + 1}. ${one.title}${isPassed(one) ? " ✓" : ""}`)));
+  const select = h("select", { "aria-label": t("Chapter"), "data-focus": "chapter", onchange: (event) => open(Number(event.target.value)) }, chapters.map((one, i) => h("option", { value: i, selected: i === at }, `${i + 1}. ${one.title}${isPassed(one) ? " ✓" : ""}`)));
   const look = chapter.look.map((one) => [one.label, findTarget(one)]).find(([, target]) => target), lever = chapter.lever.map((one) => [one.label, findLever(one)]).find(([, target]) => target);
+  const open = (n) => { go({ chapter: n }); showLesson(); };
   const buttons = [look, lever].filter(Boolean).map(([label, target], i) => h("button", { type: "button", class: "action", "data-focus": `look-${i}`, onclick: () => follow(target) }, label));
-  const turn = (step, text) => chapters[at + step] ? h("button", { type: "button", class: "turn", "data-focus": `turn${step}`, onclick: () => go({ chapter: at + step }) }, text) : h("span", {});
-  redraw(place, h("p", { class: "eyebrow" }, t("Lesson, chapter {n} of {all}", { n: at + 1, all: chapters.length })), h("h2", {}, chapter.title), ...chapterElements(chapter, buttons.length ? h("div", { class: "actions" }, buttons) : null),
+  const turn = (step, text) => chapters[at + step] ? h("button", { type: "button", class: "turn", "data-focus": `turn${step}`, onclick: () => open(at + step) }, text) : h("span", {});
+  redraw(place, h("button", { type: "button", class: "turn back", "data-focus": "to-stage", onclick: () => document.getElementById("pickers").scrollIntoView() }, t("Back to the drawings")), h("p", { class: "eyebrow" }, t("Lesson, chapter {n} of {all}", { n: at + 1, all: chapters.length })), h("h2", {}, chapter.title), ...chapterElements(chapter, buttons.length ? h("div", { class: "actions" }, buttons) : null),
     quizElement(chapter), h("div", { class: "turns" }, turn(-1, t("Chapter before")), select, turn(1, t("Next chapter"))),
     h("div", { class: "turns" }, h("button", { type: "button", class: "turn", "data-focus": "print", onclick: () => print() }, t("Print the whole walk")), h("label", {}, h("input", { type: "checkbox", checked: page.hasAnswers, "data-focus": "answers", onchange: (event) => { page.hasAnswers = event.target.checked; } }), ` ${t("with answers")}`)));
 }

@@ -82,13 +82,14 @@ function showPosition(station) {
     if (values.slopes) return [slopesCard(step)];
     const tables = Object.entries(values).filter(([role, name]) => role !== "index" && shapeOf(name).length === 2);
     return [card("position", t("Position"), t("The scheme {name} acts inside of attention: it changes nothing here.", { name: facts.scheme ?? step.part ?? "" }),
-      ...tables.map(([role, name]) => h("div", { class: "block" }, h("h4", {}, TABLE_NAMES[role]?.() ?? role), drawStrips({ name: TABLE_NAMES[role]?.() ?? role, focus: `position-${role}`,
-        rows: d3.range(shapeOf(name)[0]).map((i) => ({ label: String(i), values: row(name, i) })), tell: (i, c) => tellTableRow(step, role, i, c) }))), hasValue(values.index) ? pairsBlock(step, side) : null)];
+      h("div", { class: isClass() ? "beside-each" : null }, tables.map(([role, name]) => h("div", { class: "block" }, h("h4", {}, TABLE_NAMES[role]?.() ?? role), drawStrips({ name: TABLE_NAMES[role]?.() ?? role, focus: `position-${role}`, width: besideWidth(),
+        ...(role === "table" ? { rows: d3.range(shapeOf(name)[1]).map((head) => ({ label: String(head), values: Float64Array.from(d3.range(shapeOf(name)[0]), (i) => row(name, i)[head]) })), columns: countNames(shapeOf(name)[0]), tell: (head, i) => tellTableRow(step, role, i, head) }
+          : { rows: d3.range(shapeOf(name)[0]).map((i) => ({ label: String(i), values: row(name, i) })), tell: (i, c) => tellTableRow(step, role, i, c) }) }))), hasValue(values.index) ? pairsBlock(step, side) : null))];
   });
 }
 
 /* The tables of T5 and of Shaw. */
-const TABLE_NAMES = { table: () => t("Bias of each bucket (rows) for each head (columns)"), key: () => t("Distance vectors for keys"), value: () => t("Distance vectors for values") };
+const TABLE_NAMES = { table: () => t("Bias of each head (rows) for each bucket (columns)"), key: () => t("Distance vectors for keys"), value: () => t("Distance vectors for values") };
 
 /* With a table of distances: its row for each pair of tokens. */
 function pairsBlock(step, side) {

@@ -84,8 +84,8 @@ function showFeedForward(step) {
   const cards = [card("feed-forward", t("Units"), about,
     factRow([[t("units"), facts.units ?? n], active === null ? null : [t("active"), formatPercent(active), { value: active, step, shape: [facts.units], flops: facts.units, bytes: 4 * facts.units, lines: ["#{a > 0} / F", equation`${Math.round(active * facts.units)} / ${facts.units} = ${active}`] }]].filter(Boolean), side),
     n < (facts.units ?? n) ? h("p", { class: "note" }, t("The {n} units that write most are shown, strongest first.", { n })) : null,
-    drawStrips({ name: t("Units of the feed-forward layer"), focus: "units", legend: false, rows, tell, columnName: (c) => `${unit(c)}` }),
-    hasValue(values.counts) ? activationPlot(step, r, (c) => tell(1, c)) : null)];
+    h("div", { class: isClass() ? "beside-each" : null }, drawStrips({ name: t("Units of the feed-forward layer"), focus: "units", legend: false, rows, width: besideWidth(), tell, columnName: (c) => `${unit(c)}` }),
+      hasValue(values.counts) ? activationPlot(step, r, (c) => tell(1, c)) : null))];
   if (hasValue(step.out) && shapeOf(step.out).length === 2) cards.push(card("feed-forward-out", t("What the units write"), t("Each active unit adds its own vector; the sum is what this layer writes to the path."),
     drawStrips({ name: t("What the units write"), focus: "ffn-out", rows: [{ label: t("out"), values: row(step.out, r), on: true }], tell: tellOutput(t("out"), step, r) })));
   return cards;
@@ -95,7 +95,7 @@ function showFeedForward(step) {
    are in the two outer bars. The dots are the units that are listed above. */
 function activationPlot(step, r, tell) {
   const { values, facts } = step, counts = row(values.counts, r), curve = page.arrays.get(values.curve).data, n = counts.length, end = 4, units = d3.sum(counts);
-  const width = Math.min(page.width, 460), left = 40, middle = 150, down = 250, x = d3.scaleLinear().domain([-end, end]).range([left + (width - left - 8) / n, width - 8 - (width - left - 8) / n]);
+  const width = Math.min(besideWidth(), 460), left = 40, middle = 150, down = 250, x = d3.scaleLinear().domain([-end, end]).range([left + (width - left - 8) / n, width - 8 - (width - left - 8) / n]);
   const edges = d3.range(n + 1).map((i) => i === 0 ? left : i === n ? width - 8 : x(-end + 2 * end * (i - 1) / (n - 2)));
   const y = d3.scaleLinear().domain(d3.extent(curve)).nice().range([middle - 10, 8]), z = d3.scaleLinear().domain([0, d3.max(counts)]).range([0, down - middle - 44]), floor = down - 22;
   const name = facts.activation ?? "f", svg = d3.create("svg").attr("class", "curve-plot").attr("viewBox", `0 0 ${width} ${down}`).attr("width", width).attr("height", down).attr("role", "img").attr("tabindex", 0).attr("data-focus", "activation")

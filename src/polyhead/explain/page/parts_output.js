@@ -44,7 +44,7 @@ function allPositionsCard(output, side) {
   const rows = output.positions.map((one) => {
     const on = one.position === output.positions[chosenOutput(output)].position, right = one.expected && one.expected.rank === 1;
     return h("tr", { class: on ? "on" : null }, h("th", { scope: "row" }, h("button", { class: "link-button", type: "button", "data-focus": `output-${one.position}`, onclick: () => chooseToken(side, one.position) }, tokenText(side, one.position))),
-      h("td", {}, showToken(one.top[0].text)), h("td", { class: "number" }, share(one, one.top[0])),
+      h("td", {}, showToken(one.top[0].text)), h("td", { class: "number wide-only" }, share(one, one.top[0])),
       one.expected ? h("td", {}, h("span", { class: right ? "yes" : "no" }, right ? "✓ " : "✗ "), showToken(one.expected.text)) : h("td", {}), one.expected ? h("td", { class: "number" }, share(one, one.expected)) : h("td", {}),
       !hasLoss ? null : one.expected ? numberCell(formatNumber(lossOf(one), 3), () => tellLoss(one)) : h("td", {}));
   });
@@ -52,7 +52,7 @@ function allPositionsCard(output, side) {
   const facts = hasLoss ? [factRow([[t("loss, the mean of −ln p"), t("{n} nats", { n: formatNumber(mean.value, 3) }), mean], [t("perplexity"), formatNumber(perplexity.value, 4), perplexity]]),
     page.data.inputs.target_is === "output" ? h("p", { class: "note" }, t("The expected tokens are the model's own output, so this is the loss of what it would write anyway. Give a second text to see the loss of a translation.")) : null] : [];
   return card("all-positions", t("At every position"), output.kind === "masked token" ? t("Each position gets its own guess, from the tokens on both sides.") : t("Each position makes its own guess, all at once: this is how the model learns. Training makes the loss small: −ln p of each expected token."), ...facts, scrollRegion(t("At every position"), moveInTable(h("table", { class: "bars" }, h("caption", { class: "unseen" }, t("At every position")),
-    h("thead", {}, h("tr", {}, [output.kind === "masked token" ? t("token") : t("after"), t("best guess"), t("probability"), t("expected"), t("its probability"), hasLoss ? "−ln p" : null].filter(Boolean).map((text, i) => h("th", { scope: "col", class: [2, 4, 5].includes(i) ? "number" : null }, text)))), h("tbody", {}, rows)))));
+    h("thead", {}, h("tr", {}, [output.kind === "masked token" ? t("token") : t("after"), t("best guess"), t("probability"), t("expected"), t("its probability"), hasLoss ? "−ln p" : null].filter(Boolean).map((text, i) => h("th", { scope: "col", class: [2, 4, 5].includes(i) ? (i === 2 ? "number wide-only" : "number") : null }, text)))), h("tbody", {}, rows)))));
 }
 
 function classesCard(output) {

@@ -15,11 +15,23 @@ function picker(name, options, chosen, choose, { kind = "", focus }) {
   return group;
 }
 
+/* In plain words what the model does, and what its files say of how it learnt that. */
+function describeDeed() {
+  const { run, output } = page.data, { config, languages, examples, steps } = run, { classes } = output, [n, kind] = examples ?? [];
+  const nameOf = (code) => { try { return new Intl.DisplayNames([page.language], { type: "language" }).of(code.replaceAll("_", "-")); } catch { return code; } };
+  const deeds = { "encoder-decoder": () => languages ? t("Translates {source} to {target}", { source: nameOf(languages[0]), target: nameOf(languages[1]) }) : t("Turns one text into another"), decoder: () => run.tokenizer === "characters" ? t("Continues a text, character by character") : t("Continues a text, token by token"),
+    classifier: () => t("Sorts texts into {n} classes: {labels}", { n: classes.length, labels: classes.slice(0, 4).map(({ label }) => label).join(", ") + (classes.length > 4 ? ", …" : "") }), encoder: () => output.vector ? t("Turns a text into a vector") : t("Fills in masked words"), "sentence-encoder": () => t("Turns a text into a vector"), "replaced-token-detection": () => t("Finds replaced words") };
+  const amount = { pairs: () => t("{n} pairs of texts", { n: formatCount(n) }), text: () => t("{n} lines of text", { n: formatCount(n) }), labelled: () => t("{n} texts", { n: formatCount(n) }) }[kind]?.();
+  const layers = config.decoder_layers ? t("{n} + {m} layers", { n: config.n_layers, m: config.decoder_layers }) : config.n_layers === 1 ? t("1 layer") : t("{n} layers", { n: config.n_layers });
+  const learnt = !steps ? null : amount ? t("trained on {amount} for {n} steps", { amount, n: formatCount(steps) }) : t("trained for {n} steps", { n: formatCount(steps) });
+  return [deeds[run.kind]?.(), layers, learnt].filter(Boolean).join(t("; "));
+}
+
 function describeModel() {
-  const { run } = page.data, config = run.config, word = (part) => typeof part === "string" ? part : part?.name;
+  const { run, walk } = page.data, config = run.config, has = (...kinds) => walk.some(({ kind }) => kinds.includes(kind)), hasHeads = has("attention", "linear_attention"), word = (part) => typeof part === "string" ? part : part?.name;
   const kinds = { decoder: t("language model"), "encoder-decoder": t("encoder-decoder"), encoder: t("encoder"), classifier: t("classifier"), "sentence-encoder": t("sentence encoder"), "replaced-token-detection": t("detector of replaced tokens") };
-  return [kinds[run.kind] ?? run.kind, t("{n} parameters", { n: formatLarge(run.parameters) }), config.n_layers === 1 ? t("1 layer") : t("{n} layers", { n: config.n_layers }), config.n_heads && (config.n_heads === 1 ? t("1 head") : t("{n} heads", { n: config.n_heads })),
-    config.n_kv_heads && config.n_kv_heads !== config.n_heads && (config.n_kv_heads === 1 ? t("1 key/value head") : t("{n} key/value heads", { n: config.n_kv_heads })), `d = ${config.d_model}`, word(config.attention), word(config.position), word(config.norm), word(config.feed_forward) && t("{name} feed-forward", { name: word(config.feed_forward) })].filter(Boolean).join(" · ");
+  return [kinds[run.kind] ?? run.kind, t("{n} parameters", { n: formatLarge(run.parameters) }), hasHeads && (config.n_heads === 1 ? t("1 head") : t("{n} heads", { n: config.n_heads })),
+    hasHeads && config.n_kv_heads !== config.n_heads && (config.n_kv_heads === 1 ? t("1 key/value head") : t("{n} key/value heads", { n: config.n_kv_heads })), `d = ${config.d_model}`, word(hasHeads ? config.attention : config.block), word(config.position) === "none" ? null : word(config.position), word(config.norm), has("feed_forward", "moe") && t("{name} feed-forward", { name: word(config.feed_forward) })].filter(Boolean).join(" · ");
 }
 
 function drawHeader() {
@@ -29,7 +41,7 @@ function drawHeader() {
     return name ? t("How {name} reads “{text}”", { name, text }) : t("How the model reads “{text}”", { text });
   };
   document.title = `${title(40)} · Polyhead`;
-  redraw(document.getElementById("top"), h("div", { class: "top-line" }, h("p", { class: "brand" }, page.home ? h("a", { href: page.home, title: page.live ? t("To the page of the service") : SITE_LINKS.home ? t("To the documentation") : t("To the report of the run") }, "Polyhead") : "Polyhead"), page.data ? h("button", { type: "button", class: "site-switch enter", "data-focus": "class", onclick: enterClass }, t("Class mode")) : null, drawSwitches(h("div"), page.language, setLanguage)), h("h1", {}, title(60)), page.data ? h("p", { class: "lead" }, describeModel()) : null, page.live ? null : drawSiteLinks(h("nav")));
+  redraw(document.getElementById("top"), h("div", { class: "top-line" }, h("p", { class: "brand" }, page.home ? h("a", { href: page.home, title: page.live ? t("To the page of the service") : SITE_LINKS.home ? t("To the documentation") : t("To the report of the run") }, "Polyhead") : "Polyhead"), page.data ? h("button", { type: "button", class: "site-switch enter", "data-focus": "class", onclick: enterClass }, t("Class mode")) : null, drawSwitches(h("div"), page.language, setLanguage)), h("h1", {}, title(60)), page.data ? h("p", { class: "deed" }, describeDeed()) : null, h("div", { class: "lead" }, page.data ? h("p", {}, describeModel()) : null, page.live ? null : drawSiteLinks(h("nav"))));
 }
 function setLanguage(language) { page.language = language; siteRoot.lang = language === "zh" ? "zh-CN" : "en"; drawAll(); if (sibling() && sibling().page.language !== language) sibling().setLanguage(language); }
 
@@ -80,7 +92,7 @@ function chooseLayer(stack, index) {
 /* Tokens of each side and heads: they stay in view. */
 function drawPickers() {
   const station = currentStation(), rows = [], cross = station.core && isCross(station.core);
-  const sides = station.kind === "learnt" ? [] : station.kind === "glance" ? page.data.sides.map((_, side) => side) : cross ? [keySide(station.core), station.side] : [station.side];
+  const sides = ["learnt", "cost"].includes(station.kind) ? [] : station.kind === "glance" ? page.data.sides.map((_, side) => side) : cross ? [keySide(station.core), station.side] : [station.side];
   for (const side of sides) {
     const options = shownPositions(side).map((position) => [position, clipText(tokenText(side, position)), t("token {n}: {text}", { n: position + 1, text: tokenText(side, position) })]);
     rows.push(h("div", { class: "picker-row" }, h("span", { class: "picker-name" }, sideName(side)), picker(t("{side}: token", { side: sideName(side) }), options, state.tokens[side], (position) => chooseToken(side, position), { kind: "tokens", focus: `token-${side}` })));
@@ -97,25 +109,26 @@ const SHOW = { glance: showGlance, tokens: showTokens, embedding: showEmbedding,
 
 /* The heading of a station and its cards. */
 function stationElements(station) {
-  const where = station.layer ? `${stackName(station.layer.stack)} · ${t("layer {n} of {all}", { n: station.layer.index + 1, all: page.data.layers.filter((layer) => layer.stack === station.layer.stack).length })}` : page.data.sides.length > 1 && station.side !== undefined && !["glance", "learnt"].includes(station.kind) ? sideName(station.side) : "";
+  const where = station.layer ? `${stackName(station.layer.stack)} · ${t("layer {n} of {all}", { n: station.layer.index + 1, all: page.data.layers.filter((layer) => layer.stack === station.layer.stack).length })}` : page.data.sides.length > 1 && station.side !== undefined && !["glance", "learnt", "levers", "cost"].includes(station.kind) ? sideName(station.side) : "";
   const core = station.core ?? station.steps[0];
   const facts = core ? [h("code", {}, core.path), core.part ? h("span", {}, core.part) : null, core.paper ? h("span", {}, core.paper) : null].filter(Boolean) : [];
-  return [h("div", { class: "stage-head" }, where ? h("p", { class: "where" }, where) : null, h("h2", {}, stationName(station)), facts.length ? h("p", { class: "module" }, facts) : null), ...(SHOW[station.kind] ?? showLayerSteps)(station)];
+  return [h("div", { class: "stage-head" }, lessonLine(), where ? h("p", { class: "where" }, where) : null, h("h2", {}, stationName(station)), facts.length ? h("p", { class: "module" }, facts) : null), ...(SHOW[station.kind] ?? showLayerSteps)(station)];
 }
 
 function drawStage({ scroll = false } = {}) {
   const station = currentStation(), stage = document.getElementById("stage");
   document.body.dataset.station = station.kind;
-  const zoom = sizeClass(), across = isClass() ? innerWidth / zoom - 24 : stage.clientWidth;
-  page.width = Math.max(across - (across < 560 ? 30 : 46), 220);
   page.accent = readColor("--accent");
   if (headsOf(station)) state.head = keepIn(state.head, headsOf(station));
   const at = stopAt(), neighbour = (step, text) => {
     const stop = page.stops[at + step];
     return stop ? h("button", { type: "button", class: "walk", "data-focus": `walk${step}`, onclick: () => walkToStop(stop) }, h("small", {}, text), h("span", {}, stop.station === station ? chaptersOf()[stop.chapter].title : fullName(stop.station))) : h("span", {});
   };
-  const cards = addSaveMenus(markCards(station, stationElements(station)));
-  redraw(stage, isClass() ? stageBar(cards) : null, ...cards, h("nav", { class: "walk-on", "aria-label": t("Along the path") }, neighbour(-1, t("Back")), neighbour(1, t("Forward"))));
+  fitStage(stage, (across) => {
+    page.width = Math.max(across - (across < 560 ? 30 : 46), 220);
+    const cards = addSaveMenus(markCards(station, stationElements(station)));
+    redraw(stage, isClass() ? stageBar(cards) : null, ...cards, h("nav", { class: "walk-on", "aria-label": t("Along the path") }, neighbour(-1, t("Back")), neighbour(1, t("Forward"))));
+  });
   if (scroll && isClass()) scrollTo(0, 0);
   else if (scroll) scrollToCard();
 }
