@@ -104,7 +104,7 @@ function enteringLines(step, side, i, c) {
   return [`${first} + S[${facts.segments[i]}, ${c}]`, equation`${number} + ${row(values.segment, i)[c]} = ${result}`, ...tensorWords(names)];
 }
 /* Row i of a table of positions: a bucket of T5, a distance of Shaw. */
-const tellTableRow = (step, role, i, c) => ({ title: t("{name}, row {r}, column {c}", { name: TABLE_NAMES[role]?.() ?? role, r: i, c }), value: row(step.values[role], i)[c], shape: shapeOf(step.values[role]), step, flops: 0, bytes: 4,
+const tellTableRow = (step, role, i, c) => ({ title: t("{name}, row {r}, column {c}", { name: TABLE_NAMES[role]?.() ?? role, ...(role === "table" ? { r: c, c: i } : { r: i, c }) }), value: row(step.values[role], i)[c], shape: shapeOf(step.values[role]), step, flops: 0, bytes: 4,
   lines: [`${TABLE_LETTERS[role] ?? role}[${i}, ${c}] = ${formatNumber(row(step.values[role], i)[c])}`, ...tensorWords({ [TABLE_LETTERS[role] ?? role]: step.facts.maps?.[role]?.weight })] });
 const TABLE_LETTERS = { table: "B", key: "a", value: "a" };
 
