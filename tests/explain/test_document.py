@@ -287,12 +287,15 @@ def test_training_text_is_that_of_files(tmp_path):
     run = helpers.make_run()
     assert describe_training_text(run) == {"languages": None, "examples": (0, "")}
     run.directory = tmp_path
-    run.recipe = SimpleNamespace(data=SimpleNamespace(source_lang="en", target_lang="de"))
+    run.recipe = SimpleNamespace(
+        data=SimpleNamespace(source_lang="en", target_lang="de", train=["t/train.en"])
+    )
     stores = {
-        "pairs-a": {"total": 4100, "used": 4000},
-        "pairs-b": {"used": 200},
+        "pairs-a": {"total": 4100, "used": 4000, "source_label": "train.en + train.de"},
+        "pairs-b": {"used": 200, "source_label": "valid.en + valid.de"},
         "pairs-c": {},
-        "text-d": {"lines": 7},
+        "pairs-e": {"used": 9000, "source_label": "other.en + other.de"},
+        "text-d": {"lines": 7, "source_label": "train"},
     }
     for name, report in stores.items():
         path = tmp_path / "data" / name / "store.json"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -246,15 +247,16 @@ def count_training_steps(run: Run) -> int | None:
 
 def describe_training_text(run: Run) -> Facts:
     """What the files of a run say of its training text: the languages, and how many pairs, lines or texts."""
-    counts = [(0, "")]
+    data = run.recipe.data if run.recipe is not None else None
+    counts = [(False, 0, "")]
     for path in run.directory.glob("data/*/store.json") if run.directory is not None else ():
         with suppress(OSError, ValueError, KeyError, TypeError):  # damaged, or of another version
             report = json.loads(path.read_bytes())["report"]
+            is_train = data is not None and Path(data.train[0]).name in report["source_label"]
             kept = int(report["used"] if "used" in report else report["lines"])
-            counts.append((kept, path.parent.name.partition("-")[0]))
-    data = run.recipe.data if run.recipe is not None else None
+            counts.append((is_train, kept, path.parent.name.partition("-")[0]))
     languages = [data.source_lang, data.target_lang] if data is not None and data.target_lang else None
-    return {"languages": languages, "examples": max(counts)}  # the validation text is smaller
+    return {"languages": languages, "examples": max(counts)[1:]}  # of files named by a pattern, the largest
 
 
 def describe_generation(run: Run, inputs: ModelInputs) -> Facts | None:
