@@ -81,6 +81,19 @@ def test_lengths_and_weights_match_model(open_glance):
     assert ratio == pytest.approx(n_weights / attention, rel=1e-3)
 
 
+def test_bars_say_how_often_shared_weights_are_counted(open_glance):
+    run, _, page = open_glance(KINDS["translator"])
+    uses = [p.numel() for _, p in run.model.named_parameters(remove_duplicate=False)]
+    n = sum(p.numel() for p in run.model.parameters())
+    note = page.locator(".glance-card > p.note").inner_text()
+    numbers = [f"{x / 1000:.3g}\u2009k" for x in (sum(uses), sum(uses) - n, n)]
+    assert sum(uses) > n
+    assert re.findall(r"[\d.]+\u2009k", note) == numbers
+    assert read_table(page)["the model, shared weights once"][0] == f"{n:,}"
+    _, _, page = open_glance(KINDS["translator"] | {"tie_embeddings": "none"})
+    assert "share" not in page.locator(".glance-card > p.note").inner_text()
+
+
 def test_width_of_line_is_length_of_vector(open_glance):
     run, document, page = open_glance(DESIGNS["GPT-2"][0])
     walk = ReferenceWalk()

@@ -1,10 +1,20 @@
 """Questions of the chapters and the hand-out: what the page computes, marks and prints."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
 from tests.browser.explain_pages import find_lever, open_walk
-from tests.explain.explain_helpers import DESIGNS, TARGET, TEXT, ReferenceWalk, make_run, walk_model
+from tests.explain.explain_helpers import (
+    DESIGNS,
+    TARGET,
+    TEXT,
+    ReferenceWalk,
+    explain_walk,
+    make_run,
+    walk_model,
+)
 
 from polyhead.explain.chapter_quiz import parse_measure
 from polyhead.explain.chapters import load_chapters
@@ -118,6 +128,10 @@ def compute_truths(run, document):
     }
 
 
+def open_chapter(page, name):
+    page.evaluate("name => explain.go({ chapter: chaptersOf().findIndex((one) => one.name === name) })", name)
+
+
 def test_truths_match_model(walk_page, open_page):
     run, document, path = walk_page
     expected = compute_truths(run, document)
@@ -156,10 +170,8 @@ def test_sentence_follows_measured_result(walk_page, open_page):
     _, document, path = walk_page
     page = open_walk(open_page, path)
     (result,) = [one["result"] for one in find_lever(document, "scale")["cases"]]
-    page.evaluate(
-        "explain.go({ chapter: explain.page.chapters.en.findIndex(({ name }) => name === 'scale') })"
-    )
-    text = page.locator("#lesson .measure").first.inner_text()
+    open_chapter(page, "scale")
+    text = page.locator("#lesson .measure").last.inner_text()
     size = "almost nothing" if result["mean_kl"] < 0.01 else "a little" if result["mean_kl"] < 0.1 else "much"
     assert f"here it changes {size}: KL {result['mean_kl']:.2g}" in text
     assert f"{len(result['changed'])} of {len(result['kl'])} guesses" in text
@@ -168,9 +180,7 @@ def test_sentence_follows_measured_result(walk_page, open_page):
 def test_counts_have_a_closed_form(walk_page, open_page):
     run, _, path = walk_page
     page = open_walk(open_page, path)
-    page.evaluate(
-        "explain.go({ chapter: explain.page.chapters.en.findIndex(({ name }) => name === 'parameters') })"
-    )
+    open_chapter(page, "parameters")
     values = page.locator("#lesson .counts").first.locator("td[data-value]")
     numbers = [float(x) for x in values.evaluate_all("all => all.map((one) => one.dataset.value)")]
     layer = run.model.encoder.layers[0]
@@ -180,6 +190,108 @@ def test_counts_have_a_closed_form(walk_page, open_page):
     assert numbers[:4] == [4 * H * H + 4 * H, parts[0], 8 * H * H + 5 * H, parts[1]]
     assert numbers[4:8] == [4 * H, norms, 12 * H * H + 13 * H, sum(parts) + norms]
     assert numbers[8:] == [V * H, V * H, 4 * (12 * H * H + 13 * H) + V * H, total]
+
+
+def test_difference_from_closed_form_is_that_of_the_parts(walk_page, open_page):
+    run, _, path = walk_page
+    page = open_walk(open_page, path)
+    open_chapter(page, "parameters")
+    text = page.locator("#lesson p .measure").inner_text()
+    H, L, total = 32, 4, sum(p.numel() for p in run.model.parameters())
+
+    def count(*names):
+        named = run.model.named_parameters()
+        return sum(p.numel() for name, p in named if any(one in name for one in names))
+
+    expected = {
+        "Feed-forward": count(".ffn.") - L * (8 * H * H + 5 * H),
+        "Norms of the layers": count("_residual.norm") - L * 4 * H,
+        "Cross-attention": count(".cross."),
+    }
+    parts = re.findall(r"([A-Z][\w\s-]*\w) ([+−][\d,]+)", text)
+    assert {name: int(n.replace(",", "").replace("−", "-")) for name, n in parts} == expected
+    all_fewer = L * (12 * H * H + 13 * H) + run.config.vocab_size * H - total
+    assert "Here L is 4 (2 + 2)." in text
+    assert f"{all_fewer:,} weights fewer" in text
+    assert all_fewer == -sum(expected.values())
+
+
+def test_skipped_layer_saves_its_weights(walk_page, open_page):
+    run, _, path = walk_page
+    page = open_walk(open_page, path)
+    open_chapter(page, "parameters")
+    page.get_by_role("button", name="Skip a layer").click()
+    saved = page.locator("#card-lever .fact-row > div", has=page.get_by_text("weights saved", exact=True))
+    n = sum(p.numel() for p in run.model.encoder.layers[0].parameters())
+    assert saved.locator("dd").inner_text() == f"{n:,}"
+
+
+def test_bytes_of_full_cache_are_those_of_the_chapter(walk_page):
+    """2 · layers · n_kv_heads · head_dim numbers of 4 bytes and a position of 8 for each token."""
+    run, document, _ = walk_page
+    config, tokens = run.config, len(document["sides"][1]["tokens"])
+    numbers = 2 * config.decoder_layers * config.kv_heads * config.head_dim
+    (cache, *_) = find_lever(document, "cache")["cases"]
+    assert cache["detail"]["bytes_static"] == tokens * (4 * numbers + 8)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_sentence_says_whether_greedy_decoding_writes_the_same(seed, open_page, tmp_path):
+    beams = {"beam_size": 2, "max_length_ratio": 0.0, "max_length_extra": 4}
+    run = make_run(seed=seed, generation=beams)
+    document = explain_walk(run, TEXT, TARGET)
+    source, target = ([token["id"] for token in side["tokens"]] for side in document["sides"])
+    tokens, found = target[:1], document["generation"]["outputs"][0]["ids"]
+    for _ in found:
+        with torch.no_grad():
+            tokens.append(int(run.model(torch.tensor([source]), torch.tensor([tokens]))[0, -1].argmax()))
+    path = save_page(tmp_path / "page.html", render_walk_page(document, chapters=CHAPTERS))
+    page = open_walk(open_page, path)
+    open_chapter(page, "decoding")
+    text = page.locator("#lesson .measure").first.inner_text()
+    assert ("greedy decoding writes the same" in text) == (tokens[1:] == found) == (seed == 1)
+    step = next((i for i, pair in enumerate(zip(tokens[1:], found, strict=True)) if len({*pair}) > 1), None)
+    assert step is None or f"at step {step + 1}" in text
+
+
+def test_chapters_lead_to_the_largest_effect_and_the_last_layer(walk_page, open_page):
+    _, document, path = walk_page
+    page = open_walk(open_page, path)
+    cases = find_lever(document, "head")["cases"]
+    most = max(range(len(cases)), key=lambda i: cases[i]["result"]["mean_kl"])
+    open_chapter(page, "heads")
+    look, lever = page.locator("#lesson .action").all()
+    lever.click()
+    assert page.evaluate("[explain.state.lever, explain.state.leverCase]") == ["head", most]
+    look.click()
+    assert page.evaluate("explain.state.station") == "decoder.layers.1.attn"
+    kl = cases[most]["result"]["mean_kl"]
+    assert f"KL {kl:.2g}" in page.locator("#lesson .measure").first.inner_text()
+    page.evaluate("explain.go({ station: 'levers', lever: 'layer', leverCase: 1 })")
+    open_chapter(page, "what-if")
+    page.get_by_role("button", name="Look at all experiments").click()
+    assert page.evaluate("explain.state.lever") is None
+
+
+def test_second_wrong_answer_gives_a_hint(walk_page, open_page):
+    page = open_walk(open_page, walk_page[2])
+    for chapter, station in (
+        ("length", "position-0"),
+        ("scale", "encoder.layers.0.attn"),
+        ("heads", "levers"),
+    ):
+        open_chapter(page, chapter)
+        question = page.locator(".question").first
+        for n_hints in (0, 1):
+            field = question.locator("input").first
+            field.fill("-7") if field.get_attribute("type") == "text" else field.check()
+            question.locator("button[type=submit]").click()
+            assert question.locator(".note button").count() == n_hints, chapter
+        question.locator(".note button").click()
+        assert page.evaluate("explain.state.station") == station
+        assert page.locator("#lesson h2").inner_text() == page.evaluate(
+            "chaptersOf()[explain.state.chapter].title"
+        )
 
 
 def test_printed_walk_is_light_and_complete(walk_page, open_page):
@@ -212,10 +324,13 @@ def test_printed_walk_is_light_and_complete(walk_page, open_page):
 
 def test_answers_may_have_units_of_the_page(walk_page, open_page):
     page = open_walk(open_page, walk_page[2])
-    texts = ["5.66 M", "285k", "44 %", "−1,000", "1.7MB", ".5", "1e-3", "much", ""]
-    numbers = page.evaluate("texts => texts.map(readAnswer)", texts)
-    assert numbers[:7] == pytest.approx([5.66e6, 285e3, 0.44, -1000, 1.7e6, 0.5, 1e-3])
-    assert np.isnan(numbers[7:]).all()
+    expected = {"5.66 M": 5.66e6, "285k": 285e3, "44 %": 0.44, "−1,000": -1000, "1.7MB": 1.7e6, ".5": 0.5}
+    expected |= {"1e-3": 1e-3, "1.2e+06": 1.2e6, "0,124": 0.124, "−1,5": -1.5, "12,34 %": 0.1234, ",5": 0.5}
+    expected |= {"1,234": 1234, "1,234,567": 1234567, "1,234.5": 1234.5, "33 792": 33792}
+    numbers = page.evaluate("texts => texts.map(readAnswer)", [*expected])
+    assert numbers == pytest.approx([*expected.values()])
+    wrong = page.evaluate("texts => texts.map(readAnswer)", ["much", "", "1.234,5", "1,234,5", "0,1,2"])
+    assert np.isnan(wrong).all()
     answer = page.locator(".question input[type=text]").first
     answer.fill("much")
     answer.press("Enter")

@@ -153,7 +153,9 @@ def test_lever_links_have_a_case():
     for chapter in load_chapters("en"):
         links = [target for kind, target in find_links(chapter) if kind == "lever"]
         for lever in [*links, *chapter["lever"]]:
-            assert any(includes(case, lever["setting"]) for case in cases[lever["name"]]), lever
+            setting = {name: value for name, value in lever["setting"].items() if name != "case"}
+            assert lever["setting"].get("case", "largest") == "largest", lever
+            assert any(includes(case, setting) for case in cases[lever["name"]]), lever
 
 
 def includes(case, setting):

@@ -40,7 +40,7 @@ def test_notes_are_fields_of_docstring():
         When: never
         """
 
-    notes = {"about": "A part.", "equation": "y = x,\nz = y", "paper": "Someone et al., 2020"}
+    notes = {"about": "A part.", "paper": "Someone et al., 2020"}
     assert read_notes(part) == notes
     assert read_notes(None) == dict.fromkeys(notes)
 

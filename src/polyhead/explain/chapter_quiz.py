@@ -1,8 +1,9 @@
 """Questions of a chapter whose answers the page computes from its own data, and the measures that it knows.
 
-A measure is written ``NAME``, ``NAME:OF`` or, of a lever, ``NAME:LEVER?field=value``. A question has ``ask``,
-``truth``, which is a measure, and either ``tolerance`` (the share of the truth that an answer may be off) or
-``options`` with ``bounds``: option i is right if i of the bounds are at most the truth.
+A measure is written ``NAME``, ``NAME:OF`` or, of a lever, ``NAME:LEVER?field=value``, where ``case=largest``
+is the case with the largest effect on this page. A question has ``ask``, ``truth``, which is a measure, and
+either ``tolerance`` (the share of the truth that an answer may be off) or ``options`` with ``bounds``: option
+i is right if i of the bounds are at most the truth.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ MEASURES = {
     *("state_numbers", "tie_saving", "loss", "perplexity", "levers", "layer_over_head"),
 }
 LEVER_MEASURES = {"kl", "changed", "largest_kl"}
-TEXT_MEASURES = {"table"}
+TEXT_MEASURES = {"table", "difference", "greedy"}
 LEVER_TEXT_MEASURES = {"effect"}
 _KEYS = ({"ask", "truth", "tolerance"}, {"ask", "truth", "options", "bounds"})
 

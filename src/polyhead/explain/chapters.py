@@ -50,7 +50,7 @@ STEPS: dict[str, set[str]] = {
 # properties of a model that a paragraph can depend on, besides having a step
 PROPERTIES = {"decoder_only", "encoder_decoder", "encoder", "bidirectional", "causal", "grouped", "gated"}
 PROPERTIES |= {"pre_norm", "post_norm", "rope", "layernorm", "relu", "classifier", "causal_recurrent"}
-PROPERTIES |= {"bpe", "wordpiece", "unigram", "characters", "recorded", "scored"}
+PROPERTIES |= {"bpe", "wordpiece", "unigram", "characters", "recorded", "scored", "beams"}
 _KEYS = ["title", "look", "lever", "experiment", "papers"]
 _LOOK_KEYS = {"step", "value", "stack", "layer", "head", "side", "if"}
 _AT_KEYS = {"step", "value", "stack", "if"}

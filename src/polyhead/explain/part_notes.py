@@ -172,11 +172,10 @@ _FIELD = re.compile(r"^(Equation|Paper|When|Recipe|Options):", re.M)
 
 
 def describe_part(config: ModelConfig, step: Step) -> Facts:
-    """The registered name of the part of a step, and the equation, paper and summary of its docstring."""
+    """The registered name of the part of a step, and the paper and summary of its docstring."""
     registry, choice = find_choice(config, step)
     name = None if choice is None else choice.name
-    notes: Facts = {"part": name, "formula": f"{step.kind}.{name}" if name else step.kind}
-    return notes | (read_notes(registry.get(name)) if registry is not None and name else read_notes(None))
+    return {"part": name, **read_notes(registry.get(name) if registry is not None and name else None)}
 
 
 def find_choice(config: ModelConfig, step: Step) -> tuple[Registry[Any] | None, Choice | None]:
@@ -206,13 +205,8 @@ def find_choice(config: ModelConfig, step: Step) -> tuple[Registry[Any] | None, 
 
 
 def read_notes(part: Any) -> dict[str, str | None]:
-    """The summary, the equation and the paper in the docstring of a part; None for what it lacks."""
+    """The summary and the paper in the docstring of a part; None for what it lacks."""
     text, *fields = _FIELD.split(inspect.cleandoc(part.__doc__ or ""))
-    values = dict(zip(fields[::2], fields[1::2], strict=True))
-    equation, paper = values.get("Equation"), values.get("Paper")
+    paper = dict(zip(fields[::2], fields[1::2], strict=True)).get("Paper")
     summary = re.split(r"(?<=[.!?])\s+(?=[A-Z`])", " ".join(text.split("\n\n")[0].split()))[0]
-    return {
-        "about": summary or None,
-        "equation": inspect.cleandoc(equation) if equation else None,
-        "paper": " ".join(paper.split()) if paper else None,
-    }
+    return {"about": summary or None, "paper": " ".join(paper.split()) if paper else None}

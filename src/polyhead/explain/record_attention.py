@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from polyhead.explain.part_notes import read_notes
 from polyhead.explain.trace import Arrays, Call, Facts, LinearMap, Names, Step, records
 from polyhead.nn.attention.kernel import KernelAttention
 from polyhead.nn.attention.linear import LinearAttention
@@ -262,8 +261,7 @@ def record_kernel(call: Call, attn: KernelAttention) -> None:
     values["weights"] = call.derive(
         "weights", shown.shape, "ratio", x=values["similarity"], eps=attn.eps, outside=values.get("outside")
     )
-    facts = {"eps": attn.eps, "sim": attn.sim.__name__, "equation": read_notes(attn.sim)["equation"]}
-    at.add("attention", attn, values, facts)
+    at.add("attention", attn, values, {"eps": attn.eps, "sim": attn.sim.__name__})
 
 
 @records(LinearAttention)

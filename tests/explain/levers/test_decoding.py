@@ -46,7 +46,7 @@ def test_free_running_reads_its_own_tokens(kind, prompt):
     assert free["p"] == pytest.approx(p.tolist(), rel=1e-5)
     assert free["logsumexp"] == pytest.approx(logits.logsumexp(-1).tolist(), rel=1e-5)
     true_tokens = [*lever_input.tokens, *([lever_input.eos_id] if kind == "encoder-decoder" else [])]
-    assert (teacher_forced["target"], output.detail["first_row"]) == (true_tokens[prompt:], prompt - 1)
+    assert teacher_forced["target"] == true_tokens[prompt:]
     different = [t for t in range(prompt - 1, 8) if lever_input.tokens[t + 1] != tokens[t + 1]]
     assert output.detail["first_difference"] == different[0]
     assert compute_kl(output.logits, lever_input.plain_logits)[:prompt].max() < 1e-9
@@ -101,14 +101,12 @@ def test_single_steps_are_lossless_and_save_flops(kind):
     # all at once every query meets every key, one after the other those before it
     pairs = 2 * 4 * C * (9 * 9 - sum(range(1, 10)))
     assert detail["prefill_flops"] - detail["sum_step"] == pairs
-    assert detail["cache_bytes"] == [(t + 1) * detail["cache_bytes"][0] for t in range(9)]
     if kind == "decoder":  # the first token costs the same with and without a cache
         assert steps[0] == recompute[0] == sum(work.total for work in count_token(config, 1))
     else:  # a recurrent model steps through its state
         recurrent = make_lever_input(block="lstm", position="none")
         output = PREFILL_LEVER.compute(recurrent, {})
         assert compute_kl(output.logits, recurrent.plain_logits).max() < 1e-8
-        assert len(set(output.detail["cache_bytes"])) == 1
 
 
 def compute_detail(lever_input, **cache):

@@ -50,7 +50,6 @@ def _compute_scale(lever_input: LeverInput, setting: Setting) -> LeverOutput:
 
 SCALE_LEVER = Lever(
     "scale",
-    "attention",
     lambda lever_input: (
         "attention of this model has no scale"
         if (scales := list_scales(lever_input.model)) and all(scale == 1 for scale in scales)
@@ -79,7 +78,6 @@ def remove_causal_masks(model: Model, lever_input: LeverInput, setting: Setting)
 
 CAUSAL_MASK_LEVER = Lever(
     "causal_mask",
-    "attention",
     _require(list_causal_attentions, "attention of this model has no causal mask"),
     lambda _: [],
     lambda _: [{}],
@@ -103,7 +101,6 @@ def remove_positions(model: Model, lever_input: LeverInput, setting: Setting) ->
 
 POSITIONS_LEVER = Lever(
     "positions",
-    "attention",
     _require(list_positioned, "this model has no position scheme"),
     lambda _: [],
     lambda _: [{}],
@@ -167,7 +164,6 @@ def _compute_shuffle(lever_input: LeverInput, setting: Setting) -> LeverOutput:
 
 SHUFFLE_LEVER = Lever(
     "shuffle",
-    "attention",
     lambda lever_input: (
         "" if len(_list_movable_words(lever_input)) > 1 else "the text has fewer than two words to move"
     ),
@@ -255,7 +251,6 @@ def _compute_head(lever_input: LeverInput, setting: Setting) -> LeverOutput:
 
 HEAD_LEVER = Lever(
     "head",
-    "weights",
     _require(list_heads, _NO_HEADS),
     _list_head_fields,
     lambda lever_input: [head._asdict() for head in list_heads(lever_input.model)][: _max_cases(lever_input)],
@@ -303,7 +298,6 @@ def _compute_layer(lever_input: LeverInput, setting: Setting) -> LeverOutput:
 
 LAYER_LEVER = Lever(
     "layer",
-    "weights",
     lambda lever_input: "" if _list_layer_cases(lever_input) else "every stack of this model has one layer",
     _list_layer_fields,
     _list_layer_cases,
@@ -345,7 +339,6 @@ def _compute_kv_heads(lever_input: LeverInput, setting: Setting) -> LeverOutput:
 
 KV_HEADS_LEVER = Lever(
     "kv_heads",
-    "weights",
     _find_kv_obstacle,
     lambda lever_input: [Field("n_kv_heads", "integer", 1, 1, lever_input.model.config.kv_heads - 1)],
     lambda lever_input: [{"n_kv_heads": n} for n in _list_kv_heads(lever_input)],

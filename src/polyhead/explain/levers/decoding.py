@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from fractions import Fraction
 from math import prod
 from typing import Any
@@ -69,7 +70,6 @@ def apply_sampling(lever_input: LeverInput, setting: Setting) -> LeverOutput:
 
 SAMPLING_LEVER = Lever(
     "sampling",
-    "sampling",
     lambda lever_input: "" if isinstance(lever_input.model, CausalLM | Seq2Seq) else _NO_TEXT,
     lambda lever_input: [
         Field("temperature", "number", 1.0, 0, _MAX_TEMPERATURE),
@@ -104,7 +104,6 @@ def run_freely(lever_input: LeverInput, setting: Setting) -> LeverOutput:
     ]
     detail = {
         "prompt": n,
-        "first_row": first,
         "forced": describe_choices(forced_logits[first:], best) | {"target": targets},
         "free": describe_choices(free_logits[first:], output),
         "first_difference": differences[0] if differences else None,
@@ -126,7 +125,6 @@ def describe_choices(logits: Tensor, tokens: list[int]) -> dict[str, Any]:
 
 FREE_RUNNING_LEVER = Lever(
     "free_running",
-    "decoding",
     lambda lever_input: (
         _find_obstacle(lever_input, _NO_TEXT)
         or ("" if len(lever_input.tokens) > 1 else "the text has one token")
@@ -149,11 +147,9 @@ FREE_RUNNING_LEVER = Lever(
 def compare_prefill(lever_input: LeverInput, setting: Setting) -> LeverOutput:
     """The text in single steps through the cache, and the operations of steps with and without a cache."""
     reading = read_stepwise(lever_input, None)
-    detail: dict[str, Any] = {"prompt": len(lever_input.tokens), "cache_bytes": reading.used_bytes}
-    try:
-        detail |= count_operations(lever_input)
-    except UnknownFormulaError as error:
-        detail |= {"unknown_part": str(error)}
+    detail = {}
+    with suppress(UnknownFormulaError):
+        detail = count_operations(lever_input)
     return LeverOutput(lever_input.select_rows(reading.logits), detail=detail)
 
 
@@ -194,7 +190,6 @@ def count_operations(lever_input: LeverInput) -> dict[str, Any]:
 
 PREFILL_LEVER = Lever(
     "prefill",
-    "decoding",
     lambda lever_input: _find_obstacle(lever_input, _NO_CACHE),
     lambda _: [],
     lambda _: [{}],
@@ -342,7 +337,7 @@ def read_through_cache(lever_input: LeverInput, setting: Setting) -> LeverOutput
     detail = {
         "prefill": prefill,
         "lossless": reading.cache.lossless,
-        "bytes": reading.used_bytes[-1],
+        "bytes": reading.cache.memory_usage().used_bytes,
         "bytes_terms": describe_bytes(reading.cache),
         "bytes_static": plain_cache.memory_usage().used_bytes,
         "bytes_static_terms": describe_bytes(plain_cache),
@@ -398,7 +393,6 @@ def _list_cache_cases(lever_input: LeverInput) -> list[Setting]:
 
 
 CACHE_LEVER = Lever(
-    "cache",
     "cache",
     lambda lever_input: (
         "this model keeps a state in place of keys and values"

@@ -185,7 +185,6 @@ class Lever(NamedTuple):
     """One way to run a model differently."""
 
     name: str
-    group: str
     find_obstacle: Callable[[LeverInput], str]  # why it does not apply to this model or text; "" if it does
     list_fields: Callable[[LeverInput], list[Field]]
     list_cases: Callable[[LeverInput], list[Setting]]  # the settings that a file has

@@ -257,7 +257,6 @@ class StepwiseReading(NamedTuple):
 
     logits: Tensor
     cache: Cache
-    used_bytes: list[int]  # that hold tokens, after each token; within the prefill those at its end
     layers: list[LayerRecord]  # of the layers with keys and values
     layer_numbers: list[int]
 
@@ -321,14 +320,13 @@ def read_stepwise(lever_input: LeverInput, choice: Choice | None, prefill: int =
     cache = make_cache(choice, model.cache_shape, 1, n)
     numbers = model.cache_shape.kv_layers
     records = [LayerRecord(cache.layers[i]) for i in numbers]
-    features, used_bytes = [], list[int]()
+    features = []
     for start, stop in [(0, prefill), *((t, t + 1) for t in range(prefill, n))]:
         tokens = torch.tensor([lever_input.tokens[start:stop]], device=device)
         pos = torch.arange(start, stop, device=device)[None]
         cache.prepare_step([0], pos)
         features.append(model.decode_features(tokens, pos, cache, lever_input.memory))
-        used_bytes += [cache.memory_usage().used_bytes] * (stop - start)
         if any(record.last is None for record in records):
             raise UserError("attention of this model does not write to its cache")
     logits = model.head(torch.cat(features, 1))[0].float().cpu()  # of all tokens at once, which is faster
-    return StepwiseReading(logits, cache, used_bytes, records, numbers)
+    return StepwiseReading(logits, cache, records, numbers)

@@ -103,7 +103,7 @@ def describe_lever(lever_input: LeverInput, lever: Lever, arrays: ArrayStore | N
     A lever that parts of another package do not support does not apply either.
     """
     source = locate_function(lever.compute)
-    entry: Facts = {"name": lever.name, "group": lever.group, "source": source, "reason": None}
+    entry: Facts = {"name": lever.name, "source": source, "reason": None}
     try:
         obstacle = lever.find_obstacle(lever_input)
         cases = [] if obstacle or arrays is None else _compute_cases(lever_input, lever, arrays)

@@ -142,9 +142,15 @@ function showGlance() {
   moveAmongBlocks(svg.node());
   setReading(svg.node());
   svg.on("pointerleave", () => { readout.textContent = ""; });
-  const key = joinSentences(t("Choose a block to open it, a word to follow it."), t("Each line is a token, as wide as |x|, the length of its vector; a dot is as wide as what a part adds to it. The longer a bar, the more weights."), headsOf(currentStation()) ? t("Curves are the weights of head {n}, from the tokens that are read up to the token that reads.", { n: state.head }) : "");
+  const key = joinSentences(t("Choose a block to open it, a word to follow it."), t("Each line is a token, as wide as |x|, the length of its vector; a dot is as wide as what a part adds to it. The longer a bar, the more weights."), sharedText(towers), headsOf(currentStation()) ? t("Curves are the weights of head {n}, from the tokens that are read up to the token that reads.", { n: state.head }) : "");
   const again = h("button", { type: "button", class: "site-switch replay", "data-focus": "replay", onclick: () => readOnce() }, t("Read again"));
   return [h("section", { class: "card glance-card", "aria-label": t("The model at a glance") }, h("div", { class: "glance-head" }, readout, h("p", { class: "note" }, key), again), svg.node(), h("div", { class: "below" }, glanceTable(towers)))];
+}
+
+/* What the bars count more than once; nothing if no blocks share weights. */
+function sharedText(towers) {
+  const stations = towers.flatMap(({ blocks }) => blocks.map(({ station }) => station)), again = d3.sum(stations, ({ steps }) => d3.sum(steps, ({ cost }) => cost.shared_bytes)) / numberBytes();
+  return again ? t("Blocks that share weights have them in the bar of each: the bars add up to {sum}, of which {again} are counted again; the model has {n}.", { sum: formatLarge(d3.sum(stations, weightsOf)), again: formatLarge(again), n: formatLarge(page.data.run.parameters) }) : null;
 }
 
 /* Every block of a tower is a button: its ground, its name and the bar of its weights. */
@@ -314,6 +320,6 @@ function readOnce() {
 /* The same as a table: the blocks with their weights and operations, and for the chosen token |x| and what is added to it. */
 function glanceTable(towers) {
   const blocks = towers.flatMap(({ blocks, side }) => blocks.map((block) => ({ ...block, r: rowOf(side) })));
-  return numbersTable(t("The model at a glance"), () => [t("weights"), t("operations"), t("length of what is added"), t("length after")], () => blocks.map(({ station, added, after, r }) =>
-    [fullName(station), formatCount(weightsOf(station)), formatLarge(operationsOf(station)), added ? added[r] : "", after ? after[r] : ""]));
+  return numbersTable(t("The model at a glance"), () => [t("weights"), t("operations"), t("length of what is added"), t("length after")], () => [...blocks.map(({ station, added, after, r }) =>
+    [fullName(station), formatCount(weightsOf(station)), formatLarge(operationsOf(station)), added ? added[r] : "", after ? after[r] : ""]), [t("the model, shared weights once"), formatCount(page.data.run.parameters), formatLarge(page.data.costs.total.flops), "", ""]]);
 }

@@ -29,11 +29,11 @@ function findTarget(look) {
   if (!found.length) return null;
   const here = currentStation(), layers = [...new Set(found.filter((one) => one.layer).map((one) => one.layer.index))];
   const layer = look.layer === "first" ? layers[0] : look.layer === "last" ? layers[layers.length - 1] : look.layer !== undefined ? look.layer - 1 : null;
-  const inLayer = found.filter((one) => layer === null || one.layer?.index === layer);
+  const inLayer = found.filter((one) => layer === null || (look.layer === "last" ? one.layer === found.at(-1).layer : one.layer?.index === layer));
   const station = layer === null ? found.find((one) => one === here) ?? found.find((one) => one.layer && one.layer.index === layerOf(one.layer.stack)) ?? found[0] : inLayer[0];
   if (!station) return null;
   const heads = headsOf(station), head = look.head === "first" ? 0 : look.head === "last" ? heads - 1 : look.head !== undefined ? look.head - 1 : state.head;
-  return { station: station.id, card: cardOf(look, station), head, key: null };
+  return { station: station.id, card: cardOf(look, station), head, key: null, ...(station.kind === "levers" && { lever: null, leverCase: 0 }) };
 }
 
 function meets(paragraph) {
@@ -43,15 +43,15 @@ function meets(paragraph) {
   const isCausal = walk.some((step) => step.facts?.causal), readsForward = recurrent.length > 0 && recurrent.every((step) => (step.facts.networks ?? 1) === 1);
   const facts = { decoder_only: run.kind === "decoder", encoder_decoder: run.kind === "encoder-decoder", encoder: isEncoder, causal: isCausal, bidirectional: isEncoder && !isCausal && !readsForward, causal_recurrent: readsForward,
     grouped: config.n_kv_heads < config.n_heads, gated: walk.some((step) => step.facts?.is_gated), relu: walk.some((step) => step.kind === "feed_forward" && step.facts?.activation === "relu"), layernorm: part(config.norm) === "layernorm", post_norm: config.norm_first === false, pre_norm: config.norm_first !== false,
-    classifier: Boolean(output.classes?.length), bpe: run.tokenizer === "bpe", wordpiece: run.tokenizer === "wordpiece", unigram: run.tokenizer === "unigram", characters: run.tokenizer === "characters", recorded: Number.isInteger(run.steps), scored: lossesOf().length > 0 };
+    classifier: Boolean(output.classes?.length), bpe: run.tokenizer === "bpe", wordpiece: run.tokenizer === "wordpiece", unigram: run.tokenizer === "unigram", characters: run.tokenizer === "characters", recorded: Number.isInteger(run.steps), beams: page.data.generation?.method === "beam" && wonPath(page.data.generation).size > 0, scored: lossesOf().length > 0 };
   const found = facts[name] ?? (walk.some((step) => stepName(step) === name) || part(config.position) === name);
   return Boolean(found) !== Boolean(paragraph.not);
 }
 
 function measureElement(spec) {
   if (spec.name === "table") return TABLES[spec.of]();
-  const value = spec.name === "effect" ? effectText(spec) : measure(spec);
-  return h("b", { class: "measure" }, typeof value === "number" ? Number.isInteger(value) ? formatCount(value) : formatNumber(value, 3) : value ?? "–");
+  const value = (TEXTS[spec.name] ?? measure)(spec);
+  return h(spec.of || typeof value === "number" ? "b" : "span", { class: "measure" }, typeof value === "number" ? Number.isInteger(value) ? formatCount(value) : formatNumber(value, 3) : value ?? "–");
 }
 const follow = (target) => go(target, { scroll: true });
 function spanElement(span) {

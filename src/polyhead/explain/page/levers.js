@@ -10,27 +10,36 @@ const LEVER_LEADS = {
   cache: () => t("The text is read through a cache that forgets or rounds: what is lost in the output?"), free_running: () => t("The model reads its own tokens instead of the true ones."), prefill: () => t("Reading all at once, or token by token with a cache: the same result at another price."),
 };
 const SETTING_NAMES = { temperature: () => t("temperature"), top_k: () => "top-k", top_p: () => "top-p", scale: () => t("scale"), positions: () => t("positions"), seed: () => t("seed"), layer: () => t("layer"), head: () => t("head"), 
-  n_kv_heads: () => t("key/value heads"), cache: () => t("cache"), prompt: () => t("prompt"), budget: () => t("budget"), bits: () => t("bits per number"), window: () => t("window"), sink: () => t("sink"), recent: () => t("recent"), rank: () => t("directions"), group: () => t("group size") };
-const WORDS = { kept: () => t("kept"), none: () => t("none"), encoder: () => t("Encoder"), decoder: () => t("Decoder"), stack: () => t("Layers"), self: () => t("self-attention"), cross: () => t("cross-attention") };
+  n_kv_heads: () => t("key/value heads"), cache: () => t("cache"), prompt: () => t("prompt"), budget: () => t("budget"), bits: () => t("bits per number"), window: () => t("window"), sink: () => t("sink"), recent: () => t("recent"), rank: () => t("directions"), group: () => t("group size"), shuffled: () => t("shuffled"), stack: () => t("stack"), attention: () => t("attention"),
+  beam_size: () => t("beam size"), length_penalty: () => t("length penalty"), early_stopping: () => t("early stopping"), min_new_tokens: () => t("tokens at least"), max_new_tokens: () => t("tokens at most"), no_repeat_ngram_size: () => t("n-grams that must not repeat"), min_p: () => "min-p", repetition_penalty: () => t("repetition penalty") };
+const WORDS = { kept: () => t("kept"), none: () => t("none"), encoder: () => t("Encoder"), decoder: () => t("Decoder"), stack: () => t("Layers"), self: () => t("self-attention"), cross: () => t("cross-attention"), true: () => t("on"), false: () => t("off"),
+  static: () => t("static"), growing: () => t("growing"), paged: () => t("paged"), state: () => t("recurrent state"), quantized: () => t("quantized"), low_rank: () => t("low rank"), h2o: () => "H2O", subgen: () => "SubGen", window: () => t("window") };
+const wordOf = (value) => WORDS[value]?.() ?? value;
 
 function settingText(setting) {
   const parts = Object.entries(setting).filter(([, value]) => value !== undefined).map(([name, value]) => {
-    if (value !== null && typeof value === "object") return `${value.name ?? ""} ${Object.entries(value).filter(([key]) => key !== "name").map(([key, one]) => `${SETTING_NAMES[key]?.() ?? key} ${one}`).join(t(", "))}`.trim();
-    if (name === "stack" || name === "attention") return WORDS[value]?.() ?? value;
+    if (value !== null && typeof value === "object") return `${wordOf(value.name ?? "")} ${Object.entries(value).filter(([key]) => key !== "name").map(([key, one]) => `${SETTING_NAMES[key]?.() ?? key} ${one}`).join(t(", "))}`.trim();
+    if (name === "stack" || name === "attention") return wordOf(value);
     if (name === "layer") return t("layer {n}", { n: Number(value) + 1 });
     if (name === "head") return t("head {n}", { n: value });
-    return `${SETTING_NAMES[name]?.() ?? name} ${typeof value === "number" ? formatNumber(value) : WORDS[value]?.() ?? value}`;
+    return `${SETTING_NAMES[name]?.() ?? name} ${typeof value === "number" ? formatNumber(value) : wordOf(value)}`;
   });
   return parts.join(t(", ")) || t("on");
 }
 
 const isSameSetting = (a, b) => isSubset(a, b) && isSubset(b, a);
 const isSubset = (part, whole) => Object.entries(part).every(([key, value]) => value !== null && typeof value === "object" ? whole[key] !== null && typeof whole[key] === "object" && isSubset(value, whole[key]) : whole[key] === value);
+/* The number of the case that has a setting, of several the first; with {case: "largest"} the one that moves the output most. */
+const LARGEST = { case: "largest" };
+function indexOfCase({ cases }, { case: which, ...setting } = {}) {
+  const found = d3.range(cases.length).filter((i) => isSubset(setting, cases[i].setting)), kl = (i) => cases[i].result.mean_kl ?? -1; // one that excludes tokens is no comparison
+  return which ? found.reduce((most, i) => most < 0 || kl(i) > kl(most) ? i : most, -1) : found[0] ?? -1;
+}
 /* Where a lever of a chapter is found; null if it does not apply to the model. */
 function findLever({ name, setting = {}, at: place = "" }) {
   const lever = page.data.levers?.levers.find((one) => one.name === name && !one.reason);
   if (!lever) return null;
-  const at = lever.cases.findIndex((one) => isSubset(setting, one.setting));
+  const at = indexOfCase(lever, setting);
   if (at < 0 && !page.live) return null;
   return place === "weights" ? findMap(lever, Math.max(at, 0)) : { station: "levers", card: "lever", lever: name, leverCase: Math.max(at, 0) };
 }
@@ -55,7 +64,7 @@ function chooseCase(lever, leverCase) {
 
 function showLevers() {
   const part = page.data.levers, { levers } = part, lever = chosenLever(levers);
-  const list = h("div", { class: "lever-list", role: "group", "aria-label": t("What if") }, levers.map((one) => h("button", { type: "button", class: one.reason ? "lever-name off" : "lever-name", "aria-pressed": String(one === lever), "data-focus": `lever-${one.name}`, onclick: () => go({ lever: one.name, leverCase: 0 }) }, LEVER_NAMES[one.name]?.() ?? one.name)));
+  const list = h("div", { class: "lever-list", role: "group", "aria-label": t("What if") }, levers.map((one) => h("button", { type: "button", class: one.reason ? "lever-name off" : "lever-name", "aria-pressed": String(one === lever), "data-focus": `lever-${one.name}`, onclick: () => go({ lever: one.name, leverCase: Math.max(indexOfCase(one, LARGEST), 0) }) }, LEVER_NAMES[one.name]?.() ?? one.name)));
   const cards = [card("levers", t("Change one thing"), t("Choose a change: the page shows how far the output moves, and what happens to the rank and the probability of the right token."), list)];
   const title = LEVER_NAMES[lever.name]?.() ?? lever.name;
   if (lever.reason) return [...cards, card("lever", title, lever.reason[page.language] ?? lever.reason.en)];
@@ -103,11 +112,11 @@ function caseResult(part, lever, chosen) {
       h("td", { class: "number wide-only" }, known ? [rank(plain), " → ", rank(result)] : ""));
   }).filter(Boolean);
   const table = h("table", { class: "bars" }, h("caption", { class: "unseen" }, LEVER_NAMES[lever.name]?.() ?? lever.name), h("thead", {}, h("tr", {}, h("th", { scope: "col" }, t("after")), h("th", { scope: "col" }, chosen.baseline ? settingText(chosen.baseline) : t("unchanged")), h("th", { scope: "col" }, t("changed")), h("td", {}), h("th", { scope: "col", class: "number" }, t("KL (nats)")), h("th", { scope: "col", class: "number wide-only" }, t("rank of the true token")))), h("tbody", {}, rows));
-  return h("div", { class: "case" }, factRow(facts), caseDetail(lever, chosen.detail ?? {}, part, side), scrollRegion(LEVER_NAMES[lever.name]?.() ?? lever.name, moveInTable(table)));
+  return h("div", { class: "case" }, factRow(facts), caseDetail(lever, chosen, part, side), scrollRegion(LEVER_NAMES[lever.name]?.() ?? lever.name, moveInTable(table)));
 }
 
 /* What only some levers show. */
-function caseDetail({ name, source }, detail, part, side) {
+function caseDetail({ name, source }, { setting, detail = {} }, part, side) {
   const { config } = page.data.run;
   if (name === "scale" && detail.plain_scale) {
     const isRoot = Math.abs(config.head_dim ** -0.5 - detail.plain_scale) < 1e-6;
@@ -117,6 +126,7 @@ function caseDetail({ name, source }, detail, part, side) {
     const { before, after } = detail.bytes_per_token, layers = config.decoder_layers ?? config.n_layers, heads = config.n_kv_heads;
     return factRow([[t("cache per token, before"), formatBytes(before), tellTokenBytes(before, layers, heads, source)], [t("cache per token, after"), formatBytes(after), tellTokenBytes(after, layers, heads * after / before, source)]]);
   }
+  if (name === "layer") return layerDetail(setting);
   if (name === "shuffle" && detail.order) {
     return h("p", { class: "sentence-text" }, detail.order.map((i) => showToken(sideOf(detail.side).tokens[i]?.text ?? "")).join(" "));
   }
@@ -124,6 +134,12 @@ function caseDetail({ name, source }, detail, part, side) {
   if (name === "free_running" && detail.forced) return freeDetail(detail, part, source);
   if (name === "prefill" && detail.step_flops) return prefillDetail(detail, source);
   return null;
+}
+
+/* The weights and operations of a layer, which the model saves without it; a layer that others share has no weights of its own. */
+function layerDetail({ stack, layer }) {
+  const steps = page.data.walk.filter((step) => step.layer === layer && step.stack === stack), fact = (name, numbers, format) => [name, format(numbers.includes(null) ? null : d3.sum(numbers)), numbers.includes(null) ? null : tellSum(numbers.filter(Boolean), d3.sum(numbers), sourceOf("step"))];
+  return factRow([fact(t("weights saved"), steps.map((step) => page.data.run.config.share_layers ? 0 : ownBytes(step) / numberBytes()), formatCount), fact(t("operations saved"), steps.map(({ cost }) => cost.flops), formatLarge)]);
 }
 
 function cacheDetail(detail, side, source) {
@@ -180,5 +196,5 @@ function prefillDetail(detail, source) {
   const [encoder, kv] = [detail.source_flops, detail.source_kv_flops], once = encoder ? [[t("reading the source, once"), formatLarge(encoder + kv), tellParts([[t("Encoder"), encoder], [t("keys and values of the source"), kv]], encoder + kv, "pass")]] : [];
   const facts = factRow([...once, [t("with the cache"), formatLarge(detail.sum_step), tellSum([...(encoder ? [encoder, kv] : []), ...detail.step_flops], detail.sum_step, source)], [t("without"), formatLarge(detail.sum_recompute), tellSum([...(encoder ? [encoder] : []), ...detail.recompute_flops], detail.sum_recompute, source)],
     [t("saved"), formatPercent(detail.saved), ratioTell(detail.sum_step, detail.sum_recompute, detail.saved, source, "1 − a / b")], [t("all at once"), formatLarge(detail.prefill_flops), tellPass(groupCosts())]]);
-  return h("div", {}, facts, h("figure", { class: "small-plot" }, svg.node(), h("figcaption", {}, h("span", { class: "key" }, t("with the cache")), " ", h("span", { class: "key second" }, t("without")))));
+  return h("div", {}, h("h4", {}, t("Operations")), facts, h("figure", { class: "small-plot" }, svg.node(), h("figcaption", {}, t("Operations (up) of each token (across):"), " ", h("span", { class: "key" }, t("with the cache")), " ", h("span", { class: "key second" }, t("without")))));
 }

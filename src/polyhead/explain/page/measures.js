@@ -2,19 +2,20 @@
 const stepsOf = (...kinds) => page.data.walk.filter((step) => kinds.includes(step.kind));
 const selfAttentions = () => stepsOf("attention").filter((step) => !isCross(step));
 const nTokens = () => page.data.sides[0].tokens.length;
-const configOf = (name) => page.data.run.config[name] ?? null;
+/* Settings of parts that a model may lack. */
+const PARTS_OF_SETTING = { head_dim: ["attention", "linear_attention"], d_ff: ["feed_forward"] };
+const configOf = (name) => PARTS_OF_SETTING[name] && !stepsOf(...PARTS_OF_SETTING[name]).length ? null : page.data.run.config[name] ?? null;
 /* −ln p of the true token of each position that has one. */
 const lossesOf = () => (page.data.output.positions ?? []).filter((one) => one.expected).map((one) => -Math.log(one.expected.p));
 const averageOf = (numbers) => numbers.length ? d3.sum(numbers) / numbers.length : null;
 const orNull = (sum) => sum === 0 ? null : sum;
 
 /* The case of a lever that a measure names; null if the lever does not apply or the case is not computed. */
-function caseOf({ of, setting = {} }) {
+function caseOf({ of, setting }) {
   const lever = page.data.levers?.levers.find((one) => one.name === of && !one.reason);
-  return lever?.cases.find((one) => isSubset(setting, one.setting)) ?? null;
+  return lever?.cases[indexOfCase(lever, setting)] ?? null;
 }
 const klOfCase = (found) => found ? meanKl(found.result) : null;
-const largestKl = ({ of }) => { const found = page.data.levers?.levers.find((one) => one.name === of && !one.reason)?.cases ?? []; return found.length ? Math.max(...found.map((one) => klOfCase(one))) : null; };
 
 const MEASURES = {
   config: ({ of }) => of.split("*").map(configOf).reduce((a, b) => a === null || b === null ? null : a * b),
@@ -34,7 +35,7 @@ const MEASURES = {
   positions: () => orNull(lossesOf().length),
   right_guesses: () => lossesOf().length ? page.data.output.positions.filter((one) => one.expected?.rank === 1).length : null,
   top_probability: () => page.data.output.positions?.at(-1)?.top[0].p ?? (page.data.output.classes?.length ? Math.max(...page.data.output.classes.map(({ p }) => p)) : null),
-  kv_numbers: () => stepsOf("attention").length ? (configOf("decoder_layers") ?? configOf("n_layers")) * configOf("n_kv_heads") * (configOf("head_dim") + configOf("v_head_dim")) : null,
+  kv_numbers: () => page.data.generation && stepsOf("attention").length ? (configOf("decoder_layers") ?? configOf("n_layers")) * configOf("n_kv_heads") * (configOf("head_dim") + configOf("v_head_dim")) : null,
   flops: () => page.data.costs.total.flops,
   pass_over_step: () => page.data.costs.decode_step && page.data.costs.total.flops / page.data.costs.decode_step.flops,
   parameters: () => page.data.run.parameters,
@@ -42,8 +43,8 @@ const MEASURES = {
   all_reduce_bytes: () => 2 * 3 / 4 * 4 * page.data.run.parameters, // of 4 processes, 4 bytes each
   bubble: () => (page.data.layers.length - 1) / (page.data.layers.length + 3), // of 4 parts of a batch
   distances: () => 2 * nTokens() - 1,
-  pages: () => Math.ceil(page.data.sides.at(-1).tokens.length / 16),
-  empty_share: () => 1 - page.data.sides.at(-1).tokens.length / configOf("max_len"),
+  pages: () => MEASURES.kv_numbers() && Math.ceil(page.data.sides.at(-1).tokens.length / 16),
+  empty_share: () => MEASURES.kv_numbers() && 1 - page.data.sides.at(-1).tokens.length / configOf("max_len"),
   family: () => ({ decoder: 0, "encoder-decoder": 2 })[page.data.run.kind] ?? 1,
   state_numbers: () => configOf("head_dim") && configOf("head_dim") * (configOf("v_head_dim") + 1),
   tie_saving: () => configOf("head_dim") && configOf("d_model") * configOf("n_kv_heads") * configOf("head_dim"),
@@ -51,10 +52,10 @@ const MEASURES = {
   perplexity: () => lossesOf().length ? Math.exp(averageOf(lossesOf())) : null,
   steps: () => page.data.run.steps ?? null,
   levers: () => page.data.levers ? page.data.levers.levers.filter((one) => !one.reason).length : null,
-  layer_over_head: () => { const layer = klOfCase(caseOf({ of: "layer" })), head = largestKl({ of: "head" }); return layer !== null && head ? layer / head : null; },
+  layer_over_head: () => { const layer = klOfCase(caseOf({ of: "layer" })), head = klOfCase(caseOf({ of: "head", setting: LARGEST })); return layer !== null && head ? layer / head : null; },
   kl: (spec) => klOfCase(caseOf(spec)),
   changed: (spec) => caseOf(spec)?.result.changed.length ?? null,
-  largest_kl: largestKl,
+  largest_kl: ({ of }) => klOfCase(caseOf({ of, setting: LARGEST })),
 };
 /* A measure as a number; null if this model or this page has none. */
 const measure = (spec) => MEASURES[spec.name](spec) ?? null;
@@ -64,8 +65,31 @@ function effectText(spec) {
   const found = caseOf(spec), kl = klOfCase(found);
   if (kl === null) return page.live && page.data.levers?.levers.some((one) => one.name === spec.of && !one.reason) ? t("open it to see how much changes here") : t("this model has nothing to change there");
   const values = { kl: formatNumber(kl, 2), n: found.result.changed.length, all: comparedRows(found.result).length };
-  if (kl < 0.01) return t("here it changes almost nothing: KL {kl}, {n} of {all} guesses", values);
-  return kl < 0.1 ? t("here it changes a little: KL {kl}, {n} of {all} guesses", values) : t("here it changes much: KL {kl}, {n} of {all} guesses", values);
+  const text = kl < 0.01 ? t("here it changes almost nothing: KL {kl}, {n} of {all} guesses", values) : kl < 0.1 ? t("here it changes a little: KL {kl}, {n} of {all} guesses", values) : t("here it changes much: KL {kl}, {n} of {all} guesses", values);
+  return spec.setting?.case ? t("{text} ({setting})", { text, setting: settingText(found.setting) }) : text;
+}
+
+/* Measures that are words. */
+const TEXTS = {
+  effect: effectText,
+  greedy: greedyText,
+  difference: differenceText,
+};
+
+/* Where this model has other weights than the closed form: [part, its weights less those of the formula]; they add up to the
+   whole difference. */
+function parameterDifferences() {
+  const H = configOf("d_model"), L = page.data.layers.length, formula = { attention: L * (4 * H * H + 4 * H), feed_forward: L * (8 * H * H + 5 * H), norm: L * 4 * H, embedding: configOf("vocab_size") * H };
+  const kindOf = (step) => isCross(step) ? "cross" : step.kind === "norm" && step.layer === null ? "outer" : { linear_attention: "attention", moe: "feed_forward" }[step.kind] ?? step.kind;
+  const names = { attention: t("Self-attention"), cross: t("Cross-attention"), norm: t("Norms of the layers"), outer: t("Other norms") }, found = new Map(Object.keys(formula).map((kind) => [kind, -formula[kind]]));
+  for (const step of page.data.walk) found.set(kindOf(step), (found.get(kindOf(step)) ?? 0) + ownBytes(step) / numberBytes());
+  const rows = [...found].map(([kind, number]) => [names[kind] ?? KIND_NAMES[kind](), number]), rest = page.data.run.parameters - d3.sum(Object.values(formula)) - d3.sum(rows, ([, number]) => number);
+  return [...rows, [t("in no part above"), rest]].filter(([, number]) => number);
+}
+function differenceText() {
+  const rows = parameterDifferences(), all = d3.sum(rows, ([, number]) => number), n = formatCount(Math.abs(all)), parts = rows.map(([name, number]) => `${name} ${number > 0 ? "+" : MINUS}${formatCount(Math.abs(number))}`).join(t("; "));
+  const depth = layerCounts().length > 1 ? `${page.data.layers.length} (${layerCounts().join(" + ")})` : page.data.layers.length;
+  return joinSentences(t("Here L is {depth}.", { depth }), !rows.length ? t("This model has just as many weights as the formula gives.") : all < 0 ? t("This model has {n} weights fewer than the formula gives: {parts}.", { n, parts }) : t("This model has {n} weights more than the formula gives: {parts}.", { n, parts }));
 }
 
 /* Parameters or operations by the closed form of the literature, and those of this model. */

@@ -90,6 +90,9 @@ function splitLayer(layer, steps) {
   return parts;
 }
 
+/* How many layers each stack has. */
+const layerCounts = () => [...new Set(page.data.layers.map(({ stack }) => stack))].map((stack) => page.data.layers.filter((layer) => layer.stack === stack).length);
+
 /* Names that the reader sees. */
 const stackName = (stack) => stack === "encoder" ? t("Encoder") : stack === "decoder" ? t("Decoder") : t("Layers");
 const sideName = (side) => page.data.sides.length === 1 ? t("Text") : side === 0 ? t("Source text") : t("Target text");

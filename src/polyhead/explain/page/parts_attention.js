@@ -33,6 +33,12 @@ function showAttention(step) {
   return [togetherCard(step, q, weights), vectorsCard(step, q), scoresCard(step, q, k), weightsCard(step, q, k, weights), changeCard(step, q, k), mixCard(step, q, k, weights), headsCard(step, q)].filter(Boolean);
 }
 
+/* How many query heads share the keys and values of the chosen head. */
+function sharedNote(step) {
+  const { heads, kv_heads: all } = step.facts, n = heads / all;
+  return heads === 1 ? null : h("p", { class: "note" }, n > 1 ? t("{n} query heads share the keys and values of key/value head {k} of {all}.", { n, k: kvHead(step), all }) : t("Each query head has a key/value head of its own."));
+}
+
 function vectorsCard(step, q) {
   const { values, facts } = step, head = state.head, kv = kvHead(step), other = keySide(step), three = page.width >= 540 && facts.head_dim <= 64, narrow = { width: three ? (page.width - 56) / 3 : halfWidth() };
   const tell = (letter, value, index, side) => (r, c) => ({
@@ -41,11 +47,9 @@ function vectorsCard(step, q) {
   const block = (letter, about, value, index, side) => h("div", { class: "block" }, h("h4", {}, h("b", {}, letter), " ", about), drawStrips({ name: `${letter}, ${about}`, focus: `vector-${letter}`, ...narrow,
     rows: shownPositions(side).map((p, i) => ({ label: tokenText(side, p), values: row(value, index, i), on: letter === "Q" ? i === q : side === step.side && i === q && !facts.cross })),
     tell: tell(letter, value, index, side), choose: (r) => chooseToken(side, windowOf(side)[0] + r) }));
-  const shared = facts.heads / facts.kv_heads;
-  const note = shared > 1 ? h("p", { class: "note" }, t("{n} query heads share the keys and values of key/value head {k} of {all}.", { n: shared, k: kv, all: facts.kv_heads })) : null;
   const lead = facts.cross ? t("Each token of the target makes a query; each token of the source makes a key and a value.")
     : t("Each token makes three vectors: a query (what it looks for), a key (what it offers) and a value (what it hands over).");
-  return card("qkv", t("Q, K and V of head {h}", { h: head }), lead, note, h("div", { class: three ? "columns three" : "columns" },
+  return card("qkv", t("Q, K and V of head {h}", { h: head }), lead, sharedNote(step), h("div", { class: three ? "columns three" : "columns" },
     block("Q", t("queries"), values.q, head, step.side), block("K", t("keys"), values.k, kv, other), block("V", t("values"), values.v, kv, other)), turnedBlock(step, q));
 }
 

@@ -16,7 +16,7 @@ function changeCard(step, q, k) {
   const levers = mapLevers(), lever = changeAt(currentStation()), cases = lever?.cases ?? [], at = keepIn(state.leverCase, Math.max(cases.length, 1)), chosen = cases[at];
   if (!levers.length) return null;
   const options = [["", t("unchanged")], ...levers.map(({ name }) => [name, LEVER_NAMES[name]()])];
-  const choice = h("div", { class: "change-choice" }, picker(t("What if"), options, lever?.name ?? "", (name) => go({ lever: name || null, leverCase: 0 }), { kind: "cases", focus: "change" }),
+  const choice = h("div", { class: "change-choice" }, picker(t("What if"), options, lever?.name ?? "", (name) => go({ lever: name || null, leverCase: name ? Math.max(indexOfCase(levers.find((one) => one.name === name), LARGEST), 0) : 0 }), { kind: "cases", focus: "change" }),
     lever && caseChooser(lever, at), lever && page.live ? leverForm(lever, chosen?.setting ?? lever.settings[0] ?? {}) : null);
   const shown = card("change", t("The weights, if one thing changes"), t("Choose a change: the same text runs through the changed model, whose weights are compared with those above."), choice, ...(chosen ? changeParts(step, q, k, lever, chosen) : []));
   shown.classList.toggle("idle", !chosen);

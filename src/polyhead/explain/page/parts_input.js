@@ -64,6 +64,7 @@ function showEmbedding(station) {
     if (hasValue(step.out)) cards.push(card("out", t("What enters the layers"), null,
       tokenStrips({ name: t("What enters the layers"), value: step.out, side, focus: "embedding-out", tell: tellOutput(t("What enters the layers"), step) })));
   }
+  if (!page.stations.some(({ kind }) => kind === "position")) cards[0]?.append(longestNote());
   return cards;
 }
 
@@ -73,9 +74,10 @@ const plainTell = (name, value, step, lines, fixed = null) => (r, c) => {
   return { title: t("{name}, feature {n}", { name, n: c }), value: row(value, fixed ?? r)[c], cell: [value, fixed ?? r, c], shape: wholeShape(value, step.side ?? 0), step, ...(Array.isArray(about) ? { lines: about } : about) };
 };
 
+const longestNote = () => h("p", { class: "note" }, t("A text of this model has at most {n} tokens.", { n: formatCount(page.data.run.config.max_len) }));
+
 function showPosition(station) {
-  const side = station.side;
-  return station.steps.flatMap((step) => {
+  const side = station.side, cards = station.steps.flatMap((step) => {
     const { values, facts = {} } = step, r = rowOf(side), position = state.tokens[side];
     if (values.rows) return addedPosition(step, side, r, position);
     if (values.rate) return [rotationCard(step, side, r)];
@@ -86,6 +88,8 @@ function showPosition(station) {
         ...(role === "table" ? { rows: d3.range(shapeOf(name)[1]).map((head) => ({ label: String(head), values: Float64Array.from(d3.range(shapeOf(name)[0]), (i) => row(name, i)[head]) })), columns: countNames(shapeOf(name)[0]), tell: (head, i) => tellTableRow(step, role, i, head) }
           : { rows: d3.range(shapeOf(name)[0]).map((i) => ({ label: String(i), values: row(name, i) })), tell: (i, c) => tellTableRow(step, role, i, c) }) }))), hasValue(values.index) ? pairsBlock(step, side) : null))];
   });
+  cards[0].append(longestNote());
+  return cards;
 }
 
 /* The tables of T5 and of Shaw. */

@@ -73,7 +73,7 @@ function replacedCard(output) {
 function showGeneration() {
   const generation = page.data.generation, chosen = keepIn(state.step ?? 0, generation.steps.length);
   const names = { greedy: t("greedy decoding"), beam: t("beam search"), sampling: t("sampling") };
-  const settings = Object.entries(generation.settings ?? {}).filter(([, value]) => value !== null && typeof value !== "object").map(([name, value]) => [name, typeof value === "number" ? formatNumber(value) : value === true ? t("on") : value === false ? t("off") : String(value)]);
+  const settings = Object.entries(generation.settings ?? {}).filter(([, value]) => value !== null && typeof value !== "object").map(([name, value]) => [SETTING_NAMES[name]?.() ?? name, typeof value === "number" ? formatNumber(value) : String(wordOf(value))]);
   const penalty = generation.settings.length_penalty, score = (one) => one.length ? [` · ${t("score")} = `, pointable(`${formatNumber(one.score)} ${t("nats")}`, () => tellScored(one, penalty))] : [];
   const outputs = h("ol", { class: "outputs" }, generation.outputs.map((one) => h("li", {}, h("span", { class: "sentence-text" }, one.text), h("span", { class: "soft" }, " ln p = ", pointable(`${formatNumber(one.log_prob)} ${t("nats")}`, () => tellOutputSum(generation, one)), score(one)))));
   const cards = [card("outputs", t("What the model writes"), t("Written by {method}: one token after the other, each given those before it.", { method: names[generation.method] ?? generation.method }), outputs, factRow(settings))];
@@ -129,6 +129,16 @@ function wonPath(generation) {
   rows.set(end.s, kept >= 0 ? kept : "end");
   for (let s = end.s - 1, b = end.b; s >= 0; b = generation.steps[s].chosen[b].beam, s -= 1) rows.set(s, b);
   return rows;
+}
+
+/* Whether greedy decoding, which takes the most probable token at each step, writes the output that won. */
+function greedyText() {
+  const { generation } = page.data, won = wonPath(generation), end = findEnd(generation, generation.outputs[0]);
+  for (const [s, kept] of [...won].sort(([a], [b]) => a - b)) {
+    const step = generation.steps[s], { beam, id } = kept === "end" ? { beam: end.b, id: end.last.id } : step.chosen[kept], [best] = step.beams[beam].candidates;
+    if (best.id !== id) return t("Here greedy decoding goes another way at step {n}: it takes “{a}”, beam search “{b}”.", { n: s + 1, a: showToken(best.text), b: showToken(textOf(step, id)) });
+  }
+  return t("Here the beam that won has the most probable token at each step: greedy decoding writes the same.");
 }
 
 /* ---- cost ---- */

@@ -19,7 +19,7 @@ function showLinearAttention(step) {
   const { values, facts } = step, side = step.side, kv = kvHead(step), q = rowOf(side), other = keySide(step), names = queryNames(step), three = page.width >= 540;
   const strip = (name, value, head, s) => h("div", { class: "block" }, h("h4", {}, name), drawStrips({ name, focus: `linear-${name}`, rows: shownPositions(s).map((p, i) => ({ label: tokenText(s, p), values: row(value, head, i), on: s === side && i === q })),
     width: three ? (page.width - 56) / 3 : page.width, tell: plainHeadTell(name, value, head, step), choose: (r) => chooseToken(s, windowOf(s)[0] + r) }));
-  const cards = [card("qkv", t("Features of Q and K, and V, of head {h}", { h: state.head }), t("The map {name} makes queries and keys positive, so that no softmax is needed.", { name: facts.feature_map ?? "φ" }),
+  const cards = [card("qkv", t("Features of Q and K, and V, of head {h}", { h: state.head }), t("The map {name} makes queries and keys positive, so that no softmax is needed.", { name: facts.feature_map ?? "φ" }), sharedNote(step),
     h("div", { class: three ? "columns three" : "columns" }, strip("φ(Q)", values.phi_q, state.head, side), strip("φ(K)", values.phi_k, kv, other), strip("V", values.v, kv, other)))];
   if (hasValue(values.state)) {
     const states = facts.causal && !isCross(step) ? linearStates(step, kv) : null, [, height, width] = shapeOf(values.state);

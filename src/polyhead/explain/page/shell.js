@@ -17,21 +17,21 @@ function picker(name, options, chosen, choose, { kind = "", focus }) {
 
 /* In plain words what the model does, and what its files say of how it learnt that. */
 function describeDeed() {
-  const { run, output } = page.data, { config, languages, examples, steps } = run, { classes } = output, [n, kind] = examples ?? [];
+  const { run, output } = page.data, { languages, examples, steps } = run, { classes } = output, [n, kind] = examples ?? [];
   const nameOf = (code) => { try { return new Intl.DisplayNames([page.language], { type: "language" }).of(code.replaceAll("_", "-")); } catch { return code; } };
   const deeds = { "encoder-decoder": () => languages ? t("Translates {source} to {target}", { source: nameOf(languages[0]), target: nameOf(languages[1]) }) : t("Turns one text into another"), decoder: () => run.tokenizer === "characters" ? t("Continues a text, character by character") : t("Continues a text, token by token"),
     classifier: () => t("Sorts texts into {n} classes: {labels}", { n: classes.length, labels: classes.slice(0, 4).map(({ label }) => label).join(", ") + (classes.length > 4 ? ", …" : "") }), encoder: () => output.vector ? t("Turns a text into a vector") : t("Fills in masked words"), "sentence-encoder": () => t("Turns a text into a vector"), "replaced-token-detection": () => t("Finds replaced words") };
   const amount = { pairs: () => t("{n} pairs of texts", { n: formatCount(n) }), text: () => t("{n} lines of text", { n: formatCount(n) }), labelled: () => t("{n} texts", { n: formatCount(n) }) }[kind]?.();
-  const layers = config.decoder_layers ? t("{n} + {m} layers", { n: config.n_layers, m: config.decoder_layers }) : config.n_layers === 1 ? t("1 layer") : t("{n} layers", { n: config.n_layers });
+  const layers = page.data.layers.length === 1 ? t("1 layer") : t("{n} layers", { n: layerCounts().join(" + ") });
   const learnt = !steps ? null : amount ? t("trained on {amount} for {n} steps", { amount, n: formatCount(steps) }) : t("trained for {n} steps", { n: formatCount(steps) });
   return [deeds[run.kind]?.(), layers, learnt].filter(Boolean).join(t("; "));
 }
 
 function describeModel() {
-  const { run, walk } = page.data, config = run.config, has = (...kinds) => walk.some(({ kind }) => kinds.includes(kind)), hasHeads = has("attention", "linear_attention"), word = (part) => typeof part === "string" ? part : part?.name;
+  const { run } = page.data, config = run.config, word = (part) => typeof part === "string" ? part : part?.name, hasHeads = stepsOf("attention", "linear_attention").length > 0;
   const kinds = { decoder: t("language model"), "encoder-decoder": t("encoder-decoder"), encoder: t("encoder"), classifier: t("classifier"), "sentence-encoder": t("sentence encoder"), "replaced-token-detection": t("detector of replaced tokens") };
   return [kinds[run.kind] ?? run.kind, t("{n} parameters", { n: formatLarge(run.parameters) }), hasHeads && (config.n_heads === 1 ? t("1 head") : t("{n} heads", { n: config.n_heads })),
-    hasHeads && config.n_kv_heads !== config.n_heads && (config.n_kv_heads === 1 ? t("1 key/value head") : t("{n} key/value heads", { n: config.n_kv_heads })), `d = ${config.d_model}`, word(hasHeads ? config.attention : config.block), word(config.position) === "none" ? null : word(config.position), word(config.norm), has("feed_forward", "moe") && t("{name} feed-forward", { name: word(config.feed_forward) })].filter(Boolean).join(" · ");
+    hasHeads && config.n_kv_heads !== config.n_heads && (config.n_kv_heads === 1 ? t("1 key/value head") : t("{n} key/value heads", { n: config.n_kv_heads })), `d = ${config.d_model}`, word(hasHeads ? config.attention : config.block), word(config.position) === "none" ? t("no positions") : word(config.position), word(config.norm), stepsOf("feed_forward", "moe").length > 0 && t("{name} feed-forward", { name: word(config.feed_forward) })].filter(Boolean).join(" · ");
 }
 
 function drawHeader() {
