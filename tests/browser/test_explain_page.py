@@ -27,9 +27,8 @@ from polyhead.explain.walk_page import render_walk_page
 from polyhead.introspect.attention_map import displayed_tokens
 from polyhead.viz.html_page import save_page
 
-TECHNICAL_TERMS = {
-    "English id softmax logit RMS exp max ln KL top min sum kB MB GB SubGen LSTM silu SVG PNG NumPy cos sin safetensors model"
-}
+TECHNICAL_TERMS = {"English id softmax logit RMS exp max ln KL top min sum kB MB GB"}
+TECHNICAL_TERMS |= {"SubGen LSTM silu SVG PNG NumPy cos sin safetensors model"}
 CHAPTERS = {chapter["name"]: chapter for chapter in load_chapters("en")}
 OTHER_DESIGNS = {
     "linear attention": {"kind": "decoder", "attention": "linear", "position": "sinusoidal"},
@@ -352,7 +351,7 @@ def test_arrow_keys_select_tokens_heads_and_layers(make_page, open_page):
     ],
 )
 def test_header_names_what_the_model_has(design, words, make_page, open_page):
-    run, _, path = make_page(design)
+    _, _, path = make_page(design)
     lead = open_walk(open_page, path).locator("#top .lead").inner_text()
     assert words in lead
     assert ("heads" in lead) == ("feed-forward" in lead) == (design != "recurrent")

@@ -192,7 +192,7 @@ def test_counts_have_a_closed_form(walk_page, open_page):
     assert numbers[8:] == [V * H, V * H, 4 * (12 * H * H + 13 * H) + V * H, total]
 
 
-def test_difference_from_closed_form_is_that_of_the_parts(walk_page, open_page):
+def test_difference_from_closed_form_is_explained(walk_page, open_page):
     run, _, path = walk_page
     page = open_walk(open_page, path)
     open_chapter(page, "parameters")
@@ -226,7 +226,7 @@ def test_skipped_layer_saves_its_weights(walk_page, open_page):
     assert saved.locator("dd").inner_text() == f"{n:,}"
 
 
-def test_bytes_of_full_cache_are_those_of_the_chapter(walk_page):
+def test_bytes_of_full_cache_match_chapter(walk_page):
     """2 · layers · n_kv_heads · head_dim numbers of 4 bytes and a position of 8 for each token."""
     run, document, _ = walk_page
     config, tokens = run.config, len(document["sides"][1]["tokens"])
@@ -236,7 +236,7 @@ def test_bytes_of_full_cache_are_those_of_the_chapter(walk_page):
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_sentence_says_whether_greedy_decoding_writes_the_same(seed, open_page, tmp_path):
+def test_sentence_compares_beams_with_greedy_decoding(seed, open_page, tmp_path):
     beams = {"beam_size": 2, "max_length_ratio": 0.0, "max_length_extra": 4}
     run = make_run(seed=seed, generation=beams)
     document = explain_walk(run, TEXT, TARGET)
@@ -254,7 +254,7 @@ def test_sentence_says_whether_greedy_decoding_writes_the_same(seed, open_page, 
     assert step is None or f"at step {step + 1}" in text
 
 
-def test_chapters_lead_to_the_largest_effect_and_the_last_layer(walk_page, open_page):
+def test_chapters_lead_to_largest_effect(walk_page, open_page):
     _, document, path = walk_page
     page = open_walk(open_page, path)
     cases = find_lever(document, "head")["cases"]
