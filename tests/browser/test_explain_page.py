@@ -492,7 +492,9 @@ def test_chinese_page_has_only_technical_english(design, make_page, open_page, t
     _, document, _ = make_page(design)
     page = open_walk(open_page, save_page(tmp_path / "zh.html", render_walk_page(document, language="zh")))
     names = set(re.findall(r'"(?:text|[0-9]+)": "([^"]*)"', json.dumps(document, ensure_ascii=False)))
-    config = document["run"]["config"]
+    config, generation = document["run"]["config"], document["generation"]
+    beams = (beam for step in generation["steps"] for beam in step["beams"])
+    names |= {one["text"] for one in (*generation["outputs"], *beams)}
     parts = ("attention", "position", "norm", "feed_forward", "block")
     names |= {config[part]["name"] for part in parts} | {TEXT, TARGET} | TECHNICAL_TERMS
     names |= {f"{step['part']} {step['paper']} {step['path']}" for step in document["walk"]}

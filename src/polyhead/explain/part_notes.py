@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from math import prod
 from typing import Any
 
 from torch import nn
@@ -77,7 +78,7 @@ def count_step(
     shared = [p for p in weights if id(p) in counted_ids]
     counted_ids.update(map(id, weights))
     parts = _find_counts(config, step, _batch_shape(lengths))
-    numbers = sum(_product(shape) for shape in (step.shape_in, step.shape_out))
+    numbers = sum(prod(shape) for shape in (step.shape_in, step.shape_out) if shape)
     return {
         "flops": None if parts is None else sum(parts.values()),
         "weight_bytes": sum(p.numel() * p.element_size() for p in weights),
@@ -130,13 +131,6 @@ def _select(works: list[OpCount], names: tuple[str, ...], prefix: str) -> dict[s
         for name in names
         if any(work.name == prefix + name for work in works)
     }
-
-
-def _product(shape: Any) -> int:
-    total = 1 if shape else 0
-    for size in shape:
-        total *= size
-    return total
 
 
 _FUNCTIONS = {

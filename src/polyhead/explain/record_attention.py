@@ -187,14 +187,12 @@ class _AttentionCall(NamedTuple):
             values["mix"] = self.call.derive("mix", (n_heads, length, width), "mix", **inputs)
             values["joined"] = self.call.derive("joined", (length, n_heads * width), "join", x=values["mix"])
         n_heads, n_kv_heads = (len(proj.weight) // attn.head_dim for proj in (attn.q_proj, attn.k_proj))
-        tied = [role for role in "qkv" if getattr(attn, f"{role}_proj") is attn.k_proj]
         common = {
             "causal": attn.causal,
             "heads": n_heads,
             "kv_heads": n_kv_heads,
             "head_dim": attn.head_dim,
             "v_head_dim": attn.v_head_dim,
-            "tied": tied if len(tied) > 1 else [],
             "projected": not isinstance(attn.q_proj, NoProjection),
         }
         if common["projected"]:

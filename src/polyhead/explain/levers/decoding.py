@@ -147,7 +147,7 @@ FREE_RUNNING_LEVER = Lever(
 def compare_prefill(lever_input: LeverInput, setting: Setting) -> LeverOutput:
     """The text in single steps through the cache, and the operations of steps with and without a cache."""
     reading = read_stepwise(lever_input, None)
-    detail = {}
+    detail: dict[str, Any] = {}
     with suppress(UnknownFormulaError):
         detail = count_operations(lever_input)
     return LeverOutput(lever_input.select_rows(reading.logits), detail=detail)

@@ -118,7 +118,7 @@ Setting = dict[str, Any]
 
 _FILE_OPTIONS = ("projection",)
 
-FieldKind = Literal["number", "integer", "choice", "boolean", "part"]
+FieldKind = Literal["number", "integer", "choice", "part"]
 
 
 class Field(NamedTuple):
@@ -134,8 +134,6 @@ class Field(NamedTuple):
     def check(self, lever: str, value: Any) -> Any:
         """The value; a UserError if it is of another type, outside of the range, or unknown."""
         name = f"{self.name} of lever {lever!r}"
-        if self.kind == "boolean" and not isinstance(value, bool):
-            raise UserError(f"{name} must be true or false, got {format_value(value)}")
         if self.kind == "choice" and value not in self.values:
             raise unknown_name_error(name, str(value), self.values)
         if self.kind in ("number", "integer"):

@@ -134,11 +134,10 @@ async function askFurther(lever, isShown) {
 const offsetOf = (field) => field.name === "layer" || field.name === "head" ? 1 : 0;
 function readField(field, text) {
   if (field.type === "number" || field.type === "integer") return Number(text) - offsetOf(field);
-  if (field.type === "boolean") return text === "true";
   return field.type === "part" ? { name: text } : text;
 }
 function fieldInput(lever, field, current) {
-  const values = field.values?.length ? field.values : field.type === "boolean" ? [true, false] : null, focus = `field-${lever.name}-${field.name}`;
+  const values = field.values?.length ? field.values : null, focus = `field-${lever.name}-${field.name}`;
   if (values) return h("select", { "data-focus": focus }, values.map((value) => h("option", { value, selected: value === current }, WORDS[value]?.() ?? String(value))));
   const shift = (number) => typeof number === "number" ? number + offsetOf(field) : null;
   return h("input", { type: "number", min: shift(field.min), max: shift(field.max), step: field.type === "integer" ? 1 : "any", value: shift(current) ?? "", "data-focus": focus });

@@ -70,20 +70,15 @@ function effectText(spec) {
 }
 
 /* Measures that are words. */
-const TEXTS = {
-  effect: effectText,
-  greedy: greedyText,
-  difference: differenceText,
-};
+const TEXTS = { effect: effectText, greedy: greedyText, difference: differenceText };
 
-/* Where this model has other weights than the closed form: [part, its weights less those of the formula]; they add up to the
-   whole difference. */
+/* Where this model has other weights than the closed form: [part, its weights less those of the formula], which add up. */
 function parameterDifferences() {
   const H = configOf("d_model"), L = page.data.layers.length, formula = { attention: L * (4 * H * H + 4 * H), feed_forward: L * (8 * H * H + 5 * H), norm: L * 4 * H, embedding: configOf("vocab_size") * H };
   const kindOf = (step) => isCross(step) ? "cross" : step.kind === "norm" && step.layer === null ? "outer" : { linear_attention: "attention", moe: "feed_forward" }[step.kind] ?? step.kind;
   const names = { attention: t("Self-attention"), cross: t("Cross-attention"), norm: t("Norms of the layers"), outer: t("Other norms") }, found = new Map(Object.keys(formula).map((kind) => [kind, -formula[kind]]));
   for (const step of page.data.walk) found.set(kindOf(step), (found.get(kindOf(step)) ?? 0) + ownBytes(step) / numberBytes());
-  const rows = [...found].map(([kind, number]) => [names[kind] ?? KIND_NAMES[kind](), number]), rest = page.data.run.parameters - d3.sum(Object.values(formula)) - d3.sum(rows, ([, number]) => number);
+  const rows = [...found].map(([kind, number]) => [names[kind] ?? KIND_NAMES[kind]?.() ?? kind, number]), rest = page.data.run.parameters - d3.sum(Object.values(formula)) - d3.sum(rows, ([, number]) => number);
   return [...rows, [t("in no part above"), rest]].filter(([, number]) => number);
 }
 function differenceText() {

@@ -90,7 +90,6 @@ function splitLayer(layer, steps) {
   return parts;
 }
 
-/* How many layers each stack has. */
 const layerCounts = () => [...new Set(page.data.layers.map(({ stack }) => stack))].map((stack) => page.data.layers.filter((layer) => layer.stack === stack).length);
 
 /* Names that the reader sees. */
