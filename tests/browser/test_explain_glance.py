@@ -81,7 +81,7 @@ def test_lengths_and_weights_match_model(open_glance):
     assert ratio == pytest.approx(n_weights / attention, rel=1e-3)
 
 
-def test_bars_say_how_often_shared_weights_are_counted(open_glance):
+def test_note_counts_shared_weights(open_glance):
     run, _, page = open_glance(KINDS["translator"])
     uses = [p.numel() for _, p in run.model.named_parameters(remove_duplicate=False)]
     n = sum(p.numel() for p in run.model.parameters())
