@@ -185,7 +185,7 @@ def build_step(name: str, options: argparse.Namespace) -> Callable[[], float]:
     workload: Workload = options.workload
     model = build(workload.config, seed=1).train()
     if name in OURS:
-        step = _our_step(model, workload, OURS[name])
+        step = our_step(model, workload, OURS[name])
     else:
         peer, mode = name.rsplit(" ", 1)
         step = _peer_step(peer, mode, model, workload, options.nanogpt)
@@ -207,7 +207,7 @@ def build_step(name: str, options: argparse.Namespace) -> Callable[[], float]:
     return turn
 
 
-def _our_step(model: nn.Module, workload: Workload, precision: str) -> Callable[[Batch], float]:
+def our_step(model: nn.Module, workload: Workload, precision: str) -> Callable[[Batch], float]:
     """Steps of the training loop, all that it does at each but reporting."""
     config = TrainConfig(
         steps=10**6, lr=LR, clip_norm=CLIP, precision=precision, schedule={"name": "constant", "warmup": 0},

@@ -1,23 +1,30 @@
 """Training: speed against other libraries, and of each optimizer.
 
-./dev bench train NAME [...]    one of peers, language, optimizers
+./dev bench train NAME [...]    one of peers, language, shapes, optimizers
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
+import os
 import statistics
 import tempfile
+import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
-from _shared import interleaved, ratio, run_measurement, table
+from _shared import apart, interleaved, memory, ratio, run_measurement, table
 from _train_steps import (
     ANCHOR,
+    OURS,
     Workload,
     add_options,
     language_config,
+    our_step,
     peers_of,
     time_contestants,
 )
@@ -32,7 +39,8 @@ from polyhead.data.batching.token_windows import TokenWindows
 from polyhead.data.readers.parallel_corpus import open_corpus, read_corpus_texts
 from polyhead.data.stores.pair_store import PairStore
 from polyhead.data.synthetic.synthetic_cldr import write_corpus
-from polyhead.kernels.malloc_tuning import tune_malloc
+from polyhead.kernels.malloc_tuning import CAPACITY_NAMES, tune_malloc
+from polyhead.kernels.training import products
 from polyhead.models import build, preset_config
 from polyhead.tokenizers.train_tokenizer import train_tokenizer
 from polyhead.train.optim import Muon
@@ -49,6 +57,100 @@ def peers(parser: argparse.ArgumentParser) -> None:
     ./dev bench train peers --modes eager bf16                  without torch.compile, which takes minutes
     ./dev bench train peers --source train.en --target train.de --vocab-size 10000      a real corpus
     """
+    add_corpus_options(parser, batches=12)
+    add_options(parser, rounds=7, steps=1)
+    options = parser.parse_args()
+    print_speeds(corpus_workload(options), options)
+
+
+def shapes(parser: argparse.ArgumentParser) -> None:
+    """Training steps whose batches change shape, beside one shape, with the kernels that oneDNN compiles.
+
+    oneDNN compiles a kernel for each shape. It keeps as many as the command line sets, or --capacity;
+    "misses" are those that it compiles in a pass over the batches. On a processor where other products are
+    faster, --onednn takes its products all the same, as bf16 with AMX does. Passes take turns; seconds are
+    those of the processor.
+
+    ./dev bench train shapes --onednn --threads 1
+    """
+    add_corpus_options(parser, batches=24)
+    parser.add_argument("--capacity", type=int, default=64, help="kernels kept, beside the default")
+    parser.add_argument("--onednn", action="store_true", help="multiply in oneDNN wherever it can")
+    add_options(parser, rounds=3, steps=None)
+    options = parser.parse_args()
+    workload = corpus_workload(options)
+    middle = sorted(workload.batches, key=lambda batch: batch.labels.numel())[len(workload.batches) // 2]
+    one_shape = workload._replace(batches=[middle] * len(workload.batches))
+    os.environ["ONEDNN_VERBOSE"] = "profile_create"  # a line for each kernel that it compiles
+    rows = [
+        ["batches", "kernels kept", "misses of the first pass", "of each later one", "labels/s", "memory, MB"]
+    ]
+    with ExitStack() as stack:
+        calls = {}
+        for name, chosen in (("one shape", one_shape), ("changing", workload)):
+            for capacity in (None, options.capacity):
+                settings = argparse.Namespace(**vars(options) | {"workload": chosen, "capacity": capacity})
+                calls[name, capacity] = stack.enter_context(apart({name: build_pass}, settings))[name]
+        passes = [{key: call() for key, call in calls.items()} for _ in range(1 + options.rounds)]
+    for name, capacity in calls:
+        first, *later = (one[name, capacity] for one in passes)
+        n_labels = len(workload.batches) * (one_shape if name == "one shape" else workload).labels
+        speed = n_labels / statistics.median(one.seconds for one in later)
+        misses = f"{statistics.mean(one.misses for one in later):,.0f}"
+        rows.append(
+            [
+                name,
+                str(first.kept),
+                f"{first.misses:,}",
+                misses,
+                f"{speed:,.0f}",
+                f"{later[-1].megabytes:,.0f}",
+            ]
+        )
+    print(table(rows))
+
+
+class Pass(NamedTuple):
+    """A pass over the batches of a workload."""
+
+    seconds: float  # of the processor
+    misses: int
+    kept: str  # the capacity of oneDNN's cache
+    megabytes: float  # of the process, the most so far
+
+
+def build_pass(options: argparse.Namespace) -> Callable[[], Pass]:
+    """A function that trains once on each batch, in a process of its own."""
+    if options.capacity is not None:
+        os.environ |= dict.fromkeys(CAPACITY_NAMES, str(options.capacity))
+    output = tempfile.TemporaryFile()  # noqa: SIM115
+    os.dup2(output.fileno(), 1)
+    tune_malloc()
+    torch.set_num_threads(options.threads)
+    if options.onednn:
+        products._read_choice = lambda path, candidates: next(
+            (name for name in candidates if name == "onednn"), next(iter(candidates))
+        )
+    step = our_step(build(options.workload.config, seed=1).train(), options.workload, OURS[ANCHOR])
+    flush = ctypes.CDLL(None).fflush
+
+    def run() -> Pass:
+        flush(None)
+        output.truncate(0)
+        start = time.process_time()
+        for batch in options.workload.batches:
+            step(batch)
+        seconds = time.process_time() - start
+        flush(None)
+        output.seek(0)
+        misses = output.read().count(b"create:cache_miss")
+        return Pass(seconds, misses, os.environ[CAPACITY_NAMES[0]], memory("VmHWM") / 1e6)
+
+    return run
+
+
+def add_corpus_options(parser: argparse.ArgumentParser, batches: int) -> None:
+    """Options of ``corpus_workload``."""
     parser.add_argument("--preset", default="tiny", help="sizes (default: tiny)")
     parser.add_argument("--source", type=Path, help="source side of a parallel corpus (default: embedded)")
     parser.add_argument("--target", type=Path)
@@ -57,13 +159,11 @@ def peers(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--max-tokens", type=int, default=3200)
     parser.add_argument("--dropout", type=float, default=0.1)
-    add_options(parser, rounds=7, steps=1)
-    options = parser.parse_args()
-    print_speeds(corpus_workload(options), options)
+    parser.add_argument("--batches", type=int, default=batches)
 
 
 def corpus_workload(options: argparse.Namespace) -> Workload:
-    """A translator and a dozen batches of real text, spread over the lengths."""
+    """A translator and the first large batches of real text in an epoch, which has them in random order."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         files = (options.source, options.target) if options.source else write_corpus(folder, n=6000)["train"]
@@ -76,7 +176,7 @@ def corpus_workload(options: argparse.Namespace) -> Workload:
         large = [
             rows for rows in plan if len(rows) * max(store.target_lengths[rows]) > 0.8 * options.max_tokens
         ]
-        batches = [collate(store, rows, tokenizer) for rows in large[:12]]
+        batches = [collate(store, rows, tokenizer) for rows in large[: options.batches]]
     config = preset_config(options.preset, options.vocab_size, dropout=options.dropout)
     special_ids = tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id
     return Workload(config, batches, special_ids, smoothing=0.1)
@@ -179,4 +279,4 @@ def of_torch(muon: Muon) -> Optimizer:
 
 
 if __name__ == "__main__":
-    run_measurement(__doc__ or "", peers, language, optimizers)
+    run_measurement(__doc__ or "", peers, language, shapes, optimizers)

@@ -137,7 +137,7 @@ def test_training_steps_of_libraries_have_the_same_loss(steps, kind):
     for system in systems:
         model = build(workload.config, seed=1).train()
         if system == "Polyhead":
-            step = steps._our_step(model, workload, "fp32")
+            step = steps.our_step(model, workload, "fp32")
         else:
             step = steps._peer_step(system, "eager", model, workload, None)
         # the second loss shows that the same gradients were taken

@@ -1,7 +1,11 @@
+import os
 import subprocess
 import sys
 
 import pytest
+import torch
+
+from polyhead.kernels.malloc_tuning import CAPACITY_NAMES, kept_kernels
 
 CODE = """
 import torch
@@ -26,3 +30,34 @@ def test_freed_tensors_are_returned_without_reuse():
     process = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True)
     without_reuse, with_reuse = map(int, process.stdout.split())
     assert without_reuse > 120 * 2**20 and with_reuse < 2**20
+
+
+KERNELS_CODE = """
+import torch
+from polyhead.kernels.malloc_tuning import tune_malloc
+
+tune_malloc()
+x, weight = torch.randn(256, 64), torch.randn(64, 64)
+for rows in [*range(100, 140)] * 2:
+    torch.ops.mkldnn._linear_pointwise(x[:rows], weight, None, "none", [], "")
+"""
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="not applicable: kernels of oneDNN")
+@pytest.mark.parametrize(("by_user", "n_compiled"), [({}, 40), (dict.fromkeys(CAPACITY_NAMES, "8"), 80)])
+def test_kernels_of_forty_shapes_are_compiled_once(by_user, n_compiled):
+    kept = {name: value for name, value in os.environ.items() if name not in CAPACITY_NAMES}
+    process = subprocess.run(
+        [sys.executable, "-c", KERNELS_CODE],
+        capture_output=True,
+        text=True,
+        env=kept | by_user | {"ONEDNN_VERBOSE": "profile_create"},
+    )
+    assert not process.stderr
+    assert process.stdout.count("create:cache_miss") == n_compiled
+
+
+def test_kept_kernels_by_memory():
+    assert kept_kernels(2**34) == 1024 and kept_kernels(2**34, 4) == 256
+    assert kept_kernels(2**42) == 2**14  # enough for any corpus
+    assert kept_kernels(0) == 1024  # what oneDNN keeps by itself

@@ -46,15 +46,22 @@ def _map_chunk(nbytes: int) -> Tensor:
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_MMAP_MAX = -1, -3, -4  # of glibc's malloc.h
 _MMAP_MAX = 2**16  # tensors mapped one by one: glibc's own limit
 _RETURNED_BYTES = 2**18  # tensors of this size and more are returned when freed, without reuse
-# compiled oneDNN kernels in its cache; the default of 1,024 takes a gigabyte, as every batch length has its
-# own kernels
-_ONEDNN_CACHE_CAPACITY = 64
+# oneDNN compiles a kernel for each shape, and real batches change shape at every step: a kernel that is not
+# kept is compiled again. One takes 0.3 to 1 MB, so all of them a sixteenth of the memory at the most.
+_BYTES_PER_KERNEL = 2**24
+_MAX_KERNELS = 2**14
+CAPACITY_NAMES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")  # of oneDNN, and torch's own of it
 
 
 def get_machine_memory() -> int:
     """Bytes of memory of this machine; 0 if unknown."""
     is_known = "SC_PHYS_PAGES" in getattr(os, "sysconf_names", {})
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if is_known else 0
+
+
+def kept_kernels(machine_bytes: int, n_processes: int = 1) -> int:
+    """Kernels that oneDNN keeps in each process of a machine; its own default if the memory is unknown."""
+    return min(machine_bytes // (_BYTES_PER_KERNEL * n_processes), _MAX_KERNELS) or 1024
 
 
 def trim_heap() -> None:
@@ -73,11 +80,12 @@ def tune_malloc(reuse: bool = True) -> None:
     glibc reuses freed memory instead of returning it: a step allocates what the last one freed, and new
     memory costs as much as filling it twice (otherwise a training step of the tiny preset takes 1.13 times as
     long). That holds for tensors of any size: a step of GPT-2 small takes 1.2 times as long if glibc maps
-    those above 32 MB, its own limit, one by one; the peak is then 3 % lower. oneDNN caches fewer compiled
-    kernels: half the memory of a bf16 training whose batches differ in length, at the same speed.
-    ONEDNN_PRIMITIVE_CACHE_CAPACITY is left unchanged if the user has set it.
+    those above 32 MB, its own limit, one by one; the peak is then 3 % lower. oneDNN keeps as many compiled
+    kernels as memory allows, unless the user has set ONEDNN_PRIMITIVE_CACHE_CAPACITY or LRU_CACHE_CAPACITY.
     """
-    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(_ONEDNN_CACHE_CAPACITY))
+    n_kernels = kept_kernels(get_machine_memory(), int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    for name in CAPACITY_NAMES:
+        os.environ.setdefault(name, str(n_kernels))
     if sys.platform != "linux":
         return
     try:

@@ -8,6 +8,7 @@ from torch import nn
 
 from polyhead.kernels.training import loss as loss_module
 from polyhead.kernels.training.loss import fuse_cross_entropy
+from polyhead.kernels.training.products import round_rows
 from polyhead.nn.embedding import Head
 from polyhead.nn.loss import IGNORE_INDEX, cross_entropy
 
@@ -112,3 +113,24 @@ def test_label_outside_of_the_head_is_refused(label):
     labels[3, 1] = label
     with pytest.raises(IndexError, match=f"^label {label} is outside of the 9 rows of the head$"):
         fuse_cross_entropy({}, x, head, labels)
+
+
+def test_numbers_of_labels_share_few_numbers_of_rows(monkeypatch):
+    seen = set()
+
+    def record_rows(kind, a, b, bias=None):
+        seen.add(len(a))
+        return a @ b
+
+    monkeypatch.setattr(loss_module, "multiply", record_rows)
+    x, head, labels = make_case(256, 40, 8, False, None, 1.0)
+    for n in range(260, 500):
+        some = labels.flatten().clamp_min(0).index_fill(0, torch.arange(n, 512), IGNORE_INDEX).view_as(labels)
+        fuse_cross_entropy({}, x, head, some)
+    assert seen == set(range(272, 513, 16))
+
+
+def test_rounded_rows_cost_little():
+    for n in range(1, 5000):
+        assert n <= round_rows(n) <= n + n / 16
+    assert len({round_rows(n) for n in range(2049, 4097)}) == 16

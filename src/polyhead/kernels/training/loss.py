@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 
 from polyhead.kernels.build_extension import DTYPE_SUFFIX, INT64, POINTER, load_kernels
 from polyhead.kernels.training.elementwise import address
-from polyhead.kernels.training.products import multiply
+from polyhead.kernels.training.products import multiply, round_rows
 from polyhead.kernels.training.residual import WeightCopies, copy_weights
 from polyhead.nn.device import product_dtype
 from polyhead.nn.embedding import Head
@@ -60,7 +60,9 @@ class FusedCrossEntropy(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         features_need_grad, weight_needs_grad = (needs_grad and needed for needed in ctx.needs_input_grad[:2])
         gradient = features_need_grad or weight_needs_grad
-        x = features.to(w.dtype)
+        n_rows = round_rows(len(labels))
+        x = features.new_zeros(n_rows, features.size(1), dtype=w.dtype)  # rows of zeros have logits of 0
+        x[: len(labels)] = features
         d_features = torch.empty_like(features) if features_need_grad else None
         d_weight = torch.empty_like(weight) if weight_needs_grad else None
         d_bias = torch.zeros_like(bias) if bias is not None and gradient else None
@@ -69,18 +71,18 @@ class FusedCrossEntropy(torch.autograd.Function):
         assert kernels is not None and labels.is_contiguous()
         add_losses = getattr(kernels, f"cross_entropy_{DTYPE_SUFFIX[w.dtype]}")
         most = max(1, LOGITS_BYTES // (len(w) * w.itemsize))
-        n_chunks = -(-len(labels) // most)
-        chunk = -(-len(labels) // n_chunks) if n_chunks else 1  # equal ones: few rows cost as much as many
-        for at in range(0, len(labels), chunk):
-            rows = x[at : at + chunk]
+        n_chunks = -(-n_rows // most)
+        chunk = round_rows(-(-n_rows // n_chunks)) if n_chunks else 1  # equal: few rows cost as much as many
+        for at in range(0, n_rows, chunk):
+            rows, targets = x[at : at + chunk], labels[at : at + chunk]
             scores = multiply("linear", rows, w.T)
             # adds to total and nll, and replaces the logits by the gradients of total
             add_losses(
-                scores.data_ptr(), address(bias), labels[at : at + chunk].data_ptr(), *scores.shape, options,
+                scores.data_ptr(), address(bias), targets.data_ptr(), len(targets), len(w), options,
                 address(d_bias), sums.data_ptr(),
             )  # fmt: skip
             if d_features is not None:
-                d_features[at : at + chunk] = multiply("input", scores, w)
+                d_features[at : at + len(targets)] = multiply("input", scores, w)[: len(targets)]
             if d_weight is not None and w.dtype == torch.bfloat16:
                 term = scores.T @ rows
                 kernels.add_bf16(d_weight.data_ptr(), term.data_ptr(), d_weight.numel(), at == 0)
