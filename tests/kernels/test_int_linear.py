@@ -139,3 +139,19 @@ def test_int4_models_have_an_int8_head():
     dtypes = {name: part.dtype for name, part in model.named_modules() if isinstance(part, Int8Linear)}
     assert {name: dtype for name, dtype in dtypes.items() if dtype == "int8"} == {"head.linear": "int8"}
     assert set(dtypes.values()) == {"int4", "int8"}
+
+
+@needs_kernels
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_kernel_quantizes_to_the_bits_of_torch(dtype, monkeypatch):
+    weight = torch.randn(300, 517).mul_(10.0 ** torch.randint(-40, 30, (300, 1)))
+    weight[3], weight[4, 7], weight[5, 8], weight[6, 9] = 0, float("nan"), float("inf"), -float("inf")
+    weight[7] = torch.arange(517) / 2 - 127  # halfway between two integers
+    weight = weight.to(dtype).T.contiguous().T
+    actual = Int8(weight)
+    monkeypatch.setattr("polyhead.kernels.int_linear.load_kernels", lambda: None)
+    expected = Int8(weight)
+    assert torch.equal(actual.values, expected.values)
+    torch.testing.assert_close(actual.scales, expected.scales, rtol=0, atol=0, equal_nan=True)
+    assert torch.equal(actual.sums, actual.values.sum(1)) and torch.equal(actual.sums, expected.sums)
+    assert not actual.values[3:7].any() and actual.values[7].abs().max() == 127

@@ -121,6 +121,7 @@ def _declare_arguments(kernels: ctypes.CDLL) -> ctypes.CDLL:
     kernels.limit_threads.argtypes = [INT64]
     kernels.pack.argtypes = [POINTER, POINTER, INT64, INT64]
     kernels.pack_int4.argtypes = [POINTER, POINTER, POINTER, INT64, INT64]
+    kernels.quantize_rows.argtypes = [POINTER, INT64, INT64, *[POINTER] * 3]
     kernels.log_sums.argtypes = [POINTER, POINTER, INT64, INT64]
     for name in ("best_of", "best_log_probs"):
         getattr(kernels, name).argtypes = [POINTER, *[INT64] * 3, POINTER, INT64, POINTER, POINTER]

@@ -31,6 +31,32 @@ void log_sums(const float* x, float* out, long N, long V) {
     for (long n = 0; n < N; n++) log_sum(x + n * V, V, out + 2 * n);
 }
 
+// Rows (N, K) as integers from -127 to 127, a scale each (the largest magnitude becomes 127), and the sums of the integers.
+// A row with a number that is not finite is all 0.
+void quantize_rows(const float* rows, long N, long K, int8_t* values, float* scales, int32_t* sums) {
+#pragma omp parallel for schedule(static)
+    for (long n = 0; n < N; n++) {
+        const float* row = rows + n * K;
+        uint32_t most = 0;  // as bits, in whose order NaN is above all numbers
+        for (long k = 0; k < K; k++) {
+            uint32_t bits;
+            std::memcpy(&bits, row + k, 4);
+            most = std::max(most, bits & 0x7fffffffu);
+        }
+        float scale;
+        std::memcpy(&scale, &most, 4);
+        scale /= 127;
+        const bool usable = scale > 0 && scale < std::numeric_limits<float>::infinity();
+        int32_t sum = 0;
+        for (long k = 0; k < K; k++) {
+            const float value = usable ? std::min(std::max(std::rint(row[k] / scale), -127.0f), 127.0f) : 0.0f;
+            values[n * K + k] = int8_t(value);
+            sum += int32_t(value);
+        }
+        scales[n] = scale, sums[n] = sum;
+    }
+}
+
 // The k largest numbers of every row (N, V) and their columns -> (N, k) each
 void best_of(const float* x, long N, long V, long k, const int64_t* banned, long bans, float* values, int64_t* ids) {
 #pragma omp parallel for schedule(static)
