@@ -1,5 +1,6 @@
 """Tests of cli/app.py: from the command line to a verb, and from an error to one line and an exit code."""
 
+import gc
 import os
 import re
 import shlex
@@ -8,6 +9,7 @@ import sys
 
 import polyhead
 from polyhead.cli import main
+from polyhead.cli.app import pause_collector
 from polyhead.cli.verbs import VERBS
 
 POLYHEAD = [sys.executable, "-m", "polyhead"]
@@ -22,6 +24,25 @@ def test_version_and_interrupt_during_import(cli, monkeypatch):
 
     monkeypatch.setattr("polyhead.cli.app.run_verb", interrupt)
     assert cli.error("env", code=130) == "interrupted"
+
+
+def test_collector_is_paused_for_imports_at_the_start_alone(monkeypatch):
+    frozen = []
+    monkeypatch.setattr("polyhead.cli.app.gc.freeze", lambda: frozen.append(True))
+    with pause_collector():
+        assert gc.isenabled()  # a process with models, whose garbage must go
+    assert not frozen
+    monkeypatch.delitem(sys.modules, "torch")
+    with pause_collector():
+        assert not gc.isenabled()
+    assert gc.isenabled() and frozen == [True]
+    gc.disable()  # by the caller of main
+    try:
+        with pause_collector():
+            pass
+        assert not gc.isenabled() and frozen == [True]
+    finally:
+        gc.enable()
 
 
 HELP = "import runpy; sys.argv[1:] = ['--help']; runpy.run_module('polyhead', run_name='__main__')"

@@ -16,6 +16,7 @@ import typer
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from polyhead.cli.app import pause_collector
 from polyhead.config.generation_config import strip_scope
 from polyhead.config.yaml_io import parse_part
 from polyhead.core.blank_text import is_blank
@@ -195,10 +196,11 @@ def check_kind(directory: str | Path, *kinds: str) -> None:
 
     ``load_run`` reports other errors. Without ``kinds`` any is right.
     """
-    from polyhead.hf.hub import is_repo_id
-    from polyhead.models.build import CAPABILITIES, check_model_kind
-    from polyhead.run.load import not_a_run_message
-    from polyhead.run.run_directory import read_run_config
+    with pause_collector():
+        from polyhead.hf.hub import is_repo_id
+        from polyhead.models.build import CAPABILITIES, check_model_kind
+        from polyhead.run.load import not_a_run_message
+        from polyhead.run.run_directory import read_run_config
 
     if Path(directory).is_file() or not (Path(directory).is_dir() or is_repo_id(str(directory))):
         raise UserError(not_a_run_message(Path(directory)))
@@ -213,9 +215,10 @@ def load_run(
     directory: str | Path, ensemble: Sequence[str] | None, dtype: str, device: str, *kinds: str
 ) -> Run:
     """Load a run, or an ensemble, of one of ``kinds``, optimised for inference in a process of its own."""
-    from polyhead.kernels.malloc_tuning import tune_malloc
-    from polyhead.models.build import CAPABILITIES, check_model_kind
-    from polyhead.run.load import load
+    with pause_collector():
+        from polyhead.kernels.malloc_tuning import tune_malloc
+        from polyhead.models.build import CAPABILITIES, check_model_kind
+        from polyhead.run.load import load
 
     tune_malloc()
     run = load([directory, *(ensemble or [])], dtype=dtype, fast=True, device=device)
