@@ -67,6 +67,10 @@ def interleaved(
     return seconds
 
 
+PEAK_BYTES: dict[str, int] = {}
+"""The most memory of each contestant that ran last in a process of its own."""
+
+
 @contextmanager
 def apart(
     builders: Mapping[str, Callable[[Any], Callable[[], object]]], options: Any
@@ -88,7 +92,9 @@ def apart(
     try:
         yield calls
     finally:
-        for process in processes:
+        for name, process in zip(calls, processes, strict=True):
+            if process.is_alive():
+                PEAK_BYTES[name] = memory("VmHWM", str(process.pid))
             process.kill()
 
 
@@ -229,7 +235,7 @@ class TorchTransformer(nn.Module):
         return out @ self.embedding.weight.T
 
 
-def memory(name: str) -> int:
-    """Bytes of this process, now or at the most."""
-    lines = Path("/proc/self/status").read_text().splitlines()
+def memory(name: str, process: str = "self") -> int:
+    """Bytes of a process, now or at the most."""
+    lines = Path(f"/proc/{process}/status").read_text().splitlines()
     return next(1024 * int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))

@@ -8,14 +8,14 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
 from _roofline import Roofline
-from _shared import ratio, run_measurement, table
+from _shared import PEAK_BYTES, ratio, run_measurement, table
 from _train_steps import (
     ANCHOR,
     OURS,
@@ -115,9 +115,9 @@ def tables(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", type=Path, help="keeps rows; those of earlier calls are printed too")
     parser.add_argument("--into", type=Path, help="page whose tables are replaced, between two comments")
     options = parser.parse_args()
-    report: Report = {part: {} for part in ("training", "contestants", "decoding", "limits")}
+    report: Report = {part: {} for part in ("training", "contestants", "decoding", "limits", "memory")}
     if options.json and options.json.exists():
-        report = json.loads(options.json.read_text(encoding="utf-8"))
+        report |= json.loads(options.json.read_text(encoding="utf-8"))
     if options.training or (options.decoding and options.rounds != 0):
         measure_rows(report, options)
     if options.json:
@@ -144,10 +144,12 @@ def measure_rows(report: Report, options: argparse.Namespace) -> None:
                 system: f"{speed.tokens_per_s:,.0f} ({speed.anchor_ratio:.2f})"
                 for system, speed in speeds.items()
             }
+            report["memory"][name] = memory_cells(speeds)
     for name in options.decoding if options.rounds != 0 else ():
         seconds = time_decoding(DECODING[name], options)
         report["decoding"][name] = decoding_cells(DECODING[name], seconds, options)
         report["limits"][name] = limit_cells(DECODING[name], seconds, options, roofline)
+        report["memory"][name] = memory_cells(seconds)
 
 
 def format_report(report: Report) -> str:
@@ -158,11 +160,15 @@ def format_report(report: Report) -> str:
         ("contestants", f"labels/s ({ANCHOR} is faster by)"),
         ("decoding", "decoding, new tokens/s"),
         ("limits", "decoding, share of the limit"),
+        ("memory", "peak memory of a process, MB"),
     ):
-        known = TRAINING if part in ("training", "contestants") else DECODING
+        known: Mapping[str, Training | Decoding] = (
+            TRAINING if part in ("training", "contestants") else DECODING
+        )
+        known = {**TRAINING, **DECODING} if part == "memory" else known
         rows = [(name, report[part][name]) for name in known if name in report[part]]
         columns = dict.fromkeys(column for _, cells in rows for column in cells)
-        if part == "contestants":  # a row for each contestant
+        if part in ("contestants", "memory"):  # a row for each contestant
             grid = [[system, *(cells.get(system, "-") for _, cells in rows)] for system in columns]
             grid.insert(0, [title, *(name for name, _ in rows)])
         else:
@@ -226,6 +232,11 @@ def rate_of(speeds: dict[str, Speed], name: str) -> str:
 def over(peers: dict[str, Speed], ours: Speed) -> str:
     """How many times as fast as the fastest peer we are."""
     return f"{peers[fastest(peers)].anchor_ratio / ours.anchor_ratio:.2f}" if peers else "-"
+
+
+def memory_cells(systems: Iterable[str]) -> dict[str, str]:
+    """The most memory of the process of each contestant of a row."""
+    return {name: f"{PEAK_BYTES[name] / 1e6:,.0f}" for name in systems}
 
 
 def decoding_options(row: Decoding, options: argparse.Namespace) -> argparse.Namespace:
