@@ -58,8 +58,8 @@ def test_installation_follows_changed_requirements_only(dev, calls, capsys):
     assert [command[-1] for command in calls.commands] == [str(dev.VENV), "torch", ".[demo,dev]"]
     assert all("constraints.txt" in command for command in calls.commands[1:])
     errors = capsys.readouterr().err
-    assert "installing torch (about 200 MB to download)" in errors
-    assert "installing .[demo,dev] (about 280 MB to download)" in errors
+    assert "step 1 of 2: installing torch (about 200 MB to download, then 280 MB)" in errors
+    assert "step 2 of 2: installing .[demo,dev] (the last 280 MB to download)" in errors
     calls.commands.clear()
     assert dev.install("demo,dev") == dev.install("demo") == 0
     assert calls.commands == []
