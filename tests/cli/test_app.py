@@ -26,7 +26,7 @@ def test_version_and_interrupt_during_import(cli, monkeypatch):
     assert cli.error("env", code=130) == "interrupted"
 
 
-def test_collector_is_paused_for_imports_at_the_start_alone(monkeypatch):
+def test_collector_pauses_for_imports_of_a_new_process(monkeypatch):
     frozen = []
     monkeypatch.setattr("polyhead.cli.app.gc.freeze", lambda: frozen.append(True))
     with pause_collector():

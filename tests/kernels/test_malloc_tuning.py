@@ -5,7 +5,7 @@ import sys
 import pytest
 import torch
 
-from polyhead.kernels.malloc_tuning import CAPACITY_NAMES, kept_kernels
+from polyhead.kernels.malloc_tuning import CAPACITY_NAMES, count_kernels_to_keep
 
 CODE = """
 import torch
@@ -57,7 +57,7 @@ def test_kernels_of_forty_shapes_are_compiled_once(by_user, n_compiled):
     assert process.stdout.count("create:cache_miss") == n_compiled
 
 
-def test_kept_kernels_by_memory():
-    assert kept_kernels(2**34) == 1024 and kept_kernels(2**34, 4) == 256
-    assert kept_kernels(2**42) == 2**14  # enough for any corpus
-    assert kept_kernels(0) == 1024  # what oneDNN keeps by itself
+def test_kernels_to_keep_by_memory():
+    assert count_kernels_to_keep(2**34) == 1024 and count_kernels_to_keep(2**34, 4) == 256
+    assert count_kernels_to_keep(2**42) == 2**14  # enough for any corpus
+    assert count_kernels_to_keep(0) == 1024  # what oneDNN keeps by itself

@@ -59,7 +59,7 @@ def get_machine_memory() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if is_known else 0
 
 
-def kept_kernels(machine_bytes: int, n_processes: int = 1) -> int:
+def count_kernels_to_keep(machine_bytes: int, n_processes: int = 1) -> int:
     """Kernels that oneDNN keeps in each process of a machine; its own default if the memory is unknown."""
     return min(machine_bytes // (_BYTES_PER_KERNEL * n_processes), _MAX_KERNELS) or 1024
 
@@ -83,7 +83,7 @@ def tune_malloc(reuse: bool = True) -> None:
     those above 32 MB, its own limit, one by one; the peak is then 3 % lower. oneDNN keeps as many compiled
     kernels as memory allows, unless the user has set ONEDNN_PRIMITIVE_CACHE_CAPACITY or LRU_CACHE_CAPACITY.
     """
-    n_kernels = kept_kernels(get_machine_memory(), int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    n_kernels = count_kernels_to_keep(get_machine_memory(), int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     for name in CAPACITY_NAMES:
         os.environ.setdefault(name, str(n_kernels))
     if sys.platform != "linux":
