@@ -1,11 +1,22 @@
 import pytest
 import torch
 from tests.evaluate.fill_mask_helpers import TEXTS, make_run
+from torch.nn.functional import cross_entropy
 
 from polyhead.cli import main
 from polyhead.core.errors import UserError
 from polyhead.data.readers.labeled import LabeledExample
-from polyhead.evaluate.classify import check_text_arity, class_measures, classify, measure_classes
+from polyhead.evaluate.classify import (
+    calibration_error,
+    check_text_arity,
+    class_measures,
+    classify,
+    confusion_matrix,
+    fit_temperature,
+    list_confusions,
+    log_softmax,
+    measure_classes,
+)
 
 LABELS = ("good", "bad", "odd")
 
@@ -34,12 +45,53 @@ def test_measures_equal_those_of_single_texts():
     examples = [LabeledExample(i, (t,), LABELS[true_ids[i]], str(i)) for i, t in enumerate(texts)]
     expected = {"loss": -sum(float(row[i]) for row, i in zip(log_p, true_ids, strict=True)) / 4}
     expected |= class_measures([int(row.argmax()) for row in log_p], true_ids, LABELS)
+    expected["ece"] = naive_ece(torch.stack(log_p).double().exp(), torch.tensor(true_ids))
     result = measure_classes(run.members, examples, run.generation, 256)
     assert result.measures == pytest.approx(expected, rel=1e-4)
+    label_p = [float(row[i].exp()) for row, i in zip(log_p, true_ids, strict=True)]
+    assert [hard.probability for hard in result.hardest] == pytest.approx(sorted(label_p), rel=1e-4)
+    assert result.hardest[0].example == examples[label_p.index(min(label_p))]
+    pairs = [(i, LABELS.index(label)) for i, label in zip(true_ids, result.predictions, strict=True)]
+    assert [[pairs.count((i, j)) for j in range(3)] for i in range(3)] == result.confusion.tolist()
     predictions = run.classify(texts)
     for prediction, row in zip(predictions, log_p, strict=True):
         assert [*prediction.probabilities.values()] == pytest.approx(row.exp().tolist(), rel=1e-4)
     assert run.classify(texts[:1])[0].label == predictions[0].label == LABELS[int(log_p[0].argmax())]
+
+
+def naive_ece(probabilities, true_ids):
+    """Guo et al., 2017, eq. 3: 15 bins (m/15, (m + 1)/15]."""
+    confidence, predicted = probabilities.max(-1)
+    error = 0.0
+    for m in range(15):
+        inside = (confidence > m / 15) & (confidence <= (m + 1) / 15)
+        if inside.any():
+            right = (predicted == true_ids)[inside].double().mean()
+            error += float(inside.double().mean() * (right - confidence[inside].mean()).abs())
+    return error
+
+
+def test_temperature_has_the_lowest_loss():
+    torch.manual_seed(3)
+    logits = 6 * torch.randn(400, 5).double()  # six times too certain
+    targets = torch.distributions.Categorical(logits=logits / 6).sample()
+    temperature = fit_temperature(logits.numpy(), targets.numpy())
+    losses = {t: float(cross_entropy(logits / t, targets)) for t in torch.linspace(1, 12, 1101).tolist()}
+    assert temperature == pytest.approx(min(losses, key=losses.__getitem__), abs=0.011)
+    before, after = (
+        calibration_error(log_softmax(logits.numpy() / t), targets.numpy()) for t in (1, temperature)
+    )
+    assert before == pytest.approx(naive_ece(logits.softmax(-1), targets))
+    assert after == pytest.approx(naive_ece((logits / temperature).softmax(-1), targets))
+    assert after < 0.06 < before
+    all_right = logits.argmax(-1)
+    assert fit_temperature(logits.numpy(), all_right.numpy()) == pytest.approx(0.05)
+
+
+def test_confusions_are_listed_by_frequency():
+    counts = confusion_matrix([0, 1, 1, 2, 2, 2, 0], [0, 0, 0, 1, 1, 1, 2], 3)
+    assert list_confusions(counts) == [(1, 2, 3), (0, 1, 2), (2, 0, 1)]
+    assert list_confusions(counts, 1) == [(1, 2, 3)]
 
 
 def test_scores_of_rankers_and_their_truncated_texts():

@@ -23,6 +23,8 @@ from polyhead.tokenizers.input_validation import validate_list
 from polyhead.tokenizers.tokenizer import Tokenizer
 
 ConfusionCounts = NDArray[np.int64]
+N_HARDEST = 5  # texts that an evaluation lists
+MAX_MATRIX_CLASSES = 12  # classes of a confusion matrix that is shown; of more, the most frequent confusions
 
 
 def confusion_matrix(predictions: ArrayLike, references: ArrayLike, n_labels: int) -> ConfusionCounts:
@@ -38,6 +40,14 @@ def confusion_matrix(predictions: ArrayLike, references: ArrayLike, n_labels: in
         references * n_labels + predictions, minlength=n_labels * n_labels
     ).reshape(n_labels, n_labels)
     return counts
+
+
+def list_confusions(counts: ConfusionCounts, limit: int = 10) -> list[tuple[int, int, int]]:
+    """The most frequent confusions, as (class, predicted class, number of texts), the first ones first."""
+    wrong = counts * ~np.eye(len(counts), dtype=bool)
+    order = np.argsort(-wrong, axis=None, kind="stable")[:limit]
+    pairs = [divmod(int(i), len(counts)) for i in order]
+    return [(i, j, int(wrong[i, j])) for i, j in pairs if wrong[i, j]]
 
 
 def accuracy(counts: ConfusionCounts) -> float:
@@ -84,6 +94,40 @@ def class_measures(predictions: ArrayLike, references: ArrayLike, labels: Sequen
     return measures
 
 
+def log_softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
+    """log of the probabilities of each row of logits: (N, L) -> (N, L)."""
+    return logits - np.logaddexp.reduce(logits, axis=1, keepdims=True)
+
+
+def calibration_error(log_p: NDArray[np.float64], references: ArrayLike, n_bins: int = 15) -> float:
+    """Expected calibration error: the mean distance of confidence and accuracy (Guo et al., 2017, eq. 3).
+
+    Texts are grouped into bins of equal width by the probability of their most likely class; ``log_p`` has
+    the log-probabilities (N, L), ``references`` the classes (N,).
+    """
+    confidence, is_correct = np.exp(log_p.max(1)), log_p.argmax(1) == np.asarray(references)
+    bins = np.minimum(np.ceil(confidence * n_bins), n_bins).astype(np.int64)
+    gaps = np.bincount(bins, is_correct - confidence)
+    return float(np.abs(gaps).sum() / len(bins))
+
+
+def fit_temperature(logits: NDArray[np.float64], references: ArrayLike) -> float:
+    """The temperature from 0.05 to 20 with the lowest mean -log p of the references (Guo et al., 2017).
+
+    logits (N, L), references (N,). The loss is convex in 1/T, so the sign of its slope shows the direction.
+    """
+    label_logits = np.take_along_axis(logits, np.asarray(references)[:, None], 1)[:, 0]
+    low, high = math.log(0.05), math.log(20.0)
+    for _ in range(50):
+        middle = (low + high) / 2
+        expected = (np.exp(log_softmax(logits / math.exp(middle))) * logits).sum(1)
+        if float((expected - label_logits).mean()) > 0:  # too certain
+            low = middle
+        else:
+            high = middle
+    return math.exp((low + high) / 2)
+
+
 TextsOrPairs = Sequence[str] | Sequence[tuple[str, str]]
 ClassifierEnsemble = Sequence[tuple[Classifier, Tokenizer]]
 """Classifiers with the same classes, whose probabilities are averaged."""
@@ -107,11 +151,21 @@ class ClassPredictions(NamedTuple):
     max_tokens: int
 
 
+class HardText(NamedTuple):
+    """A text whose label has a low probability."""
+
+    example: LabeledExample
+    prediction: str
+    probability: float  # of the label
+
+
 class ClassScores(NamedTuple):
     """Metrics of a classifier on labelled texts."""
 
-    measures: dict[str, float]  # loss in nats, accuracy, f1, mcc
+    measures: dict[str, float]  # loss in nats, accuracy, f1, mcc, ece
     predictions: list[str]  # predicted label of each text
+    confusion: ConfusionCounts  # (L, L)
+    hardest: list[HardText]  # the texts with the least probable labels
     n_truncated: int  # number of truncated texts
     max_tokens: int  # token limit of a text
 
@@ -184,8 +238,18 @@ def measure_classes(
     predictions = log_p.argmax(1)
     loss = -float(log_p[np.arange(len(targets)), targets].mean()) if len(targets) else math.nan
     measures = {"loss": loss} | class_measures(predictions, targets, labels)
+    measures["ece"] = calibration_error(log_p, targets)
+    label_log_p = log_p[np.arange(len(targets)), targets]
     return ClassScores(
-        measures, [labels[i] for i in predictions], n_truncated, _token_limit(classifiers, config)
+        measures,
+        [labels[i] for i in predictions],
+        confusion_matrix(predictions, targets, len(labels)),
+        [
+            HardText(examples[i], labels[predictions[i]], math.exp(label_log_p[i]))
+            for i in np.argsort(label_log_p, kind="stable")[:N_HARDEST].tolist()
+        ],
+        n_truncated,
+        _token_limit(classifiers, config),
     )
 
 

@@ -53,17 +53,29 @@ def cross_entropy(
 
 
 def classification_loss(
-    logits: Tensor, labels: Tensor, smoothing: float = 0.0, host: Tensor | None = None
+    logits: Tensor,
+    labels: Tensor,
+    smoothing: float = 0.0,
+    host: Tensor | None = None,
+    weights: Tensor | None = None,
+    gamma: float = 0.0,
 ) -> Loss:
     """Label-smoothed cross-entropy over classes: logits (B, L), labels (B,) with -100 for rows to ignore.
 
-    ``host`` are the labels on the CPU.
+    ``host`` are the labels on the CPU. What is minimised is multiplied by the weight of the class, of
+    ``weights`` (L,), and by (1 - p)^gamma, p the probability of the label (Lin et al., 2017, eq. 4).
     """
     rows = labeled_rows(labels, host)
     log_p = logits.index_select(0, rows).log_softmax(-1, dtype=torch.float32)
     labels = labels.index_select(0, rows)
-    nll = -log_p.gather(1, labels[:, None]).sum()
+    row_nll = -log_p.gather(1, labels[:, None])
+    nll = row_nll.sum()
     total = (1 - smoothing) * nll - smoothing * log_p.mean(-1).sum() if smoothing else nll
+    if weights is not None or gamma:
+        rows = (1 - smoothing) * row_nll[:, 0] - smoothing * log_p.mean(-1)
+        # the gradient of a power below 1 is infinite at 0
+        rows = rows * (-torch.expm1(-row_nll[:, 0])).clamp(min=1e-7) ** gamma if gamma else rows
+        total = (rows if weights is None else rows * weights.to(rows.device)[labels]).sum()
     return Loss(total, nll.detach(), len(labels))
 
 

@@ -36,7 +36,7 @@ from polyhead.tokenizers.tokenizer import Tokenizer
 from polyhead.tokenizers.train_tokenizer import train_tokenizer
 from polyhead.train.baselines import add_baselines, save_training_counts
 from polyhead.train.disk_space import check_disk_space
-from polyhead.train.distill import check_widths, load_teachers, make_distillation_task
+from polyhead.train.distill import check_widths, load_teachers, make_distillation_task, without_teacher
 from polyhead.train.distributed.process_group import SINGLE_PROCESS, MapFn, ProcessGroup
 from polyhead.train.distributed.rank_sync import (
     broadcast_checkpoint,
@@ -71,7 +71,7 @@ from polyhead.train.schedule import warn_factor, warn_long_warmup
 from polyhead.train.signals import interrupt_on_signal, stop_on_signal
 from polyhead.train.strategies.base import Strategy
 from polyhead.train.strategies.parallelize import check_parallel, parallelize
-from polyhead.train.tasks.base import Task, TaskFactory
+from polyhead.train.tasks.base import Calibrates, Task, TaskFactory
 from polyhead.train.train_state import TrainState, load_final_weights
 from polyhead.train.trainable_parameters import parameter_summary
 from polyhead.train.validation_examples import save_validation_examples
@@ -370,7 +370,9 @@ def _evaluate_final_weights(
         merge_lora(run.model)
         with interrupt_on_signal():
             map_fn = _report_progress(ranks, report)
-            facts = _collect_facts(run, task, final.description, map_fn)
+            inner = without_teacher(task)
+            calibration = inner.calibrate(run.model, map_fn) if isinstance(inner, Calibrates) else {}
+            facts = _collect_facts(run, task, final.description, map_fn) | calibration
             card = format_model_card(task.title, task.usage, facts)
             ranks.on_rank0(lambda: run.save(recipe.out, card, final.selection))
             ranks.on_rank0(lambda: save_training_counts(task, run))

@@ -1,4 +1,5 @@
 import json
+import re
 
 import pytest
 from tests.cli.classify_helpers import TEXTS
@@ -28,9 +29,23 @@ def test_labelled_file_is_measured(classifier, table, tmp_path, cli):
     labels = [one.label for one in run.classify([*TEXTS, "lang " * 40])]
     indices = [[run.config.labels.index(label) for label in row] for row in (labels, [*LABELS, "z"])]
     expected = class_measures(*indices, run.config.labels)
-    values = {line.split()[0]: float(line.split()[1]) for line in out.splitlines()}
+    lines, matrix, hardest = (part.splitlines() for part in out.split("\n\n"))
+    values = {line.split()[0]: float(line.split()[1]) for line in lines}
     assert {name: values[name] for name in expected} == pytest.approx(expected, abs=1e-3)
+    assert 0 <= values["ece"] <= 1
+    counts = [[indices_of(*indices).count((i, j)) for j in range(3)] for i in range(3)]
+    assert matrix[1].split() == list(run.config.labels)
+    assert [line.split() for line in matrix[2:]] == [
+        [name, *map(str, row)] for name, row in zip(run.config.labels, counts, strict=True)
+    ]
+    probabilities = [float(line.split("  ")[1]) for line in hardest[1:]]
+    assert probabilities == sorted(probabilities) and len(probabilities) == 5
+    assert hardest[1].split("  ")[3].startswith("lang lang") or hardest[1].split("  ")[3] in TEXTS
     assert (tmp_path / "labels").read_text().split() == labels
+
+
+def indices_of(predictions, references):
+    return list(zip(references, predictions, strict=True))
 
 
 def test_columns_and_formats_are_selected(classifier, tmp_path, cli):
@@ -47,7 +62,8 @@ def test_columns_and_formats_are_selected(classifier, tmp_path, cli):
         (tmp_path / name).write_text(content)
 
     def measure(name, *options, run=classifier):
-        return cli("eval", run, tmp_path / name, *options).out.splitlines()[:-1]  # without the speed
+        lines = cli("eval", run, tmp_path / name, *options).out.splitlines()
+        return [re.sub(r"^line \d", "", line) for line in lines if not line.startswith("speed")]
 
     expected = measure("usual.tsv")
     assert measure("other.tsv", "--text", "sentence", "--label", "class") == expected

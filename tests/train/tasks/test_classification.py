@@ -125,6 +125,55 @@ def test_label_smoothing_only_in_training(open_task):
     assert task.evaluate(model)["loss"] == pytest.approx(float(mean.detach()), rel=1e-4)
 
 
+def test_class_weights_and_focal_loss_follow_their_equations(open_task):
+    weights = {"good": 3.0, "odd": 0.5}
+    for options in (
+        {"class_weights": "balanced"},
+        {"class_weights": weights, "loss": "focal"},
+        {"loss": "focal", "focal_gamma": 0.5},
+    ):
+        task, tokenizer, config = open_task(**options)
+        model = ph.build(config.model.with_vocabulary(tokenizer.vocab_size, task.labels), 1).eval()
+        batch = task.collate(task.epoch_batches(0)[0])
+        logits = model(*batch.inputs.model_args(0))
+        loss = task.loss(model, batch)
+        counts = [list(task.train.labels).count(i) for i in range(3)]
+        w = {"balanced": [sum(counts) / 3 / count for count in counts], "none": [1.0] * 3}.get(
+            str(options.get("class_weights", "none")), [weights.get(label, 1.0) for label in task.labels]
+        )
+        mean = sum(a * b for a, b in zip(w, counts, strict=True)) / sum(counts)
+        gamma = options.get("focal_gamma", 2.0) if "loss" in options else 0
+        expected = sum(
+            -w[y] / mean * (1 - row.softmax(-1)[y]) ** gamma * row.log_softmax(-1)[y]
+            for row, y in zip(logits.double(), batch.labels.tolist(), strict=True)
+        )
+        assert float(loss.total.detach()) == pytest.approx(float(expected.detach()), rel=1e-5)
+        assert float(loss.nll) == pytest.approx(
+            float(cross_entropy(logits, batch.labels, reduction="sum").detach())
+        )
+    with user_error("unknown label in class_weights of task 'classification' 'goood'; did you mean 'good'"):
+        open_task(class_weights={"goood": 2.0})
+
+
+def test_calibration_lowers_the_validation_loss_only(corpus_dir):
+    options = {"train": {"steps": 12, "label_smoothing": 0.4, "best_metric": "loss"}}
+    runs = {}
+    for calibrate in (False, True):
+        task = {"name": "classification", "calibrate": calibrate}
+        config = recipe(corpus_dir, f"calibrate-{calibrate}", task=task, **options)
+        run, _ = run_training(config, report=Notes())
+        card = (config.out / "README.md").read_text()
+        runs[calibrate] = run, float(re.search(r"valid loss \| ([\d.]+)", card)[1]), card
+    (plain, loss, card), (run, calibrated_loss, calibrated_card) = runs[False], runs[True]
+    temperature = float(
+        re.search(r"temperature \| ([\d.]+) \(ECE of the validation text", calibrated_card)[1]
+    )
+    assert "temperature" not in card and calibrated_loss < loss
+    weights, calibrated = plain.model.classifier.weight, ph.load(run.recipe.out).model.classifier.weight
+    assert torch.allclose(weights / temperature, calibrated, rtol=2e-3)
+    assert torch.equal(plain.model.encoder.embedding.token.weight, run.model.encoder.embedding.token.weight)
+
+
 def test_valid_fraction_unknown_labels_and_truncation_are_counted(corpus_dir):
     rng = np.random.default_rng(8)
     lines = [json.dumps({"text": a, "label": label}) for label, a, _ in random_rows(rng, 100)]

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rich.cells import cell_len, set_cell_size
+
 from polyhead.cli.eval_metrics.printing import (
     Split,
     eval_command,
@@ -18,7 +20,7 @@ from polyhead.cli.eval_metrics.printing import (
     require_split,
     write_output_lines,
 )
-from polyhead.cli.line_io import to_one_column
+from polyhead.cli.line_io import escape_terminal, to_one_column
 from polyhead.core.errors import UserError
 from polyhead.core.i18n import tr
 from polyhead.data.readers.labeled import (
@@ -29,7 +31,13 @@ from polyhead.data.readers.labeled import (
 )
 from polyhead.data.readers.tabular import inherit_format
 from polyhead.evaluate.baselines import Baselines, class_baselines, read_counts
-from polyhead.evaluate.classify import measure_classes
+from polyhead.evaluate.classify import (
+    MAX_MATRIX_CLASSES,
+    ConfusionCounts,
+    HardText,
+    list_confusions,
+    measure_classes,
+)
 from polyhead.run.run import Run
 from polyhead.tokenizers.unknown_tokens import count_unknown
 from polyhead.train.tasks.classification import open_split_labeled
@@ -94,6 +102,7 @@ def evaluate_classifier(
         "accuracy": tr("fraction of {count:,} texts with the correct class", count=len(examples)),
         "f1": tr("mean F1 of {count} classes", count=len(run.config.labels)),
         "mcc": tr("Matthews correlation"),
+        "ece": tr("expected calibration error: mean distance of probability and accuracy"),
     }
     baselines: Baselines = {}
     counts, labels = read_counts(run.directory), run.config.labels
@@ -108,5 +117,43 @@ def evaluate_classifier(
     print_verdict(run, result.measures, baselines)
     remark = tr("texts/s, in {seconds:,.1f} s with the tokenizer", seconds=seconds)
     print_measure(tr("speed"), len(examples) / seconds, remark)
+    print_confusion(result.confusion, labels)
+    print_hardest(result.hardest)
     if output is not None:
         write_output_lines(output, map(to_one_column, result.predictions), report)
+
+
+def print_confusion(counts: ConfusionCounts, labels: Sequence[str]) -> None:
+    """Print the confusion matrix, or the most frequent confusions of many classes."""
+    if len(labels) > MAX_MATRIX_CLASSES:
+        if confusions := list_confusions(counts):
+            print("\n" + tr("most frequent errors: number of texts, label → prediction"))
+        for i, j, count in confusions:
+            print(f"{count:>9,}  {clip_cells(labels[i], 40)} → {clip_cells(labels[j], 40)}")
+        return
+    print("\n" + tr("confusion matrix: a row for each label, a column for each prediction"))
+    names = [clip_cells(label, 20) for label in labels]
+    first = max(map(cell_len, names))
+    widths = [
+        max(cell_len(name), len(f"{column.max():,}")) for name, column in zip(names, counts.T, strict=True)
+    ]
+    head = (" " * (width - cell_len(name)) + name for name, width in zip(names, widths, strict=True))
+    print(" " * first, *head, sep="  ")
+    for name, row in zip(names, counts.tolist(), strict=True):
+        cells = (f"{count:>{width},}" for count, width in zip(row, widths, strict=True))
+        print(name + " " * (first - cell_len(name)), *cells, sep="  ")
+
+
+def print_hardest(hardest: Sequence[HardText]) -> None:
+    """Print the texts with the least probable labels."""
+    print("\n" + tr("hardest texts: line, probability of the label, label → prediction, text"))
+    for example, prediction, probability in hardest:
+        sides = f"{clip_cells(example.label, 40)} → {clip_cells(prediction, 40)}"
+        text = clip_cells(" | ".join(example.texts), 100)
+        print(f"{example.location}  {probability:.4f}  {sides}  {text}")
+
+
+def clip_cells(text: str, width: int) -> str:
+    """A text in one column, or its beginning and an ellipsis if it needs more cells of the terminal."""
+    text = escape_terminal(to_one_column(text))
+    return text if cell_len(text) <= width else set_cell_size(text, width - 1) + "…"

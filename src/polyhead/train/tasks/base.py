@@ -139,6 +139,15 @@ class ReadsWholeTexts(SupportsDistillation, Protocol):
         ...
 
 
+@runtime_checkable
+class Calibrates(Protocol):
+    """A task that makes the probabilities of a trained model more honest."""
+
+    def calibrate(self, model: nn.Module, map_fn: MapFn = map) -> dict[str, str]:
+        """Calibrate the model in place; returns a fact for the README.md, or none."""
+        ...
+
+
 class TaskFactory(Protocol):
     """A registered task, before its data is opened."""
 

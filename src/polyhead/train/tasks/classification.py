@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from polyhead.config.recipe import Recipe, TrainConfig
-from polyhead.core.errors import UserError
+from polyhead.core.errors import UserError, unknown_name_error
 from polyhead.core.i18n import tr
+from polyhead.core.option_types import PositiveFloat
 from polyhead.core.registry import TASK
 from polyhead.data.batching.encoder_inputs import EncoderBatch, make_dummy_input
 from polyhead.data.batching.length_bucketing import LengthBucketSampler, shard_rows
@@ -28,7 +29,7 @@ from polyhead.data.readers.labeled import (
 from polyhead.data.stores.build_cache import IdArray
 from polyhead.data.stores.labeled_store import LabeledStore
 from polyhead.evaluate.baselines import Baselines, TrainingCounts, class_baselines
-from polyhead.evaluate.classify import class_measures
+from polyhead.evaluate.classify import calibration_error, class_measures, fit_temperature, log_softmax
 from polyhead.models import Classifier
 from polyhead.nn.device import place_batch, to_model_device
 from polyhead.nn.loss import IGNORE_INDEX, Loss, classification_loss
@@ -57,12 +58,19 @@ class ClassificationTask:
     Texts are enclosed in the special tokens ``<s>`` and ``</s>``; a second text follows the first, as a
     second segment if the model has segments. Texts with more than ``data.max_len`` tokens are truncated.
 
-    Equation: -log p(y | x),  p = softmax(W pool(encoder(x)) + b)
-    Paper: Devlin et al., 2018, sec. 4.1; token_dropout: Iyyer et al., 2015, sec. 3.2
+    Equation: -w_y (1 - p(y | x))^gamma log p(y | x),  p = softmax(W pool(encoder(x)) + b)
+    Paper: Devlin et al., 2018, sec. 4.1; token_dropout: Iyyer et al., 2015, sec. 3.2; focal: Lin et al.,
+      2017; calibrate: Guo et al., 2017, sec. 4.2
     When: texts are to be classified: sentiment, topic, type of question, entailment between two texts
     Recipe: task: {name: classification, token_dropout: 0.1}
     Options:
       token_dropout: share of the tokens that are masked in training, drawn anew each time; for small data
+      class_weights: weights w of the classes in the training loss: none, balanced (inversely proportional to
+        the number of texts), or a weight by label, 1 for a label that is not named
+      loss: cross_entropy (gamma = 0), or focal, which reduces the loss of texts that are easy already
+      focal_gamma: exponent gamma of the focal loss
+      calibrate: after training, divide the logits by the temperature that minimizes the loss of the
+        validation text; the classes stay the same, their probabilities become more honest
     """
 
     kind = "encoder"
@@ -80,10 +88,16 @@ class ClassificationTask:
         config: TrainConfig,
         *,
         token_dropout: float = 0.0,
+        class_weights: Literal["none", "balanced"] | dict[str, PositiveFloat] = "none",
+        loss: Literal["cross_entropy", "focal"] = "cross_entropy",
+        focal_gamma: PositiveFloat = 2.0,
+        calibrate: bool = False,
     ) -> None:
         self.stores, self.labels = stores, tuple(labels)
         self.train, self.valid = stores["train"], stores["valid"]
         self.tokenizer, self.config, self.token_dropout = tokenizer, config, token_dropout
+        self.class_weights = self._weigh_classes(class_weights)
+        self.gamma, self.calibrates = focal_gamma if loss == "focal" else 0.0, calibrate
         self.identity = {split: stores[split].directory.name for split in ("train", "valid")}
         self.epoch_batches = self.make_sampler(self.train).epoch_batches
         self.largest_batch = self.make_sampler(self.train).largest_batch
@@ -93,10 +107,15 @@ class ClassificationTask:
     @classmethod
     def check(cls, recipe: Recipe) -> None:
         """Raise a UserError if a file is missing or lacks a column."""
-        share = recipe.task.options["token_dropout"]
-        if not 0 <= share < 1:
+        options = recipe.task.options
+        if not 0 <= options["token_dropout"] < 1:
             raise UserError(
-                f"token_dropout of task 'classification' must be a fraction from 0 to below 1, not {share}"
+                "token_dropout of task 'classification' must be a fraction from 0 to below 1, not "
+                f"{options['token_dropout']}"
+            )
+        if recipe.distill and (options["class_weights"] != "none" or options["loss"] == "focal"):
+            raise UserError(
+                "distill has its own loss: remove class_weights and loss of task 'classification'"
             )
         for split in recipe.data.splits:
             open_split_labeled(recipe, split)
@@ -207,7 +226,10 @@ class ClassificationTask:
         """Label-smoothed cross-entropy, as a sum over labels."""
         batch, host = place_batch(model, batch)
         logits = _class_logits(model, batch.inputs, host.inputs)
-        return classification_loss(logits, batch.labels, self.config.label_smoothing or 0.0, host=host.labels)
+        smoothing = self.config.label_smoothing or 0.0
+        return classification_loss(
+            logits, batch.labels, smoothing, host.labels, weights=self.class_weights, gamma=self.gamma
+        )
 
     def compute_logits(self, model: nn.Module, batch: ClassificationBatch) -> TaskLogits:
         """Logits of every text."""
@@ -220,6 +242,28 @@ class ClassificationTask:
         if pos is not None:
             tokens = tokens.index_select(0, token_rows(pos, host.inputs.pos))
         return TaskLogits(logits, batch.labels, tokens, host.labels)
+
+    def calibrate(self, model: nn.Module, map_fn: MapFn = map) -> dict[str, str]:
+        """Divide the classifier of a model by the temperature of the validation text; returns the fact."""
+        if not self.calibrates:
+            return {}
+        assert isinstance(model, Classifier)
+
+        @torch.no_grad()
+        def compute_batch(rows: IdArray) -> tuple[list[list[float]], list[int]]:
+            texts, labels = to_model_device(model, self.valid.collate(rows, self.tokenizer.pad_id))
+            return _class_logits(model, texts).double().tolist(), labels.tolist()
+
+        logits, labels = zip(*map_fn(compute_batch, self.plan_eval("valid")), strict=True)
+        scores, targets = np.array([*chain(*logits)]), np.array([*chain(*labels)])
+        temperature = fit_temperature(scores, targets)
+        before, after = (calibration_error(log_softmax(scores / t), targets) for t in (1.0, temperature))
+        with torch.no_grad():
+            for parameter in model.classifier.parameters():
+                parameter.div_(temperature)
+        return {
+            "temperature": f"{temperature:.3f} (ECE of the validation text {after:.4f}, was {before:.4f})"
+        }
 
     def evaluate(self, model: nn.Module, map_fn: MapFn = map, split: str = "valid") -> dict[str, float]:
         """Loss without smoothing, accuracy, macro F1 and Matthews correlation of the texts of a split."""
@@ -267,6 +311,23 @@ class ClassificationTask:
     def plan_eval(self, split: str) -> list[IdArray]:
         """The texts of every batch for evaluation."""
         return self.make_sampler(self.stores[split]).epoch_batches()
+
+    def _weigh_classes(self, choice: str | Mapping[str, float]) -> Tensor | None:
+        """The weight of each class: (L,); None if all are 1. The mean over the training texts is 1."""
+        counts = np.bincount(self.train.labels, minlength=len(self.labels))
+        if choice == "none":
+            return None
+        if isinstance(choice, Mapping):
+            for label in choice:
+                if label not in self.labels:
+                    raise unknown_name_error(
+                        "label in class_weights of task 'classification'", label, self.labels
+                    )
+            weights = np.array([choice.get(label, 1.0) for label in self.labels])
+            weights *= counts.sum() / (counts @ weights)
+        else:
+            weights = counts.sum() / (len(counts) * np.maximum(counts, 1))
+        return torch.tensor(weights, dtype=torch.float32)
 
     def _drop_tokens(self, tokens: Tensor) -> Tensor:
         """Replace a share of the tokens by the mask, drawn from torch's generator: (B, T) -> (B, T)."""
