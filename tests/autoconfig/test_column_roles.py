@@ -188,7 +188,11 @@ def test_text_scores_and_single_class_are_refused():
     for name, values, note in (
         ("label", [0.0, 0.5, 1.0], r"a.csv: 'label' holds '0.5'; a label must be text, an integer"),
         ("label", ["pos"], r"a.csv: every text has the label 'pos'; there is nothing to class"),
-        ("stars", [3.5, 4.0], "stars has scores such as 3.5, not classes: round them to integers"),
+        (
+            "stars",
+            [3.5, 4.0],
+            "stars has scores such as 3.5, not classes: task=regression learns them",
+        ),
         ("stars", ["good"], "stars is 'good' in each text: a classifier needs at least two classes."),
     ):
         if name == "label":

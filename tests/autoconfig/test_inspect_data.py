@@ -103,7 +103,7 @@ TAGS = [{"text": s, "tags": [LABELS[i]], "vector": [i / 7, s[0]]} for i, s in en
     ("rows", "note"),
     [
         (ALL, "toxic and threat could each be the label, and a text has one: data.label=toxic trains a"),
-        (TAGS, "tags has several labels per text, and only one is supported: write each into its own"),
+        (TAGS, "tags has several labels per text: task=multi-label learns them; for one of them, write"),
     ],
     ids=["columns", "lists"],
 )

@@ -92,8 +92,8 @@ def test_class_probabilities_are_averaged(pairs, tmp_path, cli):
     correct = ["good", "bad", "odd", "good", "good", "bad"]
     rows = "".join(f"{text}\t{label}\n" for text, label in zip(TEXTS, correct, strict=True))
     (tmp_path / "texts.tsv").write_text(f"text\tlabel\n{rows}")
-    lines = cli("eval", first, tmp_path / "texts.tsv", "--ensemble", second).out.splitlines()
-    values = {line.split()[0]: float(line.split()[1]) for line in lines}
+    table = cli("eval", first, tmp_path / "texts.tsv", "--ensemble", second).out.split("\n\n")[0]
+    values = {line.split()[0]: float(line.split()[1]) for line in table.splitlines()}
     log_probs = np.log(mean)[range(len(correct)), [labels.index(label) for label in correct]]
     assert values["loss"] == pytest.approx(-log_probs.mean(), abs=1e-3)
     accuracy = np.mean([a == b for a, b in zip(predicted_labels, correct, strict=True)])

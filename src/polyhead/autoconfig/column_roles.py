@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -33,10 +33,13 @@ SEVERAL_COLUMNS = (
     "{columns} could each be the label, and a text has one: data.label={first} trains a classifier of it."
 )
 SEVERAL_LABELS = (
-    "{column} has several labels per text, and only one is supported: write each into its own column, "
-    "yes or no."
+    "{column} has several labels per text: task=multi-label learns them; for one of them, write it into a "
+    "column of its own, yes or no."
 )
-SCORES = "{column} has scores such as {example}, not classes: round them to integers to train a classifier."
+SCORES = (
+    "{column} has scores such as {example}, not classes: task=regression learns them; round them to integers "
+    "to train a classifier."
+)
 SINGLE_CLASS = "{column} is {label} in each text: a classifier needs at least two classes."
 _SAMPLE_LINES = 2000  # lines that are examined
 _SAMPLE_BYTES = 1 << 25  # bytes that are examined
@@ -153,6 +156,19 @@ class TableColumns:
                     "data.source=... data.target=..."
                 )
             return dict(zip(missing_sides, texts, strict=True))
+        if task in _LABEL_TESTS:
+            named = [
+                column for column in self.values if _last_key(column) in (*_LABEL_NAMES, "score", "tags")
+            ]
+            labels = [column for column, values in self.values.items() if _LABEL_TESTS[task](values)]
+            candidates = [column for column in named if column in labels] or labels
+            if "label" not in given_keys and not candidates:
+                raise UserError(
+                    f"{self.name} has the columns {self._list_names()}: none holds "
+                    f"{'numbers' if task == 'regression' else 'lists of labels'}; set data.label=..."
+                )
+            label = given_keys.get("label", next(iter(candidates), None))
+            return {"text": given_keys.get("text", self._find_text_columns(label)), "label": label}
         if task == "classification":
             label = given_keys.get("label", self._find_label())
             if label is None:
@@ -362,6 +378,13 @@ def _is_categorical(values: list[Any]) -> bool:
         and len(distinct) <= 200
         and max(map(len, distinct)) <= 40
     )
+
+
+_LABEL_TESTS: Mapping[str, Callable[[list[Any]], bool]] = {
+    "multi-label": lambda values: all(isinstance(value, list) for value in values),
+    "regression": lambda values: all(map(is_number, values)),
+}
+"""What the values of the label column are, by task."""
 
 
 def _label_name(value: Any) -> str:

@@ -18,13 +18,21 @@ from polyhead.core.i18n import tr
 from polyhead.data.readers.conversations import open_conversations
 from polyhead.data.readers.detect_language import are_unrelated, describe_mixed_languages, read_first_lines
 from polyhead.data.readers.files import check_file, check_files, iter_lines
-from polyhead.data.readers.labeled import count_labels, describe_similar_labels, open_labeled
+from polyhead.data.readers.labeled import (
+    LabelKind,
+    count_labels,
+    count_multi_labels,
+    describe_similar_labels,
+    open_labeled,
+)
 from polyhead.data.readers.parallel_corpus import open_corpus
 from polyhead.data.readers.plain_text import open_text
 from polyhead.data.readers.tabular import check_unique, infer_table_format, is_blank_line
 from polyhead.train.tasks.swapped_sides import check_sides
 
-_TASKS = ("translation", "language-model", "masked-lm", "classification", "chat")
+_TASKS = (
+    "translation", "language-model", "masked-lm", "classification", "multi-label", "regression", "chat",
+)  # fmt: skip
 _MAX_BYTES = 1 << 28  # bytes of text that are read; the rest is assumed to be similar
 _LANGUAGE_CODE = re.compile(r"[a-z]{2,3}([-_][A-Za-z]{2,4})?")
 _NOT_LANGUAGES = {"txt", "src", "tgt", "in", "out", "tok", "raw"}  # suffixes that look like a language code
@@ -66,7 +74,7 @@ def inspect_data(files: Sequence[str], given_keys: Keys, task: str | None = None
     if table is None:
         plain, notes = ("language-model", []) if task or is_folder else _infer_plain_task(paths)
         summary = DataSummary(task or plain, data, notes=notes)
-        if summary.task in ("classification", "chat"):
+        if summary.task in ("classification", "multi-label", "regression", "chat"):
             raise UserError(
                 f"task {summary.task} expects a table (TSV, CSV, JSONL or Parquet); {paths[0].name} "
                 "is plain text by its name"
@@ -205,6 +213,12 @@ def _iter_row_sizes(
         counts = count_labels(labeled_files)
         summary.labels = len(counts)
         summary.notes = [*summary.notes, *filter(None, [describe_similar_labels(counts)])]
+        for example in labeled_files.iter_examples():
+            yield _byte_lengths(*example.texts)
+    elif summary.task in ("multi-label", "regression"):
+        kind: LabelKind = "number" if summary.task == "regression" else "labels"
+        labeled_files = open_labeled(paths, format=data.format, text=data.text, label=data.label, kind=kind)
+        summary.labels = len(count_multi_labels(labeled_files)) if kind == "labels" else 0
         for example in labeled_files.iter_examples():
             yield _byte_lengths(*example.texts)
     elif summary.task == "chat":

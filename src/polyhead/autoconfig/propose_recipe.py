@@ -65,7 +65,10 @@ _BERT: _Section = {
 _PORTABLE_PARTS: Mapping[str, Mapping[str, _Section]] = {
     "translation": {"hf": {"position": {"name": "sinusoidal", "layout": "halves"}}},  # Pegasus
     "masked-lm": {"hf": _BERT},
-    "classification": {"hf": _BERT | {"pooling": "first"}, "ctranslate2": {"block": "transformer"}},
+    **{
+        task: {"hf": _BERT | {"pooling": "first"}, "ctranslate2": {"block": "transformer"}}
+        for task in ("classification", "multi-label", "regression")
+    },
 }
 
 
@@ -81,12 +84,20 @@ _TITLES = {
     "language-model": "A language model",
     "masked-lm": "An encoder for masked language modelling",
     "classification": "A classifier",
+    "multi-label": "A classifier with several labels per text",
+    "regression": "A model of numbers",
     "chat": "A language model for conversations",
 }
-_ROW_NAMES = {"translation": "pairs", "classification": "texts", "chat": "conversations"}
+_ROW_NAMES = {
+    "translation": "pairs", "chat": "conversations",
+    **dict.fromkeys(("classification", "multi-label", "regression"), "texts"),
+}  # fmt: skip
 _LENGTH_REASONS = {
     "translation": "tokens per side; nearly all are shorter, longer ones are skipped and counted",
-    "classification": "tokens; nearly all are shorter, longer ones are truncated and counted",
+    **dict.fromkeys(
+        ("classification", "multi-label", "regression"),
+        "tokens; nearly all are shorter, longer ones are truncated and counted",
+    ),
     "chat": "tokens; longer ones lose their last answers",
 }
 
@@ -103,6 +114,8 @@ def propose_recipe(summary: DataSummary, given_keys: Keys | None = None, export_
         "language-model": (TEXT_SIZES, _propose_language_model),
         "masked-lm": (TEXT_SIZES, _propose_masked_lm),
         "classification": (LABELED_SIZES, _propose_classification),
+        "multi-label": (LABELED_SIZES, _propose_classification),
+        "regression": (LABELED_SIZES, _propose_classification),
         "chat": ([SizePreset(math.inf, 0, 0, 0.0, 0, 3)], _propose_chat),  # of the run that it starts from
     }
     sizes, propose = proposals[summary.task]

@@ -49,9 +49,10 @@ def run(
 
     A line with a tab is a pair of texts. A blank line is classified too, as an empty text. Texts longer than
     the run's embed_max_len, or the model's max_len, are truncated, and their number is printed on standard
-    error. A reranker has no classes: for each line with a question, a tab and a text, it prints one number,
-    the relevance of the text to the question. A line with more or fewer texts than the first gets a blank
-    line and is named on standard error.
+    error. A model with several labels per text prints those that it predicts, each with its probability; the
+    line may be blank. A reranker and a model of numbers have no classes: the line is one number, for a
+    reranker, whose lines are a question, a tab and a text, the relevance of the text to the question. A line
+    with more or fewer texts than the first gets a blank line and is named on standard error.
 
     \b
     polyhead classify runs/sst2 "a gripping, funny film"
@@ -67,6 +68,7 @@ def run(
     classifier = load_run(directory, others, dtype, device, "classifier")
     texts = warn_decomposed(texts, classifier.tokenizer, print_warning)
     classifier.classify([])  # fails for an unsuitable model before the first line is read
+    is_multi_label = classifier.config.problem_type == "multi_label_classification"
     text_columns = classifier.recipe.data.text if classifier.recipe else []
     counter, truncated = LineCounter(prints_to_stdout=output is None), TruncatedLines()
     refusals, unanswered = dict[int, str](), UnansweredLines()
@@ -77,7 +79,7 @@ def run(
             batch = classifier.predict_classes(lines)
             add(
                 (
-                    "" if number in refusals else format_classes(prediction, all_classes)
+                    "" if number in refusals else format_classes(prediction, all_classes, is_multi_label)
                     for number, prediction in enumerate(batch.predictions, counter.lines + 1)
                 ),
                 len(lines),
@@ -90,9 +92,16 @@ def run(
         truncated.report(batch.max_tokens, counter.lines)
 
 
-def format_classes(prediction: ClassPrediction, all_classes: bool) -> str:
-    """Format the most likely class, or all classes, with probabilities; for a reranker the score."""
-    if len(prediction.probabilities) == 1:
+def format_classes(prediction: ClassPrediction, all_classes: bool, is_multi_label: bool = False) -> str:
+    """Format the most likely class, or all classes, with probabilities; for a reranker the score.
+
+    With several labels per text, those that are predicted.
+    """
+    if is_multi_label and not all_classes:
+        return "\t".join(
+            f"{to_one_column(label)}\t{prediction.probabilities[label]:.4f}" for label in prediction.labels
+        )
+    if len(prediction.probabilities) == 1 and not is_multi_label:
         return f"{prediction.probabilities[prediction.label]:.6f}"
     ranked = sorted(prediction.probabilities.items(), key=lambda pair: -pair[1])
     selected = ranked if all_classes else ranked[:1]

@@ -244,6 +244,14 @@ class GenerationConfig(ConfigSection):
         "classifiers with one label: activation of their score; sigmoid maps it to 0..1",
     )
 
+    threshold: float = _setting(
+        0.5,
+        frozenset(),
+        "classifiers with several labels per text: lowest probability of a label that is predicted",
+        ge=0,
+        le=1,
+    )
+
     @field_validator("cache", "speculative", "chat", "grammar")
     @classmethod
     def _check_part(cls, choice: Choice | None, info: ValidationInfo) -> Choice | None:
@@ -299,7 +307,7 @@ USED_KEYS = {
         "output of language models",
         _GENERATED_TEXT_KEYS - {"beam_size", "n_best"} | _EMBEDDING_KEYS | {"chat"},
     ),
-    "encoder": ("embeddings and classification", _EMBEDDING_KEYS | {"score_activation"}),
+    "encoder": ("embeddings and classification", _EMBEDDING_KEYS | {"score_activation", "threshold"}),
 }
 """The output of a model of each kind, and the keys that a recipe may set for it."""
 

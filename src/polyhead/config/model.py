@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal, NamedTuple, Self
+from typing import Any, ClassVar, Final, Literal, NamedTuple, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
@@ -155,6 +155,11 @@ def _derive_sizes(sizes: Any, n_heads: int) -> dict[str, int]:
         "v_head_dim": sizes.v_head_dim or head_dim,
         "d_ff": sizes.d_ff or 4 * sizes.d_model,
     }
+
+
+SINGLE_LABEL: Final = "single_label_classification"
+ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
+"""What a classifier outputs for a text, by the names of transformers."""
 
 
 class ModelSpec(FrozenSettings):
@@ -385,9 +390,13 @@ class ModelSpec(FrozenSettings):
         """Number of key/value heads, resolved."""
         return self.n_kv_heads or self.n_heads
 
-    def with_vocabulary(self, vocab_size: int, labels: Sequence[str] = ()) -> ModelConfig:
+    def with_vocabulary(
+        self, vocab_size: int, labels: Sequence[str] = (), problem_type: ProblemType = SINGLE_LABEL
+    ) -> ModelConfig:
         """The complete config, with the vocabulary size of the tokenizer and the labels of the data."""
-        return ModelConfig(vocab_size=vocab_size, labels=tuple(labels), **self.model_dump())
+        return ModelConfig(
+            vocab_size=vocab_size, labels=tuple(labels), problem_type=problem_type, **self.model_dump()
+        )
 
 
 class ModelConfig(ModelSpec):
@@ -401,6 +410,9 @@ class ModelConfig(ModelSpec):
         gt=0, description="number of tokens of the tokenizer and of rows of the embedding"
     )
     labels: tuple[str, ...] = Field((), description="labels of a classifier")
+    problem_type: ProblemType = Field(
+        SINGLE_LABEL, description="what a classifier outputs: one label, any number of labels, or numbers"
+    )
     dense: tuple[ProjectionConfig, ...] = Field(
         (), description="dense maps applied to the pooled vector, in order"
     )

@@ -173,6 +173,9 @@ def _check_column(value: Any) -> Any:
     return value
 
 
+BestMetric = Literal["loss", "bleu", "chrf", "accuracy", "f1", "micro_f1", "mcc", "pearson", "spearman"]
+
+
 class TrainConfig(ConfigSection):
     """How the model is trained. Training stops at ``steps`` or ``epochs``, whichever comes first."""
 
@@ -246,7 +249,7 @@ class TrainConfig(ConfigSection):
     patience: int | None = Field(
         None, gt=0, description="early stopping: number of evaluations without progress"
     )
-    best_metric: Literal["loss", "bleu", "chrf", "accuracy", "f1", "mcc"] = Field(
+    best_metric: BestMetric = Field(
         "loss", description="metric that selects the best checkpoint, among those that the task measures"
     )
     eval_bleu: bool = Field(False, description="translate the validation text at every evaluation")
@@ -366,9 +369,10 @@ class Recipe(ConfigSection):
                 f"{self.task.name!r} {unused_hint if self.model.generator_layers else needed_hint}"
             )
         if self.distill and not hasattr(task, "compute_logits"):
+            supported = (name for name in TASK.names() if hasattr(TASK.get(name), "compute_logits"))
             raise UserError(
-                f"distill: task {self.task.name!r} does not support distillation: teacher and "
-                "student get different inputs"
+                f"distill: task {self.task.name!r} does not support distillation; tasks that do: "
+                f"{', '.join(supported)}"
             )
         if info.context != _FROM_RUN_CONTEXT:
             self.generation.check_effective(self.model.kind)

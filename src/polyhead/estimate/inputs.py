@@ -36,7 +36,7 @@ from polyhead.train.distill import (
 from polyhead.train.loggers import Reporters
 from polyhead.train.loop import updates_of_epochs
 from polyhead.train.loss_module import LossTask
-from polyhead.train.tasks.base import HasClasses, Task, TaskFactory
+from polyhead.train.tasks.base import HasClasses, Task, TaskFactory, get_problem_type
 
 
 class RunTokenizer(NamedTuple):
@@ -318,11 +318,13 @@ def inputs_without_data(recipe: Recipe, origin: Run | None, missing_files: list[
             f"the vocabulary size of a tokenizer of kind {recipe.tokenizer.kind.name!r} is unknown "
             "without the text"
         )
-    name = recipe.task.name
-    if name == "classification" and not labels:
+    part = TASK.get(recipe.task.name)
+    if get_problem_type(part) == "regression":
+        labels = labels or ("number",)
+    if isinstance(part, HasClasses) and not labels:
         notes.append("the classes are unknown without the text: 2 are assumed")
         labels = ("0", "1")
-    config = recipe.model.with_vocabulary(vocab_size, labels if name == "classification" else ())
+    config = recipe.model.with_vocabulary(vocab_size, labels if isinstance(part, HasClasses) else ())
     length = min(recipe.data.max_len, config.max_len)
     rows = max(1, recipe.train.max_tokens // length)
     load = BatchShape(rows, length, length if config.kind == "encoder-decoder" else 0)

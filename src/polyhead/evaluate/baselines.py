@@ -8,11 +8,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError
+from numpy.typing import ArrayLike, NDArray
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, NonNegativeInt, ValidationError
 
 from polyhead.core.atomic_io import file_exists, read_regular_file, replace_file
 from polyhead.core.errors import UserError
@@ -21,6 +21,7 @@ from polyhead.data.stores.build_cache import IdArray
 from polyhead.evaluate.classify import class_measures
 from polyhead.evaluate.metrics import KNOWN_METRICS, References, evaluate_translations, reference_lists
 from polyhead.evaluate.perplexity import Perplexity
+from polyhead.evaluate.text_numbers import multi_label_measures
 
 BASELINE_FILE = "baseline.json"
 _MAX_FILE_BYTES = 1 << 26  # maximum file size
@@ -36,6 +37,8 @@ class TrainingCounts(BaseModel):
 
     labels: dict[str, NonNegativeInt] = {}  # number of texts of each class
     target: str | None = None  # the most frequent target
+    texts: NonNegativeInt = 0  # of which each has any number of labels, or a number
+    mean: FiniteFloat = 0.0  # of the numbers
     vocab_size: int = Field(0, ge=0, le=MAX_VOCABULARY)
     tokens: dict[int, NonNegativeInt] = {}  # counts by id, without zeros
 
@@ -128,6 +131,30 @@ def class_baselines(counts: Mapping[str, int], targets: ArrayLike, labels: Seque
         name: Baseline(value, "majority class", labels[majority]) for name, value in measures.items()
     }
     return {"loss": loss, **baselines}
+
+
+def multi_label_baselines(counts: TrainingCounts, targets: NDArray[Any], labels: Sequence[str]) -> Baselines:
+    """Predict the labels of at least half of the training texts; the loss is that of the label frequencies.
+
+    ``targets`` are 0 or 1 for each text and label: (N, L).
+    """
+    label_counts = np.array([counts.labels.get(label, 0) for label in labels], dtype=np.float64)
+    p = (label_counts + 1) / (counts.texts + 2)
+    measures = multi_label_measures(
+        np.broadcast_to(label_counts / max(counts.texts, 1), targets.shape), targets
+    )
+    loss = -float((targets * np.log(p) + (1 - targets) * np.log(1 - p)).mean())
+    frequent = ", ".join(
+        label for label, count in zip(labels, label_counts, strict=True) if 2 * count >= counts.texts
+    )
+    baselines = {name: Baseline(value, "frequent labels", frequent) for name, value in measures.items()}
+    return {"loss": Baseline(loss, "label frequencies"), **baselines}
+
+
+def number_baselines(counts: TrainingCounts, targets: NDArray[Any]) -> Baselines:
+    """Predict the mean of the training texts for every text; ``targets`` are (N, 1)."""
+    mean = {"pearson": 0.0, "spearman": 0.0, "loss": float(((targets - counts.mean) ** 2).mean())}
+    return {name: Baseline(value, "mean number") for name, value in mean.items()}
 
 
 def translation_baselines(

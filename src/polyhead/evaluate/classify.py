@@ -17,6 +17,7 @@ from polyhead.data.batching.encoder_inputs import encode_texts
 from polyhead.data.readers.labeled import LabeledExample
 from polyhead.evaluate.embed import token_limit
 from polyhead.evaluate.encode_batches import iter_batches
+from polyhead.evaluate.text_numbers import best_threshold, multi_label_measures, number_measures
 from polyhead.generation.engine.request import require_finite
 from polyhead.models import Classifier
 from polyhead.tokenizers.input_validation import validate_list
@@ -136,11 +137,13 @@ ClassifierEnsemble = Sequence[tuple[Classifier, Tokenizer]]
 class ClassPrediction(NamedTuple):
     """The most likely class of a text, and the probabilities of all, in the order of the model's labels.
 
-    A model with one label ranks: it has a score in place of a probability.
+    A model with one label ranks, or outputs a number: it has a score in place of a probability. With several
+    labels per text, ``labels`` are those that are predicted, and ``label`` is the most likely one of all.
     """
 
     label: str
     probabilities: dict[str, float]
+    labels: tuple[str, ...] = ()
 
 
 class ClassPredictions(NamedTuple):
@@ -156,7 +159,7 @@ class HardText(NamedTuple):
 
     example: LabeledExample
     prediction: str
-    probability: float  # of the label
+    probability: float  # of the label, or labels; of a number, its distance
 
 
 class ClassScores(NamedTuple):
@@ -164,7 +167,7 @@ class ClassScores(NamedTuple):
 
     measures: dict[str, float]  # loss in nats, accuracy, f1, mcc, ece
     predictions: list[str]  # predicted label of each text
-    confusion: ConfusionCounts  # (L, L)
+    confusion: ConfusionCounts | None  # (L, L)
     hardest: list[HardText]  # the texts with the least probable labels
     n_truncated: int  # number of truncated texts
     max_tokens: int  # token limit of a text
@@ -175,6 +178,21 @@ def classify(
 ) -> ClassPredictions:
     """The class of each text, or pair of texts; texts longer than ``token_limit`` are truncated."""
     labels, max_tokens = classifiers[0][0].config.labels, _token_limit(classifiers, config)
+    if classifiers[0][0].config.problem_type == "multi_label_classification":
+        probabilities, n_truncated = label_probabilities(classifiers, texts, config, batch_tokens)
+        rows = [dict(zip(labels, row, strict=True)) for row in probabilities.tolist()]
+        return ClassPredictions(
+            [
+                ClassPrediction(
+                    max(row, key=row.__getitem__),
+                    row,
+                    tuple(k for k, p in row.items() if p >= config.threshold),
+                )
+                for row in rows
+            ],
+            n_truncated,
+            max_tokens,
+        )
     if len(labels) == 1:
         scores, n_truncated = _score_texts(classifiers, texts, config, batch_tokens)
         return ClassPredictions(
@@ -230,11 +248,7 @@ def measure_classes(
                 f"line {example.line}: the model has no class {example.label!r}; it has {', '.join(labels)}"
             )
     targets = np.array([numbers[example.label] for example in examples], dtype=np.int64)
-    texts = [
-        (example.texts[0], example.texts[1]) if len(example.texts) > 1 else example.texts[0]
-        for example in examples
-    ]
-    log_p, n_truncated = class_log_probs(classifiers, texts, config, batch_tokens)  # type: ignore[arg-type]
+    log_p, n_truncated = class_log_probs(classifiers, _example_texts(examples), config, batch_tokens)
     predictions = log_p.argmax(1)
     loss = -float(log_p[np.arange(len(targets)), targets].mean()) if len(targets) else math.nan
     measures = {"loss": loss} | class_measures(predictions, targets, labels)
@@ -251,6 +265,68 @@ def measure_classes(
         n_truncated,
         _token_limit(classifiers, config),
     )
+
+
+def measure_labels(
+    classifiers: ClassifierEnsemble,
+    examples: Sequence[LabeledExample],
+    config: GenerationConfig,
+    batch_tokens: int,
+) -> ClassScores:
+    """The measures of a model of several labels per text, with the best threshold for these texts."""
+    labels, texts = classifiers[0][0].config.labels, _example_texts(examples)
+    p, n_truncated = label_probabilities(classifiers, texts, config, batch_tokens)
+    targets = np.array([[label in example.labels for label in labels] for example in examples], dtype=float)
+    log_p = np.log(np.maximum(np.where(targets > 0, p, 1 - p), 1e-300))
+    measures = {"loss": -float(log_p.mean())} | multi_label_measures(p, targets, config.threshold)
+    measures["threshold"] = best_threshold(p, targets)
+    predictions = [
+        ", ".join(label for label, x in zip(labels, row, strict=True) if x >= config.threshold) for row in p
+    ]
+    hardest = [
+        HardText(examples[i], predictions[i], math.exp(log_p[i].sum()))
+        for i in np.argsort(log_p.sum(1), kind="stable")[:N_HARDEST].tolist()
+    ]
+    return ClassScores(measures, predictions, None, hardest, n_truncated, _token_limit(classifiers, config))
+
+
+def measure_numbers(
+    classifiers: ClassifierEnsemble,
+    examples: Sequence[LabeledExample],
+    config: GenerationConfig,
+    batch_tokens: int,
+) -> ClassScores:
+    """Mean squared error and correlations of a model of numbers; the largest errors are the hardest."""
+    scores, n_truncated = _score_texts(classifiers, _example_texts(examples), config, batch_tokens)
+    predicted, targets = np.array(scores), np.array([example.number for example in examples])
+    errors = (predicted - targets) ** 2
+    measures = {"loss": float(errors.mean())} | number_measures(predicted, targets)
+    hardest = [
+        HardText(examples[i], f"{scores[i]:.6g}", math.sqrt(errors[i]))
+        for i in np.argsort(-errors, kind="stable")[:N_HARDEST].tolist()
+    ]
+    predictions = [f"{score:.6g}" for score in scores]
+    return ClassScores(measures, predictions, None, hardest, n_truncated, _token_limit(classifiers, config))
+
+
+def _example_texts(examples: Sequence[LabeledExample]) -> TextsOrPairs:
+    """The texts, or pairs of texts, of examples."""
+    sides = [example.texts for example in examples]
+    return [(side[0], side[1]) if len(side) > 1 else side[0] for side in sides]  # type: ignore[return-value]
+
+
+def label_probabilities(
+    classifiers: ClassifierEnsemble, texts: TextsOrPairs, config: GenerationConfig, batch_tokens: int
+) -> tuple[NDArray[np.float64], int]:
+    """The mean probability of each of several labels (N, L), in the order of the first classifier's labels.
+
+    Also the number of truncated texts, the maximum of all classifiers.
+    """
+    results = [_compute_logits(*classifier, texts, config, batch_tokens) for classifier in classifiers]
+    labels = classifiers[0][0].config.labels
+    order = [[model.config.labels.index(label) for label in labels] for model, _ in classifiers]
+    p = [logits.sigmoid().numpy()[:, columns] for (logits, _), columns in zip(results, order, strict=True)]
+    return np.stack(p).mean(0), max(n_truncated for _, n_truncated in results)
 
 
 def class_log_probs(

@@ -13,6 +13,8 @@ from polyhead.evaluate.run_facts import list_judged, metric_of_fact
 _TASK_GOALS = {
     "translation": "it has not learned to translate yet",
     "classification": "it has not learned to beat the majority class yet",
+    "multi-label": "it has not learned to beat the frequent labels yet",
+    "regression": "it has not learned to beat the mean number yet",
     "language-model": "it has not learned to predict text yet",
     "chat": "it has not learned to answer yet",
     "masked-lm": "it has not learned to predict masked tokens yet",

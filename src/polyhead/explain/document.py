@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from polyhead.config.model import ModelConfig
+from polyhead.config.model import SINGLE_LABEL, ModelConfig
 from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError
 from polyhead.core.i18n import get_language
@@ -134,7 +134,11 @@ def list_terms(run: Run, trace: Trace, steps: Sequence[Step], lens: Facts) -> Fa
 
 
 def check_explainable(run: Run) -> None:
-    """Raise a UserError for an ensemble, and for a model whose weights are packed for inference."""
+    """Raise a UserError for an ensemble, for packed weights, and for a head that the page cannot show."""
+    if run.config.problem_type != SINGLE_LABEL:
+        raise UserError(
+            f"explain shows classifiers of one label per text, and this model is of {run.config.problem_type}"
+        )
     if len(run.members) > 1:
         raise UserError(
             f"an explanation is supported for a single run only, and this is an ensemble of "

@@ -9,6 +9,7 @@ from polyhead.config.recipe import Recipe, TokenizerConfig
 from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError, format_value
 from polyhead.core.i18n import tr, translate_message
+from polyhead.core.registry import TASK
 from polyhead.cost.parameter_count import meta_model
 from polyhead.export.gguf_archs import nearest_arch
 from polyhead.export.gguf_vocabulary import check_pre_tokenizer
@@ -213,7 +214,7 @@ def find_recipe_obstacles(recipe: Recipe) -> dict[str, str]:
     two classes.
     """
     tokenizer = make_sample_tokenizer(recipe.tokenizer)
-    labels = ("0", "1") if recipe.task.name == "classification" else ()
+    labels = ("0", "1") if hasattr(TASK.get(recipe.task.name), "read_classes") else ()
     return find_obstacles(recipe.model.with_vocabulary(tokenizer.vocab_size, labels), tokenizer)
 
 

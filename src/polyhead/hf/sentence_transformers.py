@@ -263,7 +263,8 @@ def read_score_activation(files: CheckpointFiles, config: Mapping[str, Any]) -> 
         newer.get(_ACTIVATION_KEY),
         config.get("sbert_ce_default_activation_function"),
     )
-    name = next((value for value in names if value is not None), "torch.nn.Sigmoid")
+    default = "torch.nn.Identity" if config.get("problem_type") == "regression" else "torch.nn.Sigmoid"
+    name = next((value for value in names if value is not None), default)
     activations = {"Sigmoid": "sigmoid", "Identity": "identity"}
     if not isinstance(name, str) or (activation := activations.get(name.rsplit(".", 1)[-1])) is None:
         raise UserError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -77,6 +78,35 @@ def classification_loss(
         rows = rows * (-torch.expm1(-row_nll[:, 0])).clamp(min=1e-7) ** gamma if gamma else rows
         total = (rows if weights is None else rows * weights.to(rows.device)[labels]).sum()
     return Loss(total, nll.detach(), len(labels))
+
+
+def multi_label_loss(
+    logits: Tensor, targets: Tensor, smoothing: float = 0.0, host: Tensor | None = None
+) -> Loss:
+    """Binary cross-entropy, the mean over L labels: logits (B, L), targets (B, L) of 0 and 1, NaN to ignore.
+
+    Smoothing e makes the targets e/2 and 1 - e/2. ``host`` are the targets on the CPU.
+    """
+    logits, targets = _select_numbers(logits, targets, host)
+    smoothed = targets * (1 - smoothing) + smoothing / 2
+    nll, total = (
+        F.binary_cross_entropy_with_logits(logits, y, reduction="sum") / logits.size(-1)
+        for y in (targets, smoothed)
+    )
+    return Loss(total, nll.detach(), len(targets))
+
+
+def squared_error(logits: Tensor, targets: Tensor, host: Tensor | None = None) -> Loss:
+    """Squared error of numbers (B, 1), NaN in the targets to ignore a row; ``host`` as above."""
+    logits, targets = _select_numbers(logits, targets, host)
+    total = ((logits - targets) ** 2).sum()
+    return Loss(total, total.detach(), len(targets))
+
+
+def _select_numbers(logits: Tensor, targets: Tensor, host: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The rows with a target, in single precision at least."""
+    known = true_indices(~(targets if host is None else host)[:, 0].isnan(), targets.device)
+    return at_least_fp32(logits.index_select(0, known)), targets.index_select(0, known)
 
 
 def labeled_rows(labels: Tensor, host: Tensor | None = None) -> Tensor:

@@ -52,6 +52,11 @@ def _check_classes(reference: Run, run: Run, reference_name: str, run_name: str)
             f"{run_name} has the classes {', '.join(run_labels)}; {reference_name} has {', '.join(labels)}: "
             "they must be the same"
         )
+    if reference.config.problem_type != run.config.problem_type:
+        raise UserError(
+            f"{run_name} is of {run.config.problem_type}, {reference_name} of "
+            f"{reference.config.problem_type}: they must be the same"
+        )
     if len(labels) == 1 and reference.generation.score_activation != run.generation.score_activation:
         unbounded_name, bounded_name = (
             (run_name, reference_name)

@@ -12,6 +12,7 @@ from importlib.resources import files
 from itertools import pairwise
 from typing import NamedTuple
 
+from polyhead.config.model import SINGLE_LABEL
 from polyhead.evaluate.embed import token_limit
 from polyhead.run.run import Run
 from polyhead.run.run_examples import MAX_SHOWN_CHARS, TextExample, choose_examples, read_examples
@@ -70,7 +71,8 @@ def round_down(number: int) -> int:
 def reads_pairs(run: Run) -> bool:
     """Whether the model is a reranker, or a classifier trained on pairs of texts."""
     num_columns = len(run.recipe.data.text) if run.recipe else 0
-    return run.kind == "classifier" and (len(run.config.labels) == 1 or num_columns == 2)
+    is_reranker = len(run.config.labels) == 1 and run.config.problem_type == SINGLE_LABEL
+    return run.kind == "classifier" and (is_reranker or num_columns == 2)
 
 
 def _choose_everyday_samples(run: Run) -> list[TextExample]:

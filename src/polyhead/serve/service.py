@@ -23,7 +23,7 @@ from polyhead.serve.engine_thread import ClientStream, ClientStreams, EngineThre
 from polyhead.serve.explainer import Explainer
 from polyhead.serve.limits import Limits
 from polyhead.serve.metrics import Metrics
-from polyhead.serve.model_card import Card
+from polyhead.serve.model_card import Card, reads_pairs
 from polyhead.tokenizers.languages import language_error
 
 T = TypeVar("T")
@@ -71,7 +71,7 @@ class Service:
         self.chat = self._open_chat_session(chat)
         self.language_error = language_error(run.tokenizer) if self.kind == "encoder-decoder" else ""
         unsupported = dict.fromkeys(("completions", "score"), bool(self.language_error))
-        unsupported["rerank"] = len(run.config.labels) != 1
+        unsupported["rerank"] = len(run.config.labels) != 1 or not reads_pairs(run)
         unsupported |= {"fill-mask": not run.config.lm_head, "embeddings": len(run.members) > 1}
         self.tasks = [task for task in TASKS_BY_KIND[self.kind] if not unsupported.get(task)]
         self.tasks += ["chat/completions"] if self.chat else []

@@ -25,7 +25,7 @@ from polyhead.nn.state import named_state
 from polyhead.nn.validate_model import check_model
 from polyhead.run.load import load
 from polyhead.run.run import Run
-from polyhead.train.tasks.base import HasClasses
+from polyhead.train.tasks.base import HasClasses, get_problem_type
 from polyhead.train.trainable_parameters import (
     check_new_weights,
     group_by_module,
@@ -239,6 +239,8 @@ def _fill_generation_defaults(recipe: Recipe, origin: Run | None) -> Recipe:
     if isinstance(task, HasClasses) and "embed_max_len" not in generation.model_fields_set:
         is_shorter = recipe.data.max_len < recipe.model.max_len
         defaults["embed_max_len"] = recipe.data.max_len if is_shorter else None
+    if get_problem_type(task) == "regression":
+        defaults["score_activation"] = "identity"
     return recipe.model_copy(update={"generation": generation.model_copy(update=defaults)})
 
 

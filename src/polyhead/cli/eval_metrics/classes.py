@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.cells import cell_len, set_cell_size
 
 from polyhead.cli.eval_metrics.printing import (
@@ -21,26 +22,43 @@ from polyhead.cli.eval_metrics.printing import (
     write_output_lines,
 )
 from polyhead.cli.line_io import escape_terminal, to_one_column
+from polyhead.config.model import ProblemType
 from polyhead.core.errors import UserError
 from polyhead.core.i18n import tr
 from polyhead.data.readers.labeled import (
+    LabelKind,
     describe_ambiguous_texts,
     describe_single_class,
     open_labeled,
     read_labeled,
 )
 from polyhead.data.readers.tabular import inherit_format
-from polyhead.evaluate.baselines import Baselines, class_baselines, read_counts
+from polyhead.evaluate.baselines import (
+    Baselines,
+    class_baselines,
+    multi_label_baselines,
+    number_baselines,
+    read_counts,
+)
 from polyhead.evaluate.classify import (
     MAX_MATRIX_CLASSES,
+    ClassScores,
     ConfusionCounts,
     HardText,
     list_confusions,
     measure_classes,
+    measure_labels,
+    measure_numbers,
 )
 from polyhead.run.run import Run
 from polyhead.tokenizers.unknown_tokens import count_unknown
 from polyhead.train.tasks.classification import open_split_labeled
+
+_MEASURE_FUNCTIONS: Mapping[ProblemType, Callable[..., ClassScores]] = {
+    "single_label_classification": measure_classes,
+    "multi_label_classification": measure_labels,
+    "regression": measure_numbers,
+}
 
 
 def evaluate_classifier(
@@ -72,14 +90,16 @@ def evaluate_classifier(
                 "text": data.text,
                 "label": data.label,
             }
-        dataset = open_labeled(files, **(options | columns))
+        kinds: dict[ProblemType, LabelKind] = {"multi_label_classification": "labels", "regression": "number"}
+        kind = kinds.get(run.config.problem_type, "class")
+        dataset = open_labeled(files, **(options | columns), kind=kind)
     elif columns:
         raise UserError(f"--text and --label require files: {eval_command(run, 'FILE --text COLUMN')}")
     else:
         dataset = open_split_labeled(require_split(run, split), split)
     examples, report = read_labeled(dataset, run.config.labels, limit)
     print(report.describe(), file=sys.stderr)
-    given_lines, given_texts, given_labels, _ = zip(*examples, strict=True) if examples else [()] * 4
+    given_lines, given_texts, given_labels, *_ = zip(*examples, strict=True) if examples else [()] * 3
     for warning in (
         describe_single_class(given_labels, report.source_label),
         describe_ambiguous_texts(given_texts, given_labels, given_lines, report.source_label),
@@ -87,7 +107,8 @@ def evaluate_classifier(
         if warning:
             print(f"polyhead: {warning}", file=sys.stderr)
     start = time.perf_counter()
-    result = measure_classes(run.members, examples, run.generation, batch_tokens)
+    measure = _MEASURE_FUNCTIONS[run.config.problem_type]
+    result = measure(run.members, examples, run.generation, batch_tokens)
     seconds = time.perf_counter() - start
     if result.n_truncated:
         message = tr(
@@ -97,16 +118,34 @@ def evaluate_classifier(
             count=len(examples),
         )
         print(f"polyhead: {message}", file=sys.stderr)
+    is_regression = run.config.problem_type == "regression"
     remarks = {
-        "loss": tr("nats per text"),
-        "accuracy": tr("fraction of {count:,} texts with the correct class", count=len(examples)),
+        "loss": tr("mean squared error of {count:,} texts", count=len(examples))
+        if is_regression
+        else tr("nats per text and label")
+        if run.config.problem_type == "multi_label_classification"
+        else tr("nats per text"),
+        "pearson": tr("Pearson correlation"),
+        "spearman": tr("Spearman correlation, of the ranks"),
+        "micro_f1": tr(
+            "F1 of all labels, from probability {threshold:g}", threshold=run.generation.threshold
+        ),
+        "threshold": tr("with the highest micro F1 of these texts (generation.threshold)"),
+        "accuracy": tr("fraction of {count:,} texts with exactly the right labels", count=len(examples))
+        if run.config.problem_type == "multi_label_classification"
+        else tr("fraction of {count:,} texts with the correct class", count=len(examples)),
         "f1": tr("mean F1 of {count} classes", count=len(run.config.labels)),
         "mcc": tr("Matthews correlation"),
         "ece": tr("expected calibration error: mean distance of probability and accuracy"),
     }
     baselines: Baselines = {}
     counts, labels = read_counts(run.directory), run.config.labels
-    if counts and counts.labels.keys() == set(labels):
+    if counts and is_regression:
+        baselines = number_baselines(counts, np.array([[example.number] for example in examples]))
+    elif counts and counts.texts:
+        rows = [[label in example.labels for label in labels] for example in examples]
+        baselines = multi_label_baselines(counts, np.array(rows, dtype=float), labels)
+    elif counts and counts.labels.keys() == set(labels):
         targets = [labels.index(example.label) for example in examples]
         baselines = class_baselines(counts.labels, targets, labels)
     for name, value in result.measures.items():
@@ -117,8 +156,9 @@ def evaluate_classifier(
     print_verdict(run, result.measures, baselines)
     remark = tr("texts/s, in {seconds:,.1f} s with the tokenizer", seconds=seconds)
     print_measure(tr("speed"), len(examples) / seconds, remark)
-    print_confusion(result.confusion, labels)
-    print_hardest(result.hardest)
+    if result.confusion is not None:
+        print_confusion(result.confusion, labels)
+    print_hardest(result.hardest, is_regression)
     if output is not None:
         write_output_lines(output, map(to_one_column, result.predictions), report)
 
@@ -144,9 +184,12 @@ def print_confusion(counts: ConfusionCounts, labels: Sequence[str]) -> None:
         print(name + " " * (first - cell_len(name)), *cells, sep="  ")
 
 
-def print_hardest(hardest: Sequence[HardText]) -> None:
-    """Print the texts with the least probable labels."""
-    print("\n" + tr("hardest texts: line, probability of the label, label → prediction, text"))
+def print_hardest(hardest: Sequence[HardText], is_regression: bool) -> None:
+    """Print the texts with the least probable labels, or the largest errors of their numbers."""
+    head = tr("hardest texts: line, probability of the label, label → prediction, text")
+    if is_regression:
+        head = tr("hardest texts: line, error, number → prediction, text")
+    print("\n" + head)
     for example, prediction, probability in hardest:
         sides = f"{clip_cells(example.label, 40)} → {clip_cells(prediction, 40)}"
         text = clip_cells(" | ".join(example.texts), 100)

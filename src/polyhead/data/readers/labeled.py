@@ -5,12 +5,14 @@ Lines that cannot be used are counted, never dropped silently.
 
 from __future__ import annotations
 
+import math
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from polyhead.core.blank_text import is_blank
 from polyhead.core.errors import UserError, did_you_mean, format_value
@@ -29,13 +31,19 @@ _LOOKALIKES = str.maketrans(
 _FEW_TEXTS = 20  # with more texts than this, at most half as many different labels are accepted
 
 
+LabelKind = Literal["class", "labels", "number"]
+"""What a text has: one label, any number of labels, or a number."""
+
+
 class LabeledExample(NamedTuple):
     """One text, or a pair of texts, and its label."""
 
     line: int
     texts: tuple[str, ...]
-    label: str
+    label: str  # several are joined
     location: str  # line number; with several files also the name
+    labels: tuple[str, ...] = ()  # of kind "labels"
+    number: float = 0.0  # of kind "number"
 
 
 class LabeledReport(ReadReport):
@@ -45,10 +53,12 @@ class LabeledReport(ReadReport):
     counts = "{where}: {kept:,} of {read:,} texts"
 
 
+@dataclass(frozen=True)
 class LabeledFiles(Rows):
     """Files of labeled texts; all lines of a text (of a pair, its first text) are in the same split."""
 
     unit = "text"
+    kind: LabelKind = "class"
 
     def iter_examples(
         self, report: LabeledReport | None = None, labels: Sequence[str] | None = None
@@ -62,12 +72,20 @@ class LabeledFiles(Rows):
         known_labels = None if labels is None else {normalize_label(label): label for label in labels}
         for place, line, row in self.read_rows(report):
             report.fractions += has_fraction(row[-1])
-            example = _parse_example(line, row, place)
+            example = _PARSERS[self.kind](line, row, place)
             if isinstance(example, str):
-                expected = f", label {format_value(row[-1])}, expected text, an integer, true or false"
+                expected = f", label {format_value(row[-1])}, expected {_EXPECTED[self.kind]}"
+                is_valid_label = self.kind == "class" and is_label(row[-1])
                 report.count_problem(
-                    example, place + expected * (example == "malformed" and not is_label(row[-1]))
+                    example, place + expected * (example == "malformed" and not is_valid_label)
                 )
+            elif self.kind != "class":
+                unknown = [label for label in example.labels if known_labels and label not in known_labels]
+                if unknown:
+                    report.count_problem("unknown_label", f"{place}, {unknown[0]!r}")
+                    continue
+                report.used += 1
+                yield example
             elif known_labels is not None and example.label not in known_labels:
                 hint = did_you_mean(example.label, known_labels.values()).removeprefix("; ")
                 report.count_problem(
@@ -93,6 +111,7 @@ def open_labeled(
     label: ColumnKey = "label",
     validation_fraction: float = 0.0,
     is_validation: bool = False,
+    kind: LabelKind = "class",
 ) -> LabeledFiles:
     """Open labeled files: infer their format and check the columns.
 
@@ -112,7 +131,7 @@ def open_labeled(
     roles = [f"text[{i}]" for i in range(len(text))] if len(text) != 1 else ["text"]
     columns_by_role = dict(zip(roles, text, strict=True)) | {"label": label}
     labeled_files = LabeledFiles(
-        paths, table_format, columns_by_role, validation_fraction, is_validation, empty
+        paths, table_format, columns_by_role, validation_fraction, is_validation, empty, kind
     )
     labeled_files.check_columns()
     return labeled_files
@@ -130,7 +149,7 @@ def count_labels(labeled_files: LabeledFiles) -> dict[str, int]:
         raise UserError(
             f"{labeled_files.source_label}: the labels are scores, {report.fractions:,} of "
             f"{report.total:,} with a fraction; a classifier needs classes: round them to integers, or write "
-            "them as words"
+            "them as words; task regression learns numbers"
         )
     if len(labels) < 2:
         raise UserError(
@@ -148,6 +167,14 @@ def count_labels(labeled_files: LabeledFiles) -> dict[str, int]:
             f"such as {min(labels)[:40]!r}; is {labeled_files.columns_by_role['label']!r} the column of the "
             "label?"
         )
+    return {label: labels[label] for label in sorted(labels)}
+
+
+def count_multi_labels(labeled_files: LabeledFiles) -> dict[str, int]:
+    """How many texts have each of several labels; the labels are sorted. A UserError if there is none."""
+    labels = Counter(label for example in labeled_files.iter_examples() for label in example.labels)
+    if not labels:
+        raise UserError(f"{labeled_files.source_label}: no text has a label; there is nothing to learn")
     return {label: labels[label] for label in sorted(labels)}
 
 
@@ -199,6 +226,56 @@ def _parse_example(line: int, row: tuple[Any, ...], location: str) -> LabeledExa
         return "empty"
     label_name = str(label).lower() if isinstance(label, bool) else normalize_label(str(label))
     return LabeledExample(line, tuple(texts), label_name, location)
+
+
+def _parse_texts(row: tuple[Any, ...]) -> tuple[str, ...] | str:
+    """The texts of a line, or the kind of problem."""
+    texts = row[:-1]
+    if not all(isinstance(text, str) for text in texts):
+        return "malformed"
+    return "empty" if any(map(is_blank, texts)) else texts
+
+
+def _parse_labels(line: int, row: tuple[Any, ...], location: str) -> LabeledExample | str:
+    """A line with any number of labels: a list, or a string with commas between them; none is allowed."""
+    texts, value = _parse_texts(row), row[-1]
+    if isinstance(texts, str):
+        return texts
+    values = value.split(",") if isinstance(value, str) else [] if value is None else value
+    if not isinstance(values, list) or not all(map(is_label, values)):
+        return "malformed"
+    names = [normalize_label(str(int(one) if isinstance(one, float) else one)) for one in values]
+    labels = tuple(dict.fromkeys(name for name in names if not is_blank(name)))
+    return LabeledExample(line, texts, ", ".join(labels), location, labels=labels)
+
+
+def _parse_number(line: int, row: tuple[Any, ...], location: str) -> LabeledExample | str:
+    """A line with a finite number."""
+    texts, value = _parse_texts(row), row[-1]
+    if isinstance(texts, str):
+        return texts
+    if value is None or (isinstance(value, str) and is_blank(value)):
+        return "missing_label"
+    try:
+        number = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not abs(number) < _MAX_NUMBER:
+        return "malformed"
+    return LabeledExample(line, texts, str(value).strip(), location, number=number)
+
+
+_MAX_NUMBER = 1e18  # its square is a number of single precision
+_PARSERS: dict[LabelKind, Callable[[int, tuple[Any, ...], str], LabeledExample | str]] = {
+    "class": _parse_example,
+    "labels": _parse_labels,
+    "number": _parse_number,
+}
+_EXPECTED: dict[LabelKind, str] = {
+    "class": "text, an integer, true or false",
+    "labels": "a list of labels, or text with commas between them",
+    "number": "a number",
+}
 
 
 def normalize_label(label: str) -> str:

@@ -6,16 +6,17 @@ import os
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from polyhead.core.errors import prefix_errors
 from polyhead.data.batching.encoder_inputs import EncoderBatch, collate_encoder_inputs, encode_texts
 from polyhead.data.readers.files import fingerprint
-from polyhead.data.readers.labeled import LabeledFiles, LabeledReport
+from polyhead.data.readers.labeled import LabeledFiles, LabeledReport, LabelKind
 from polyhead.data.readers.rows import iter_chunks
 from polyhead.data.stores.build_cache import FlatWriter, IdArray, IdStore
 from polyhead.tokenizers.tokenizer import Tokenizer
@@ -34,16 +35,35 @@ class LabeledStore(IdStore):
         "seconds": np.int32,
         "labels": np.int32,
         "lines": np.int64,
+        "label_offsets": np.int64,
+        "numbers": np.float64,
     }
 
-    def __init__(self, directory: Path, report: LabeledReport) -> None:
+    def __init__(
+        self, directory: Path, report: LabeledReport, kind: LabelKind = "class", n_labels: int = 0
+    ) -> None:
         super().__init__(directory, report)
-        # start of the second text and index of the label of each row, and its line in the files, from 1
-        _, self.offsets, self.second_starts, self.labels, self.line_numbers = self.arrays.values()
+        # start of the second text and index of the label of each row, and its line in the files, from 1;
+        # where the labels of each row begin, if it may have several, and its number
+        _, self.offsets, self.second_starts, self.labels, self.line_numbers = [*self.arrays.values()][:5]
+        self.label_offsets, self.numbers = [*self.arrays.values()][5:]
+        self.kind_of_label, self.n_labels = kind, n_labels
         self.lengths: IdArray = np.diff(self.offsets)
 
     def __len__(self) -> int:
-        return len(self.labels)
+        return len(self.lengths)
+
+    def targets(self, rows: IdArray | Sequence[int]) -> NDArray[Any]:
+        """The class of each row (B,), 1 for each of its labels and 0 else (B, L), or its number (B, 1)."""
+        rows = np.asarray(rows)
+        if self.kind_of_label == "class":
+            return np.asarray(self.labels[rows], dtype=np.int64)
+        if self.kind_of_label == "number":
+            return np.asarray(self.numbers[rows], dtype=np.float32)[:, None]
+        targets = np.zeros((len(rows), self.n_labels), dtype=np.float32)
+        for target, row in zip(targets, rows, strict=True):
+            target[self.labels[self.label_offsets[row] : self.label_offsets[row + 1]]] = 1
+        return targets
 
     def row_tokens(self, index: int) -> IdArray:
         """The tokens of one row, as a view."""
@@ -55,11 +75,11 @@ class LabeledStore(IdStore):
         return [hash((self.row_tokens(row).tobytes(), second)) for row, second in enumerate(seconds)]
 
     def collate(self, rows: IdArray | Sequence[int], pad_id: int) -> tuple[EncoderBatch, Tensor]:
-        """Collate rows into an encoder batch, with their labels (B,)."""
+        """Collate rows into an encoder batch, with their ``targets``."""
         batch = collate_encoder_inputs(
             [self.row_tokens(int(row)) for row in rows], self.second_starts[rows], pad_id
         )
-        return batch, torch.from_numpy(self.labels[rows].astype(np.int64))
+        return batch, torch.from_numpy(self.targets(rows))
 
     @classmethod
     def open_or_build(
@@ -79,9 +99,12 @@ class LabeledStore(IdStore):
         *texts, label = labeled_files.columns_by_role.values()
         split = [labeled_files.validation_fraction, labeled_files.is_validation]
         rows = [labeled_files.format, texts, label, *split]
+        kind = labeled_files.kind
         settings = [_LAYOUT, prints, tokenizer.sha256, rows, list(labels), max_len]
+        settings += [kind] * (kind != "class")
         write = partial(_write_rows, labeled_files, labels, tokenizer, max_len)
-        return cls(*cls.build(cache, settings, LabeledReport(labeled_files.source_label), write))
+        built = cls.build(cache, settings, LabeledReport(labeled_files.source_label), write)
+        return cls(*built, kind, len(labels))
 
 
 def _write_rows(
@@ -101,5 +124,11 @@ def _write_rows(
                 report.count_problem("truncated", example.location)
         out["ids"].append_rows([row.ids for row in rows], out["offsets"])
         out["seconds"].append([row.second_start for row in rows])
-        out["labels"].append([numbers[example.label] for example in chunk])
+        if labeled_files.kind == "class":
+            out["labels"].append([numbers[example.label] for example in chunk])
+        elif labeled_files.kind == "labels":
+            ids = [[numbers[label] for label in example.labels] for example in chunk]
+            out["labels"].append_rows(ids, out["label_offsets"])
+        else:
+            out["numbers"].append([example.number for example in chunk])
         out["lines"].append([example.line for example in chunk])

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from polyhead.config.model import ModelConfig
+from polyhead.config.model import SINGLE_LABEL, ModelConfig
 from polyhead.core.choice import Choice
 from polyhead.hf.config_map import MAX_SIZE, ConfigField, ConfigReader, ModelFields, constant
 from polyhead.hf.family import COPY, HEAD_WEIGHT, WeightRule, head_transform_name, linear, weight
@@ -109,7 +109,9 @@ def read_heads(
         head_fields = {"tie_embeddings": "all" if tied else "none", "lm_head_bias": True}
         return head_fields | {"pooling": dict(classifier_pooling), "nsp_head": model == "NSPModel"}
     if model == "Classifier":
-        return {"labels": read_labels(reader), "pooling": dict(classifier_pooling)}
+        labels = read_labels(reader)
+        problem_type = read_problem_type(reader, labels)
+        return {"labels": labels, "problem_type": problem_type, "pooling": dict(classifier_pooling)}
     return {"lm_head": False, "pooling": None if base_pooling is None else dict(base_pooling)}
 
 
@@ -169,11 +171,13 @@ def read_labels(reader: ConfigReader) -> list[str]:
     labels = [names[str(i)] for i in range(len(names))]
     if not all(isinstance(name, str) for name in labels):
         raise reader.value_error("id2label", "names of classes")
-    kind = "single_label_classification"
-    if reader.values.get("problem_type") == "multi_label_classification":
-        raise reader.value_error("problem_type", f"{kind}: multi-label classification is not supported")
-    reader.get_choice("problem_type", kind, ["regression", kind] if len(labels) == 1 else [kind])
     return labels
+
+
+def read_problem_type(reader: ConfigReader, labels: Sequence[str]) -> str:
+    """Return what the classifier outputs; several numbers are not supported."""
+    kinds = [SINGLE_LABEL, "multi_label_classification", *(["regression"] if len(labels) == 1 else [])]
+    return reader.get_choice("problem_type", SINGLE_LABEL, kinds)
 
 
 def write_labels(config: ModelConfig) -> dict[str, Any]:
@@ -183,4 +187,5 @@ def write_labels(config: ModelConfig) -> dict[str, Any]:
     return {
         "id2label": {str(i): name for i, name in enumerate(config.labels)},
         "label2id": {name: i for i, name in enumerate(config.labels)},
+        **({} if config.problem_type == SINGLE_LABEL else {"problem_type": config.problem_type}),
     }

@@ -151,8 +151,10 @@ async def create_classifications(service: Service, exchange: HttpExchange, body:
     except UserError as error:
         raise invalid_value_error("input", str(error)) from None
     items, predictions = await _classify(service, body.input, body.truncate)
+    has_labels = service.run.config.problem_type == "multi_label_classification"
     data = [
         {"label": one.label, "score": one.probabilities[one.label], "scores": one.probabilities}
+        | ({"labels": list(one.labels)} if has_labels else {})
         for one in predictions
     ]
     await _send_list(service, exchange, data, usage=_count_usage(service, items))

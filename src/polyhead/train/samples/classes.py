@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import numpy as np
 
+from polyhead.config.model import SINGLE_LABEL
 from polyhead.data.batching.length_bucketing import LengthBucketSampler
 from polyhead.evaluate.classify import MAX_MATRIX_CLASSES, confusion_matrix, list_confusions
 from polyhead.run.run import Run
-from polyhead.train.samples.base import collect_attention, decode_readable, is_short, take_samples
+from polyhead.train.samples.base import (
+    collect_attention,
+    decode_readable,
+    is_short,
+    make_examples,
+    take_samples,
+)
 from polyhead.train.tasks.classification import ClassificationBatch, ClassificationTask
 from polyhead.viz.samples import (
+    LONGEST_GROUP_NAME,
     Breakdown,
     Confusion,
     Group,
@@ -29,6 +37,8 @@ MAX_BARS = 40
 @take_samples.register
 def classification_samples(task: ClassificationTask, run: Run) -> Samples:
     """Predictions for validation texts, evenly spread over the file."""
+    if task.problem_type != SINGLE_LABEL:
+        return _text_label_samples(task, run)
     count = min(_MAX_TEXTS, max(MIN_TEXTS, len(task.valid) // _TEXT_STRIDE))
     rows = np.unique(np.linspace(0, len(task.valid) - 1, count).astype(np.int64))
     texts = [_decode_row(task, run, int(row)) for row in rows]
@@ -77,6 +87,50 @@ def classification_samples(task: ClassificationTask, run: Run) -> Samples:
         ],
         confusion=Confusion(list(task.labels), counts.tolist()) if has_matrix else None,
         attention=collect_attention(run, "self", *((text, None) for text in short_texts)),
+    )
+
+
+def _text_label_samples(task: ClassificationTask, run: Run) -> Samples:
+    """Labels or numbers of validation texts, the ones with the largest errors at the end."""
+    rows = np.unique(np.linspace(0, len(task.valid) - 1, min(_MAX_TEXTS, len(task.valid))).astype(np.int64))
+    texts, lengths = [_decode_row(task, run, int(row)) for row in rows], task.valid.lengths[rows]
+    logits = np.zeros((len(rows), len(task.labels)))
+    for indices in LengthBucketSampler(lengths, lengths, task.config.max_tokens, 0).epoch_batches():
+        batch = ClassificationBatch(*task.valid.collate(rows[indices], run.tokenizer.pad_id))
+        logits[indices] = task.compute_logits(run.model, batch).logits.double().cpu().numpy()
+    targets = task.valid.targets(rows)
+    is_number = task.problem_type == "regression"
+    outputs = logits if is_number else 1 / (1 + np.exp(-logits))
+    errors = np.abs(outputs - targets).mean(1)
+    spread_rows = spread_by_length(texts, _N_SPREAD)
+    hardest = [i for i in np.argsort(-errors, kind="stable").tolist() if i not in spread_rows][:_N_MISTAKES]
+
+    def name(row: np.ndarray) -> str:
+        names = (label for label, x in zip(task.labels, row, strict=True) if x >= run.generation.threshold)
+        return f"{row[0]:.4g}" if is_number else ", ".join(names)
+
+    def mean_error(indices: list[int]) -> float:
+        return float(errors[indices].mean())
+
+    breakdowns = [break_down("Mean error", "length in tokens", group_by_length(lengths.tolist()), mean_error)]
+    if not is_number:
+        predicted, expected = outputs >= run.generation.threshold, targets > 0.5
+        both = predicted.sum(0) + expected.sum(0)
+        f1 = 200 * (predicted & expected).sum(0) / np.maximum(both, 1)
+        worst = sorted(np.flatnonzero(both).tolist(), key=lambda i: f1[i])[:MAX_BARS]
+        groups = [Group(task.labels[i][:LONGEST_GROUP_NAME], int(expected[:, i].sum()), f1[i]) for i in worst]
+        breakdowns.insert(0, Breakdown("F1 (%)", "label", groups))
+    return Samples(
+        description="Predictions for validation texts: some of all lengths, then the largest errors.",
+        columns=("Text", "Prediction", "Label"),
+        differences="none" if is_number else "whole",
+        examples=make_examples(
+            *zip(
+                *((texts[i], name(outputs[i]), name(targets[i])) for i in [*spread_rows, *hardest]),
+                strict=True,
+            )
+        ),
+        breakdowns=breakdowns,
     )
 
 

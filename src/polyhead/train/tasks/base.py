@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
+from polyhead.config.model import SINGLE_LABEL, ProblemType
 from polyhead.config.recipe import Recipe
 from polyhead.core.i18n import tr
 from polyhead.data.readers.conversations import ConversationReport
@@ -166,6 +167,11 @@ class TaskFactory(Protocol):
     def open(self, recipe: Recipe, tokenizer: Tokenizer, report: Reporter) -> Task:
         """Open the task with its tokenized text. Errors in the test text are raised here, before training."""
         ...
+
+
+def get_problem_type(task: object) -> ProblemType:
+    """What the model of a task outputs for a text, if it is a classifier."""
+    return getattr(task, "problem_type", SINGLE_LABEL)
 
 
 @runtime_checkable

@@ -28,17 +28,18 @@ from polyhead.data.readers.labeled import (
 )
 from polyhead.data.stores.build_cache import IdArray
 from polyhead.data.stores.labeled_store import LabeledStore
-from polyhead.evaluate.baselines import Baselines, TrainingCounts, class_baselines
-from polyhead.evaluate.classify import calibration_error, class_measures, fit_temperature, log_softmax
+from polyhead.evaluate.baselines import Baselines, TrainingCounts
+from polyhead.evaluate.classify import calibration_error, fit_temperature, log_softmax
 from polyhead.models import Classifier
 from polyhead.nn.device import place_batch, to_model_device
-from polyhead.nn.loss import IGNORE_INDEX, Loss, classification_loss
+from polyhead.nn.loss import IGNORE_INDEX, Loss
 from polyhead.nn.packed_rows import token_rows
 from polyhead.run.run import Run
 from polyhead.tokenizers.tokenizer import Tokenizer
 from polyhead.train.distributed.process_group import MapFn
 from polyhead.train.loggers import Reporter
 from polyhead.train.tasks.base import TaskLogits, report_split, warn_learned_texts
+from polyhead.train.tasks.objectives import Objective, SingleLabel
 
 # a class without validation texts is reported if at least this many are expected; fewer may be chance
 MIN_EXPECTED_TEXTS = 5
@@ -86,6 +87,7 @@ class ClassificationTask:
         labels: Sequence[str],
         tokenizer: Tokenizer,
         config: TrainConfig,
+        objective: Objective | None = None,
         *,
         token_dropout: float = 0.0,
         class_weights: Literal["none", "balanced"] | dict[str, PositiveFloat] = "none",
@@ -93,11 +95,14 @@ class ClassificationTask:
         focal_gamma: PositiveFloat = 2.0,
         calibrate: bool = False,
     ) -> None:
+        if objective is None:
+            weights = _weigh_classes(class_weights, stores["train"].labels, labels)
+            objective = SingleLabel(weights, focal_gamma if loss == "focal" else 0.0)
+        self.objective, self.problem_type = objective, objective.problem_type
+        self.title, self.calibrates = objective.title, calibrate
         self.stores, self.labels = stores, tuple(labels)
         self.train, self.valid = stores["train"], stores["valid"]
         self.tokenizer, self.config, self.token_dropout = tokenizer, config, token_dropout
-        self.class_weights = self._weigh_classes(class_weights)
-        self.gamma, self.calibrates = focal_gamma if loss == "focal" else 0.0, calibrate
         self.identity = {split: stores[split].directory.name for split in ("train", "valid")}
         self.epoch_batches = self.make_sampler(self.train).epoch_batches
         self.largest_batch = self.make_sampler(self.train).largest_batch
@@ -140,23 +145,8 @@ class ClassificationTask:
         cls, labels: Sequence[str], recipe: Recipe, tokenizer: Tokenizer, report: Reporter
     ) -> ClassificationTask:
         """As ``open``, with known labels."""
-        stores = {split: open_labeled_store(recipe, split, labels, tokenizer) for split in recipe.data.splits}
-        for split, store in stores.items():
-            report_split(report, split, store.report.describe(), unknown=store.count_unknown(tokenizer))
-        counts = np.bincount(stores["train"].labels, minlength=len(labels)).tolist()
-        summary = ", ".join(
-            tr("{label}: {count:,} texts", label=label, count=count)
-            for label, count in zip(labels[:20], counts, strict=False)
-        )
-        report.info(
-            tr(
-                "{count} classes: {labels}",
-                count=len(labels),
-                labels=summary + (", ..." if len(labels) > 20 else ""),
-            )
-        )
-        if warning := describe_similar_labels(dict(zip(labels, counts, strict=True))):
-            report.info(tr("warning: {message}", message=warning))
+        stores = open_labeled_stores(recipe, labels, tokenizer, report)
+        counts = report_labels(stores["train"], labels, report)
         task = cls(stores, labels, tokenizer, recipe.train, **recipe.task.options)
         texts = {split: store.hash_texts() for split, store in stores.items()}
         for split, store in stores.items():
@@ -216,20 +206,18 @@ class ClassificationTask:
 
     def dummy_batch(self) -> ClassificationBatch:
         """A batch without tokens and labels."""
-        return ClassificationBatch(make_dummy_input(), torch.tensor([IGNORE_INDEX]))
+        return ClassificationBatch(make_dummy_input(), self.objective.dummy_labels(len(self.labels)))
 
     def count_labels(self, batch: ClassificationBatch) -> int:
         """Number of texts."""
-        return int((batch.labels != IGNORE_INDEX).sum())
+        first = batch.labels.reshape(len(batch.labels), -1)[:, 0]
+        return int((first != IGNORE_INDEX).sum() - first.isnan().sum())
 
     def loss(self, model: nn.Module, batch: ClassificationBatch) -> Loss:
-        """Label-smoothed cross-entropy, as a sum over labels."""
+        """The loss of the objective, with label smoothing, as a sum over texts."""
         batch, host = place_batch(model, batch)
         logits = _class_logits(model, batch.inputs, host.inputs)
-        smoothing = self.config.label_smoothing or 0.0
-        return classification_loss(
-            logits, batch.labels, smoothing, host.labels, weights=self.class_weights, gamma=self.gamma
-        )
+        return self.objective.loss(logits, batch.labels, self.config.label_smoothing or 0.0, host.labels)
 
     def compute_logits(self, model: nn.Module, batch: ClassificationBatch) -> TaskLogits:
         """Logits of every text."""
@@ -266,17 +254,19 @@ class ClassificationTask:
         }
 
     def evaluate(self, model: nn.Module, map_fn: MapFn = map, split: str = "valid") -> dict[str, float]:
-        """Loss without smoothing, accuracy, macro F1 and Matthews correlation of the texts of a split."""
+        """Loss without smoothing, and the measures of the objective, of the texts of a split."""
         store = self.stores[split]
 
         @torch.no_grad()
-        def classify_batch(rows: np.ndarray) -> tuple[float, list[int], list[int]]:
+        def classify_batch(rows: np.ndarray) -> tuple[float, list[list[float]]]:
             texts, labels = to_model_device(model, store.collate(rows, self.tokenizer.pad_id))
-            scores = _class_logits(model, texts)
-            return float(classification_loss(scores, labels).nll), scores.argmax(-1).tolist(), labels.tolist()
+            logits = _class_logits(model, texts)
+            return float(self.objective.loss(logits, labels, 0.0).nll), logits.tolist()
 
-        nll, predictions, references = zip(*map_fn(classify_batch, self.plan_eval(split)), strict=True)
-        metrics = class_measures(list(chain(*predictions)), list(chain(*references)), self.labels)
+        plan = self.plan_eval(split)
+        nll, logits = zip(*map_fn(classify_batch, plan), strict=True)
+        targets = store.targets(np.concatenate(plan))
+        metrics = self.objective.measure(np.array([*chain(*logits)]), targets, self.labels)
         return {"loss": sum(nll) / len(store)} | metrics
 
     def collect_facts(self, run: Run, map_fn: MapFn = map) -> dict[str, str]:
@@ -291,13 +281,13 @@ class ClassificationTask:
         return facts
 
     def count_training_tokens(self, tokenizer: Tokenizer) -> TrainingCounts:
-        """Number of texts of each class."""
-        counts = np.bincount(self.train.labels, minlength=len(self.labels)).tolist()
-        return TrainingCounts(labels=dict(zip(self.labels, counts, strict=True)))
+        """Counts of the training texts that the baselines need."""
+        return self.objective.count(self.train.targets(range(len(self.train))), self.labels)
 
     def compute_baselines(self, counts: TrainingCounts, run: Run, split: str) -> Baselines:
-        """Baselines that predict one class for all texts."""
-        return class_baselines(counts.labels, self.stores[split].labels, self.labels)
+        """Baselines that predict the same for all texts."""
+        store = self.stores[split]
+        return self.objective.baselines(counts, store.targets(range(len(store))), self.labels)
 
     def make_sampler(self, store: LabeledStore) -> LengthBucketSampler:
         """Batch sampler over the texts of a store."""
@@ -312,23 +302,6 @@ class ClassificationTask:
         """The texts of every batch for evaluation."""
         return self.make_sampler(self.stores[split]).epoch_batches()
 
-    def _weigh_classes(self, choice: str | Mapping[str, float]) -> Tensor | None:
-        """The weight of each class: (L,); None if all are 1. The mean over the training texts is 1."""
-        counts = np.bincount(self.train.labels, minlength=len(self.labels))
-        if choice == "none":
-            return None
-        if isinstance(choice, Mapping):
-            for label in choice:
-                if label not in self.labels:
-                    raise unknown_name_error(
-                        "label in class_weights of task 'classification'", label, self.labels
-                    )
-            weights = np.array([choice.get(label, 1.0) for label in self.labels])
-            weights *= counts.sum() / (counts @ weights)
-        else:
-            weights = counts.sum() / (len(counts) * np.maximum(counts, 1))
-        return torch.tensor(weights, dtype=torch.float32)
-
     def _drop_tokens(self, tokens: Tensor) -> Tensor:
         """Replace a share of the tokens by the mask, drawn from torch's generator: (B, T) -> (B, T)."""
         if not self.token_dropout:
@@ -336,6 +309,24 @@ class ClassificationTask:
         special = torch.isin(tokens, torch.tensor(self.tokenizer.special_ids))
         hidden = (torch.rand(tokens.shape) < self.token_dropout) & ~special
         return tokens.masked_fill(hidden, self.tokenizer.mask_id)
+
+
+def _weigh_classes(
+    choice: str | Mapping[str, float], targets: IdArray, labels: Sequence[str]
+) -> Tensor | None:
+    """The weight of each class: (L,); None if all are 1. The mean over the training texts is 1."""
+    counts = np.bincount(targets, minlength=len(labels))
+    if choice == "none":
+        return None
+    if isinstance(choice, Mapping):
+        for label in choice:
+            if label not in labels:
+                raise unknown_name_error("label in class_weights of task 'classification'", label, labels)
+        weights = np.array([choice.get(label, 1.0) for label in labels])
+        weights *= counts.sum() / (counts @ weights)
+    else:
+        weights = counts.sum() / (len(counts) * np.maximum(counts, 1))
+    return torch.tensor(weights, dtype=torch.float32)
 
 
 def _class_logits(model: nn.Module, inputs: EncoderBatch, host: EncoderBatch | None = None) -> Tensor:
@@ -355,7 +346,32 @@ def open_split_labeled(recipe: Recipe, split: str) -> LabeledFiles:
         label=data.label,
         validation_fraction=share,
         is_validation=is_validation,
+        kind=getattr(TASK.get(recipe.task.name), "label_kind", "class"),
     )
+
+
+def open_labeled_stores(
+    recipe: Recipe, labels: Sequence[str], tokenizer: Tokenizer, report: Reporter
+) -> dict[str, LabeledStore]:
+    """The tokenized texts of all splits, reported."""
+    stores = {split: open_labeled_store(recipe, split, labels, tokenizer) for split in recipe.data.splits}
+    for split, store in stores.items():
+        report_split(report, split, store.report.describe(), unknown=store.count_unknown(tokenizer))
+    return stores
+
+
+def report_labels(store: LabeledStore, labels: Sequence[str], report: Reporter) -> list[int]:
+    """Report the labels of the training text; returns how many texts have each."""
+    counts: list[int] = np.bincount(store.labels, minlength=len(labels)).tolist()
+    summary = ", ".join(
+        tr("{label}: {count:,} texts", label=label, count=count)
+        for label, count in zip(labels[:20], counts, strict=False)
+    )
+    summary += ", ..." if len(labels) > 20 else ""
+    report.info(tr("{count} classes: {labels}", count=len(labels), labels=summary))
+    if warning := describe_similar_labels(dict(zip(labels, counts, strict=True))):
+        report.info(tr("warning: {message}", message=warning))
+    return counts
 
 
 def open_labeled_store(

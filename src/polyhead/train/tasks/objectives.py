@@ -1,0 +1,128 @@
+"""What tasks over whole texts learn: the labels, the loss, the measures and the baselines of each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from polyhead.config.model import SINGLE_LABEL, ProblemType
+from polyhead.data.readers.labeled import LabelKind
+from polyhead.evaluate.baselines import (
+    Baselines,
+    TrainingCounts,
+    class_baselines,
+    multi_label_baselines,
+    number_baselines,
+)
+from polyhead.evaluate.classify import class_measures
+from polyhead.evaluate.text_numbers import Numbers, multi_label_measures, number_measures
+from polyhead.nn.loss import IGNORE_INDEX, Loss, classification_loss, multi_label_loss, squared_error
+
+
+class Objective(Protocol):
+    """What is learned for each text."""
+
+    problem_type: ProblemType
+    label_kind: LabelKind
+    title: str  # of the run's README.md
+
+    def dummy_labels(self, n_labels: int) -> Tensor:
+        """Labels of a row that has no loss."""
+        ...
+
+    def loss(self, logits: Tensor, labels: Tensor, smoothing: float, host: Tensor | None = None) -> Loss:
+        """The sum over the rows with labels; ``host`` are the labels on the CPU."""
+        ...
+
+    def measure(self, logits: Numbers, targets: Numbers, labels: Sequence[str]) -> dict[str, float]:
+        """Measures of logits (N, L) besides the loss."""
+        ...
+
+    def count(self, targets: Numbers, labels: Sequence[str]) -> TrainingCounts:
+        """Counts of the training text for the baselines."""
+        ...
+
+    def baselines(self, counts: TrainingCounts, targets: Numbers, labels: Sequence[str]) -> Baselines:
+        """Scores of trivial predictions."""
+        ...
+
+
+class SingleLabel:
+    """One label per text; ``weights`` (L,) and ``gamma`` as in ``classification_loss``."""
+
+    problem_type: ProblemType = SINGLE_LABEL
+    label_kind: LabelKind = "class"
+    title = "A classifier"
+
+    def __init__(self, weights: Tensor | None = None, gamma: float = 0.0) -> None:
+        self.weights, self.gamma = weights, gamma
+
+    def dummy_labels(self, n_labels: int) -> Tensor:
+        return torch.tensor([IGNORE_INDEX])
+
+    def loss(self, logits: Tensor, labels: Tensor, smoothing: float, host: Tensor | None = None) -> Loss:
+        return classification_loss(logits, labels, smoothing, host, self.weights, self.gamma)
+
+    def measure(self, logits: Numbers, targets: Numbers, labels: Sequence[str]) -> dict[str, float]:
+        return class_measures(logits.argmax(1), targets, labels)
+
+    def count(self, targets: Numbers, labels: Sequence[str]) -> TrainingCounts:
+        counts = np.bincount(targets.astype(np.int64), minlength=len(labels)).tolist()
+        return TrainingCounts(labels=dict(zip(labels, counts, strict=True)))
+
+    def baselines(self, counts: TrainingCounts, targets: Numbers, labels: Sequence[str]) -> Baselines:
+        return class_baselines(counts.labels, targets, labels)
+
+
+class MultiLabel:
+    """Any number of labels per text; one is predicted from ``threshold``."""
+
+    problem_type: ProblemType = "multi_label_classification"
+    label_kind: LabelKind = "labels"
+    title = "A classifier with several labels per text"
+
+    def __init__(self, threshold: float) -> None:
+        self.threshold = threshold
+
+    def dummy_labels(self, n_labels: int) -> Tensor:
+        return torch.full((1, n_labels), torch.nan)
+
+    def loss(self, logits: Tensor, labels: Tensor, smoothing: float, host: Tensor | None = None) -> Loss:
+        return multi_label_loss(logits, labels, smoothing, host)
+
+    def measure(self, logits: Numbers, targets: Numbers, labels: Sequence[str]) -> dict[str, float]:
+        return multi_label_measures(1 / (1 + np.exp(-logits)), targets, self.threshold)
+
+    def count(self, targets: Numbers, labels: Sequence[str]) -> TrainingCounts:
+        counts = targets.sum(0).astype(int).tolist()
+        return TrainingCounts(labels=dict(zip(labels, counts, strict=True)), texts=len(targets))
+
+    def baselines(self, counts: TrainingCounts, targets: Numbers, labels: Sequence[str]) -> Baselines:
+        return multi_label_baselines(counts, targets, labels)
+
+
+class Regression:
+    """A number per text."""
+
+    problem_type: ProblemType = "regression"
+    label_kind: LabelKind = "number"
+    title = "A model of numbers"
+
+    def dummy_labels(self, n_labels: int) -> Tensor:
+        return torch.full((1, 1), torch.nan)
+
+    def loss(self, logits: Tensor, labels: Tensor, smoothing: float, host: Tensor | None = None) -> Loss:
+        return squared_error(logits, labels, host)
+
+    def measure(self, logits: Numbers, targets: Numbers, labels: Sequence[str]) -> dict[str, float]:
+        return number_measures(logits[:, 0], targets[:, 0])
+
+    def count(self, targets: Numbers, labels: Sequence[str]) -> TrainingCounts:
+        return TrainingCounts(texts=len(targets), mean=float(targets.mean()))
+
+    def baselines(self, counts: TrainingCounts, targets: Numbers, labels: Sequence[str]) -> Baselines:
+        return number_baselines(counts, targets)
