@@ -85,13 +85,13 @@ def test_note_counts_shared_weights(open_glance):
     run, _, page = open_glance(KINDS["translator"])
     uses = [p.numel() for _, p in run.model.named_parameters(remove_duplicate=False)]
     n = sum(p.numel() for p in run.model.parameters())
-    note = page.locator(".glance-card > p.note").inner_text()
+    note = page.locator(".glance-card .below .note").inner_text()
     numbers = [f"{x / 1000:.3g}\u2009k" for x in (sum(uses), sum(uses) - n, n)]
     assert sum(uses) > n
     assert re.findall(r"[\d.]+\u2009k", note) == numbers
     assert read_table(page)["the model, shared weights once"][0] == f"{n:,}"
     _, _, page = open_glance(KINDS["translator"] | {"tie_embeddings": "none"})
-    assert "share" not in page.locator(".glance-card > p.note").inner_text()
+    assert page.locator(".glance-card .below .note").count() == 0
 
 
 def test_width_of_line_is_length_of_vector(open_glance):

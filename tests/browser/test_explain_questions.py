@@ -46,11 +46,11 @@ class Student:
 
     def __init__(self, page):
         self.page = page
-        header = page.locator("#top .lead").inner_text()
-        kind, parameters, layers, *rest = header.split(" · ")
+        kind, parameters, *rest = page.locator("#top .lead").inner_text().split(" · ")
+        layers = re.search(r"(\d+(?: \+ \d+)?) layer", page.locator("#top .deed").inner_text())[1]
         self.family = {"encoder-decoder": 2, "language model": 0}.get(kind, 1)
         self.parameters = self.read(parameters.split(" param")[0])
-        self.layers = [int(n) for n in layers.split(" layer")[0].split(" + ")]
+        self.layers = [int(n) for n in layers.split(" + ")]
         self.d = next(int(text[4:]) for text in rest if text.startswith("d = "))
         counts = dict(
             re.findall(r"(\d+) (head|key/value head)", text)[0][::-1] for text in rest if "head" in text

@@ -142,9 +142,9 @@ function showGlance() {
   moveAmongBlocks(svg.node());
   setReading(svg.node());
   svg.on("pointerleave", () => { readout.textContent = ""; });
-  const key = joinSentences(t("Choose a block to open it, a word to follow it."), t("Each line is a token, as wide as |x|, the length of its vector; a dot is as wide as what a part adds to it. The longer a bar, the more weights."), sharedText(towers), headsOf(currentStation()) ? t("Curves are the weights of head {n}, from the tokens that are read up to the token that reads.", { n: state.head }) : "");
-  const again = h("button", { type: "button", class: "site-switch replay", "data-focus": "replay", onclick: () => readOnce() }, t("Read again"));
-  return [h("section", { class: "card glance-card", "aria-label": t("The model at a glance") }, h("div", { class: "glance-head" }, readout, h("p", { class: "note" }, key), again), svg.node(), h("div", { class: "below" }, glanceTable(towers)))];
+  const key = joinSentences(t("Choose a block to open it, a word to follow it."), t("Each line is a token, as wide as |x|, the length of its vector; a dot is as wide as what a part adds to it. The longer a bar, the more weights."), headsOf(currentStation()) ? t("Curves are the weights of head {n}, from the tokens that are read up to the token that reads.", { n: state.head }) : "");
+  const shared = sharedText(towers), again = h("button", { type: "button", class: "site-switch replay", "data-focus": "replay", onclick: () => readOnce() }, t("Read again"));
+  return [h("section", { class: "card glance-card", "aria-label": t("The model at a glance") }, h("div", { class: "glance-head" }, readout, h("p", { class: "note" }, key), again), svg.node(), h("div", { class: "below" }, shared && h("p", { class: "note" }, shared), glanceTable(towers)))];
 }
 
 /* What the bars count more than once; nothing if no blocks share weights. */
