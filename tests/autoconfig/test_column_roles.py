@@ -108,14 +108,18 @@ def write_labels(*labels):
 
 
 @pytest.mark.parametrize(
-    ("labels", "value"),
-    [((3.25, 1.0), r"3\.25"), (([1], [2, 3]), r"\[1\]"), ((0.0, 1.0), "")],
+    ("labels", "value", "task"),
+    [
+        ((3.25, 1.0), r"3\.25", "regression"),
+        (([1], [2, 3]), r"\[1\]", "multi-label"),
+        ((0.0, 1.0), "", ""),
+    ],
     ids=["scores", "lists", "integers"],
 )
-def test_scores_and_lists_are_no_labels(labels, value):
+def test_scores_and_lists_are_no_labels(labels, value, task):
     file = write_labels(*labels)
     if value:
-        message = rf"a.jsonl: 'label' holds {value}; a label must be text, an integer"
+        message = rf"a.jsonl: 'label' holds {value}; a label must be text, .*; task={task} learns such"
         with pytest.raises(UserError, match=message):
             inspect_data([file], {})
         assert inspect_data([file], {"text": "sentence1"}).task == "language-model"

@@ -221,9 +221,10 @@ class TableColumns:
             is_score = has_fraction if _holds_scores(values) else (lambda value: False)
             bad_values = [value for value in values if not is_label(value) or is_score(value)]
             if bad_values:
+                task = next((task for task, holds in _LABEL_TESTS.items() if holds(values)), None)
                 raise UserError(
                     f"{self.name}: {column!r} holds {format_value(bad_values[0])}; a label must be text, an "
-                    f"integer, true or false{remedy}"
+                    f"integer, true or false{f'; task={task} learns such values' if task else ''}{remedy}"
                 )
             if _is_single_class(values):
                 raise UserError(

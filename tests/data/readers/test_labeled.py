@@ -104,6 +104,32 @@ def test_unusable_lines_are_counted_with_their_place(write_file):
         read_labeled(files, ["pos", "neg"])
 
 
+def test_values_that_are_no_numbers_are_counted(write_file):
+    values = ["1.5", "1" + "0" * 400, '"1_000"', "NaN", "1e999", '" -2e3 "', "true", '"b"', *"34567"]
+    lines = [f'{{"text": "a", "score": {value}}}' for value in values]
+    files = open_labeled([write_file("a.jsonl", "\n".join(lines))], label="score", kind="number")
+    examples, report = read_labeled(files)
+    assert [(e.line, e.number) for e in examples] == [
+        (1, 1.5),
+        (6, -2000.0),
+        (9, 3.0),
+        (10, 4.0),
+        (11, 5.0),
+        (12, 6.0),
+        (13, 7.0),
+    ]
+    assert report.malformed == 6
+
+
+def test_names_of_labels_in_lists(write_file):
+    lines = ['{"text": "a", "label": [true, 2.0, "food"]}', '{"text": "b", "label": ["fod"]}']
+    files = open_labeled([write_file("a.jsonl", "\n".join(lines))], kind="labels")
+    assert read_labeled(files)[0][0].labels == ("true", "2", "food")
+    examples, report = read_labeled(files, ["food", "true", "2.0"])
+    assert [e.labels for e in examples] == [("true", "2.0", "food")]  # as the model names them
+    assert report.examples["unknown_label"] == ["line 2, 'fod', did you mean 'food'?"]
+
+
 @pytest.mark.parametrize(
     ("name", "content"),
     [

@@ -163,8 +163,8 @@ def test_labels_are_lists_or_text_with_commas(tmp_path):
     rows = [{"text": f"text {i}", "label": label} for i, label in enumerate(labels)]
     rows += [{"text": "x", "label": {"a": 1}}]
     task, notes = open_lines(tmp_path, "multi-label", rows, [*rows[:2], {"text": "y", "label": "z"}])
-    assert task.labels == ("1", "True", "a", "b", "c")
-    expected = [[0, 0, 1, 1, 0], [0, 0, 1, 0, 1], [0] * 5, [0] * 5, [0] * 5, [1, 1, 0, 0, 0], [0, 0, 1, 0, 0]]
+    assert task.labels == ("1", "a", "b", "c", "true")
+    expected = [[0, 1, 1, 0, 0], [0, 1, 0, 1, 0], [0] * 5, [0] * 5, [0] * 5, [1, 0, 0, 0, 1], [0, 1, 0, 0, 0]]
     assert task.train.targets(range(7)).tolist() == expected
     assert task.train.targets(np.array([5, 0])).tolist() == [expected[5], expected[0]]
     assert any("skipped 1 with an unknown label (first: line 3, 'z')" in line for line in notes.lines)

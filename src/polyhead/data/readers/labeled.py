@@ -79,21 +79,21 @@ class LabeledFiles(Rows):
                 report.count_problem(
                     example, place + expected * (example == "malformed" and not is_valid_label)
                 )
-            elif self.kind != "class":
-                unknown = [label for label in example.labels if known_labels and label not in known_labels]
-                if unknown:
-                    report.count_problem("unknown_label", f"{place}, {unknown[0]!r}")
-                    continue
-                report.used += 1
-                yield example
-            elif known_labels is not None and example.label not in known_labels:
-                hint = did_you_mean(example.label, known_labels.values()).removeprefix("; ")
+                continue
+            names = (example.label,) if self.kind == "class" else example.labels
+            unknown = [name for name in names if known_labels is not None and name not in known_labels]
+            if unknown and known_labels is not None:
+                hint = did_you_mean(unknown[0], known_labels.values()).removeprefix("; ")
                 report.count_problem(
-                    "unknown_label", f"{place}, {example.label!r}" + (f", {hint}" if hint else "")
+                    "unknown_label", f"{place}, {unknown[0]!r}" + (f", {hint}" if hint else "")
                 )
-            else:
-                report.used += 1
-                yield example if known_labels is None else example._replace(label=known_labels[example.label])
+                continue
+            report.used += 1
+            if known_labels is not None and self.kind == "class":
+                example = example._replace(label=known_labels[example.label])
+            elif known_labels is not None:
+                example = example._replace(labels=tuple(known_labels[name] for name in names))
+            yield example
         among = (
             f"; the labels are {', '.join(sorted(known_labels.values())[:20])}"
             if known_labels and report.unknown_label
@@ -220,12 +220,16 @@ def _parse_example(line: int, row: tuple[Any, ...], location: str) -> LabeledExa
         return "missing_label"
     if not is_label(label):
         return "malformed"
-    if isinstance(label, float):
-        label = int(label)
     if any(map(is_blank, texts)):
         return "empty"
-    label_name = str(label).lower() if isinstance(label, bool) else normalize_label(str(label))
-    return LabeledExample(line, tuple(texts), label_name, location)
+    return LabeledExample(line, tuple(texts), _name_label(label), location)
+
+
+def _name_label(value: str | float) -> str:
+    """The name of a label: 1 and 1.0 are one label, and true is written as in JSON."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return normalize_label(str(int(value) if isinstance(value, float) else value))
 
 
 def _parse_texts(row: tuple[Any, ...]) -> tuple[str, ...] | str:
@@ -244,7 +248,7 @@ def _parse_labels(line: int, row: tuple[Any, ...], location: str) -> LabeledExam
     values = value.split(",") if isinstance(value, str) else [] if value is None else value
     if not isinstance(values, list) or not all(map(is_label, values)):
         return "malformed"
-    names = [normalize_label(str(int(one) if isinstance(one, float) else one)) for one in values]
+    names = map(_name_label, values)
     labels = tuple(dict.fromkeys(name for name in names if not is_blank(name)))
     return LabeledExample(line, texts, ", ".join(labels), location, labels=labels)
 
@@ -257,8 +261,10 @@ def _parse_number(line: int, row: tuple[Any, ...], location: str) -> LabeledExam
     if value is None or (isinstance(value, str) and is_blank(value)):
         return "missing_label"
     try:
-        number = math.nan if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError):
+        # Python would read 1_000 as a number, which no other program does
+        is_other = isinstance(value, bool) or (isinstance(value, str) and "_" in value)
+        number = math.nan if is_other else float(value)
+    except (TypeError, ValueError, OverflowError):  # an integer of 400 digits is no float
         number = math.nan
     if not abs(number) < _MAX_NUMBER:
         return "malformed"
