@@ -44,6 +44,14 @@ def test_conclusion_compares_scores_with_baselines(values, losses, conclusion):
     assert describe_conclusion(values, BASELINES, "translation", losses).startswith(conclusion)
 
 
+def test_perfect_baseline_is_not_beaten():
+    baselines = {"accuracy": Baseline(1.0, "majority class"), "f1": Baseline(1.0, "majority class")}
+    scores = {"accuracy": 1.0, "f1": 1.0}
+    assert describe_conclusion(scores, baselines, "classification").startswith("its scores are perfect")
+    baselines["f1"] = Baseline(0.9, "majority class")
+    assert describe_conclusion(scores, baselines, "classification") == "it beats the baseline"
+
+
 def test_lower_perplexity_is_better():
     baselines = {"ppl": Baseline(200.0, "unigram")}
     assert describe_verdict({"ppl": 150.0}, baselines, "language-model") is None

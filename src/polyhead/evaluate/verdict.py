@@ -72,7 +72,11 @@ def describe_conclusion(
     """Conclusion from scores and their baselines, with advice if a score is not better."""
     (failed, goal), advice = _find_failure(values, baselines, task), choose_advice(losses)
     if not failed:
-        return tr(_SUCCESS[advice])
+        is_better = any(
+            KNOWN_METRICS[name].is_better(values[name], baselines[name].value)
+            for name in list_judged(values.keys() & baselines.keys())
+        )
+        return tr(_SUCCESS[advice] if is_better else "its scores are perfect, and so are the baseline's")
     conclusion = (
         tr(goal) if goal else tr("{name} does not beat its baseline", name=tr(KNOWN_METRICS[failed].label))
     )

@@ -6,7 +6,7 @@ import pytest
 
 from polyhead.core.errors import UserError
 from polyhead.data.readers.conversations import ConversationReport, open_conversations
-from polyhead.data.readers.labeled import open_labeled, read_labeled
+from polyhead.data.readers.labeled import LabeledReport, open_labeled, read_labeled
 
 
 def read_splits(path, fraction, **columns):
@@ -72,3 +72,11 @@ def test_empty_split_names_a_possible_fraction(write_file, n, fraction, part, bo
     assert read_splits(path, float(match[1]), text=[1], label=0)[part == "none"]
     with pytest.raises(UserError, match=r"selects none of the 30 texts in b\.tsv; set data\.valid$"):
         read_splits(write_file("b.tsv", same_text), 1e-9, text=[1], label=0)
+
+
+@pytest.mark.parametrize("place", ["a.tsv, line 21, 'Food'", "a.tsv, line 1,021, 'Food'", "line 7"])
+def test_number_of_a_line_ends_before_a_comma(place):
+    report = LabeledReport("a.tsv", used=1, total=2)
+    report.count_problem("unknown_label", place)
+    text = report.describe(lambda text, **values: text.replace("line {line}", "<{line}>").format(**values))
+    assert re.sub(r"line ([\d,]*\d)", r"<\1>", place) in text

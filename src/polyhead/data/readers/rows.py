@@ -93,7 +93,7 @@ class ReadReport:
         def first(kind: str) -> str:
             location = self.examples[kind][0]
             return re.sub(
-                r"\bline ([\d,]+)", lambda match: tr("line {line}", line=match[1]), location, count=1
+                r"\bline (\d+(?:,\d{3})*)", lambda match: tr("line {line}", line=match[1]), location, count=1
             )
 
         text = tr(self.counts, where=self.source_label, kept=self.used, read=self.total, answers=self.answers)
