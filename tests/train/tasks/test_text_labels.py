@@ -84,6 +84,10 @@ def test_texts_are_learned_and_evaluated(trained_run, directory, capsys):
         assert values["pearson"] == pytest.approx(float(np.corrcoef(numbers, grades)[0, 1]), abs=1e-3)
     assert values["loss"] == pytest.approx(float(expected), abs=1e-3)
     assert len(hardest.splitlines()) == 6
+    alike = config.out / "alike.jsonl"
+    alike.write_text(json.dumps({"text": "a film", config.data.label: rows[0][config.data.label]}) + "\n")
+    assert main(["eval", str(config.out), str(alike)]) == 0
+    assert "every text" not in capsys.readouterr().err  # that is for classes
     card = (config.out / "README.md").read_text()
     assert f"| test {METRIC[task]} |" in card and "baseline" in card
 

@@ -100,12 +100,13 @@ def evaluate_classifier(
     examples, report = read_labeled(dataset, run.config.labels, limit)
     print(report.describe(), file=sys.stderr)
     given_lines, given_texts, given_labels, *_ = zip(*examples, strict=True) if examples else [()] * 3
-    for warning in (
-        describe_single_class(given_labels, report.source_label),
-        describe_ambiguous_texts(given_texts, given_labels, given_lines, report.source_label),
-    ):
-        if warning:
-            print(f"polyhead: {warning}", file=sys.stderr)
+    if run.config.problem_type == "single_label_classification":
+        for warning in (
+            describe_single_class(given_labels, report.source_label),
+            describe_ambiguous_texts(given_texts, given_labels, given_lines, report.source_label),
+        ):
+            if warning:
+                print(f"polyhead: {warning}", file=sys.stderr)
     start = time.perf_counter()
     measure = _MEASURE_FUNCTIONS[run.config.problem_type]
     result = measure(run.members, examples, run.generation, batch_tokens)
