@@ -1,7 +1,7 @@
 """Word alignments against truth: alignment error rates on dates and lists whose grammar is known.
 
 polyhead init --example dates-en-zh --output dates.yaml && polyhead train dates.yaml
-./dev bench align runs/dates
+./dev bench align runs/dates             # of the recipe's test text, or of two files: SOURCE TARGET
 
 Each line of the recipe's test text that one of the patterns describes has its links by hand: sure ones, and
 possible ones such as 年 with its number. The error rate of links A (Och and Ney, 2003) is
@@ -65,9 +65,12 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("run", type=Path, help="a run of the recipe dates-en-zh")
-    run = ph.load(parser.parse_args().run)
+    parser.add_argument("files", type=Path, nargs="*", help="source and target text")
+    options = parser.parse_args()
+    run = ph.load(options.run)
     assert run.recipe is not None
-    sides = [path.read_text(encoding="utf-8").splitlines() for path in run.recipe.data.split_paths("test")]
+    files = options.files or run.recipe.data.split_paths("test")
+    sides = [path.read_text(encoding="utf-8").splitlines() for path in files]
     pairs = [(*pair, links) for pair in zip(*sides, strict=True) if (links := find_links(*pair))]
     sources, targets, truth = (list(column) for column in zip(*pairs, strict=True))
     print(f"{len(pairs)} pairs, {sum(len(sure) for sure, _ in truth)} sure links; error rate in percent")

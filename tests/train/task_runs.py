@@ -26,6 +26,7 @@ def write_texts(directory: Path) -> None:
             "b": "".join(f"{line.upper()}\n" for line, _ in pairs),
             "txt": "".join(f"the house is {line} .\n" for line, _ in pairs),
             "tsv": "text\tlabel\n" + "".join(f"{line}\t{label}\n" for line, label in pairs),
+            "number.tsv": "text\tlabel\n" + "".join(f"{line}\t{len(line)}\n" for line, _ in pairs),
             "jsonl": "".join(json.dumps({"messages": chat}) + "\n" for chat in chats),
         }
         for suffix, content in files.items():
@@ -37,8 +38,8 @@ def task_recipe(directory: Path, task: str, out: Path, *, steps: int = 6, **trai
     data |= {"max_len": 16}
     if task == "translation":
         data = {"train": ["train.a", "train.b"], "valid": ["valid.a", "valid.b"], "max_len": 24}
-    if task in ("chat", "classification"):
-        suffix = {"chat": "jsonl", "classification": "tsv"}[task]
+    suffixes = {"chat": "jsonl", "classification": "tsv", "multi-label": "tsv", "regression": "number.tsv"}
+    if suffix := suffixes.get(task):
         data = {"train": f"train.{suffix}", "valid": f"valid.{suffix}", "max_len": 30}
     layers = {"n_layers": 2, "generator_layers": 1} if task == "replaced-token-detection" else {}
     intervals = {"log_every": 2, "eval_every": 3, "save_every": 3}

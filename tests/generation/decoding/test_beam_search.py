@@ -108,7 +108,7 @@ def test_dead_end_returns_the_output_so_far(beam_size):
         assert {(h.tokens[-1], word) for word in (1, 2, 3)} <= set(pairs)
         log_prob = model.log_prob(SOURCE, h.tokens)
         assert (h.log_prob, h.score) == pytest.approx((log_prob, log_prob / len(h.tokens)), abs=1e-4)
-    assert search(model, beam_size=1, bad_token_ids=[0, 1, 2, 3]) == [[([], 0.0, 0.0)]]
+    assert search(model, beam_size=1, bad_token_ids=[0, 1, 2, 3]) == [[([], 0.0, 0.0, 1)]]
 
 
 @pytest.mark.parametrize(("options", "message"), REFUSALS["beams"])
