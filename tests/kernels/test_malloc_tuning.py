@@ -5,7 +5,8 @@ import sys
 import pytest
 import torch
 
-from polyhead.kernels.malloc_tuning import CAPACITY_NAMES, count_kernels_to_keep
+from polyhead.kernels import malloc_tuning
+from polyhead.kernels.malloc_tuning import CAPACITY_NAMES, count_kernels_to_keep, tune_malloc
 
 CODE = """
 import torch
@@ -61,3 +62,14 @@ def test_kernels_to_keep_by_memory():
     assert count_kernels_to_keep(2**34) == 1024 and count_kernels_to_keep(2**34, 4) == 256
     assert count_kernels_to_keep(2**42) == 2**14  # enough for any corpus
     assert count_kernels_to_keep(0) == 1024  # what oneDNN keeps by itself
+
+
+@pytest.mark.parametrize(("n_local", "divisor"), [("2", 2), ("0", 1), ("x", 1), ("", 1)])
+def test_processes_of_a_machine_share_its_memory(n_local, divisor, monkeypatch):
+    monkeypatch.setattr(malloc_tuning, "get_machine_memory", lambda: 2**34)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", n_local)
+    for name in CAPACITY_NAMES:
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    tune_malloc()
+    assert [os.environ[name] for name in CAPACITY_NAMES] == [str(1024 // divisor)] * 2

@@ -312,42 +312,46 @@ def measure_numbers(
 def _example_texts(examples: Sequence[LabeledExample]) -> TextsOrPairs:
     """The texts, or pairs of texts, of examples."""
     sides = [example.texts for example in examples]
-    return [(side[0], side[1]) if len(side) > 1 else side[0] for side in sides]  # type: ignore[return-value]
+    if sides and len(sides[0]) > 1:
+        return [(first, second) for first, second in sides]
+    return [text for (text,) in sides]
 
 
 def label_probabilities(
     classifiers: ClassifierEnsemble, texts: TextsOrPairs, config: GenerationConfig, batch_tokens: int
 ) -> tuple[NDArray[np.float64], int]:
-    """The mean probability of each of several labels (N, L), in the order of the first classifier's labels.
+    """The mean probability of each of several labels (N, L), and the number of truncated texts.
 
-    Also the number of truncated texts, the maximum of all classifiers.
+    Columns are in the label order of the first classifier.
     """
-    results = [_compute_logits(*classifier, texts, config, batch_tokens) for classifier in classifiers]
-    labels = classifiers[0][0].config.labels
-    order = [[model.config.labels.index(label) for label in labels] for model, _ in classifiers]
-    p = [logits.sigmoid().numpy()[:, columns] for (logits, _), columns in zip(results, order, strict=True)]
-    return np.stack(p).mean(0), max(n_truncated for _, n_truncated in results)
+    logits, n_truncated = _collect_logits(classifiers, texts, config, batch_tokens)
+    return logits.sigmoid().mean(0).numpy(), n_truncated
 
 
 def class_log_probs(
     classifiers: ClassifierEnsemble, texts: TextsOrPairs, config: GenerationConfig, batch_tokens: int
 ) -> tuple[NDArray[np.float64], int]:
-    """log of the mean probability of each class (N, L), in the label order of the first classifier.
+    """log of the mean probability of each class (N, L), and the number of truncated texts.
+
+    Columns are in the label order of the first classifier.
+    """
+    logits, n_truncated = _collect_logits(classifiers, texts, config, batch_tokens)
+    log_p = logits.log_softmax(-1).numpy()
+    return np.logaddexp.reduce(log_p) - math.log(len(classifiers)), n_truncated
+
+
+def _collect_logits(
+    classifiers: ClassifierEnsemble, texts: TextsOrPairs, config: GenerationConfig, batch_tokens: int
+) -> tuple[Tensor, int]:
+    """Logits of all classifiers (M, N, L), in the label order of the first one.
 
     Also the number of truncated texts, the maximum of all classifiers.
     """
     results = [_compute_logits(*classifier, texts, config, batch_tokens) for classifier in classifiers]
     labels = classifiers[0][0].config.labels
     order = [[model.config.labels.index(label) for label in labels] for model, _ in classifiers]
-    log_p = np.stack(
-        [
-            logits.log_softmax(-1).numpy()[:, columns]
-            for (logits, _), columns in zip(results, order, strict=True)
-        ]
-    )
-    return np.logaddexp.reduce(log_p) - math.log(len(classifiers)), max(
-        n_truncated for _, n_truncated in results
-    )
+    logits = [logits[:, columns] for (logits, _), columns in zip(results, order, strict=True)]
+    return torch.stack(logits), max(n_truncated for _, n_truncated in results)
 
 
 def _score_texts(

@@ -83,7 +83,9 @@ def tune_malloc(reuse: bool = True) -> None:
     those above 32 MB, its own limit, one by one; the peak is then 3 % lower. oneDNN keeps as many compiled
     kernels as memory allows, unless the user has set ONEDNN_PRIMITIVE_CACHE_CAPACITY or LRU_CACHE_CAPACITY.
     """
-    n_kernels = count_kernels_to_keep(get_machine_memory(), int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    n_local = os.environ.get("LOCAL_WORLD_SIZE", "")  # set by launchers of several processes
+    n_processes = max(1, int(n_local)) if n_local.isdecimal() else 1
+    n_kernels = count_kernels_to_keep(get_machine_memory(), n_processes)
     for name in CAPACITY_NAMES:
         os.environ.setdefault(name, str(n_kernels))
     if sys.platform != "linux":

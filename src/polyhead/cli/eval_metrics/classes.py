@@ -26,7 +26,6 @@ from polyhead.config.model import ProblemType
 from polyhead.core.errors import UserError
 from polyhead.core.i18n import tr
 from polyhead.data.readers.labeled import (
-    LabelKind,
     describe_ambiguous_texts,
     describe_single_class,
     open_labeled,
@@ -52,7 +51,7 @@ from polyhead.evaluate.classify import (
 )
 from polyhead.run.run import Run
 from polyhead.tokenizers.unknown_tokens import count_unknown
-from polyhead.train.tasks.classification import open_split_labeled
+from polyhead.train.tasks.classification import LABEL_KINDS, open_split_labeled
 
 _MEASURE_FUNCTIONS: Mapping[ProblemType, Callable[..., ClassScores]] = {
     "single_label_classification": measure_classes,
@@ -90,9 +89,7 @@ def evaluate_classifier(
                 "text": data.text,
                 "label": data.label,
             }
-        kinds: dict[ProblemType, LabelKind] = {"multi_label_classification": "labels", "regression": "number"}
-        kind = kinds.get(run.config.problem_type, "class")
-        dataset = open_labeled(files, **(options | columns), kind=kind)
+        dataset = open_labeled(files, **(options | columns), kind=LABEL_KINDS[run.config.problem_type])
     elif columns:
         raise UserError(f"--text and --label require files: {eval_command(run, 'FILE --text COLUMN')}")
     else:

@@ -3,7 +3,7 @@
 /* The width of a drawing in one of two columns, if there is room for two. */
 const halfWidth = () => page.width >= 540 ? (page.width - 36) / 2 : page.width;
 
-/* The width of a drawing that stands beside another one in class mode. */
+/* The width of a drawing beside another one in class mode. */
 const besideWidth = () => isClass() ? (page.width - 22) / 2 : page.width;
 
 /* A colour of the style sheet as [r, g, b]. */

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from polyhead.config.model import SINGLE_LABEL, ProblemType
 from polyhead.config.recipe import Recipe, TrainConfig
 from polyhead.core.errors import UserError, unknown_name_error
 from polyhead.core.i18n import tr
@@ -19,6 +20,7 @@ from polyhead.data.batching.encoder_inputs import EncoderBatch, make_dummy_input
 from polyhead.data.batching.length_bucketing import LengthBucketSampler, shard_rows
 from polyhead.data.readers.labeled import (
     LabeledFiles,
+    LabelKind,
     count_labels,
     describe_ambiguous_texts,
     describe_similar_labels,
@@ -38,9 +40,12 @@ from polyhead.run.run import Run
 from polyhead.tokenizers.tokenizer import Tokenizer
 from polyhead.train.distributed.process_group import MapFn
 from polyhead.train.loggers import Reporter
-from polyhead.train.tasks.base import TaskLogits, report_split, warn_learned_texts
+from polyhead.train.tasks.base import TaskLogits, get_problem_type, report_split, warn_learned_texts
 from polyhead.train.tasks.objectives import Objective, SingleLabel
 
+LABEL_KINDS: Mapping[ProblemType, LabelKind] = {
+    SINGLE_LABEL: "class", "multi_label_classification": "labels", "regression": "number",
+}  # fmt: skip
 # a class without validation texts is reported if at least this many are expected; fewer may be chance
 MIN_EXPECTED_TEXTS = 5
 
@@ -346,7 +351,7 @@ def open_split_labeled(recipe: Recipe, split: str) -> LabeledFiles:
         label=data.label,
         validation_fraction=share,
         is_validation=is_validation,
-        kind=getattr(TASK.get(recipe.task.name), "label_kind", "class"),
+        kind=LABEL_KINDS[get_problem_type(TASK.get(recipe.task.name))],
     )
 
 

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from polyhead.config.model import SINGLE_LABEL, ProblemType
-from polyhead.data.readers.labeled import LabelKind
 from polyhead.evaluate.baselines import (
     Baselines,
     TrainingCounts,
@@ -27,7 +26,6 @@ class Objective(Protocol):
     """What is learned for each text."""
 
     problem_type: ProblemType
-    label_kind: LabelKind
     title: str  # of the run's README.md
 
     def dummy_labels(self, n_labels: int) -> Tensor:
@@ -55,7 +53,6 @@ class SingleLabel:
     """One label per text; ``weights`` (L,) and ``gamma`` as in ``classification_loss``."""
 
     problem_type: ProblemType = SINGLE_LABEL
-    label_kind: LabelKind = "class"
     title = "A classifier"
 
     def __init__(self, weights: Tensor | None = None, gamma: float = 0.0) -> None:
@@ -82,7 +79,6 @@ class MultiLabel:
     """Any number of labels per text; one is predicted from ``threshold``."""
 
     problem_type: ProblemType = "multi_label_classification"
-    label_kind: LabelKind = "labels"
     title = "A classifier with several labels per text"
 
     def __init__(self, threshold: float) -> None:
@@ -109,7 +105,6 @@ class Regression:
     """A number per text."""
 
     problem_type: ProblemType = "regression"
-    label_kind: LabelKind = "number"
     title = "A model of numbers"
 
     def dummy_labels(self, n_labels: int) -> Tensor:

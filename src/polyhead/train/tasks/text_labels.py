@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from polyhead.config.model import ProblemType
 from polyhead.config.recipe import Recipe
@@ -10,7 +10,7 @@ from polyhead.core.errors import UserError
 from polyhead.core.i18n import tr
 from polyhead.core.option_types import Decay
 from polyhead.core.registry import TASK
-from polyhead.data.readers.labeled import LabelKind, count_multi_labels, read_labeled_texts
+from polyhead.data.readers.labeled import count_multi_labels
 from polyhead.data.stores.labeled_store import LabeledStore
 from polyhead.tokenizers.tokenizer import Tokenizer
 from polyhead.train.loggers import Reporter
@@ -43,7 +43,8 @@ class MultiLabelTask:
     label_smoothing = 0.0
     metrics = ("loss", "micro_f1", "f1", "accuracy")
     problem_type: ProblemType = "multi_label_classification"
-    label_kind: LabelKind = "labels"
+
+    iter_texts = staticmethod(ClassificationTask.iter_texts)
 
     def __init__(self, *, token_dropout: Decay = 0.0) -> None: ...
 
@@ -52,11 +53,6 @@ class MultiLabelTask:
         """Raise a UserError if a file is missing or lacks a column."""
         for split in recipe.data.splits:
             open_split_labeled(recipe, split)
-
-    @staticmethod
-    def iter_texts(recipe: Recipe) -> Iterator[str]:
-        """All training texts, to train a tokenizer on."""
-        return read_labeled_texts(open_split_labeled(recipe, "train"))
 
     @staticmethod
     def read_classes(recipe: Recipe) -> tuple[str, ...]:
@@ -99,7 +95,8 @@ class RegressionTask:
     label_smoothing = 0.0
     metrics = ("loss", "pearson", "spearman")
     problem_type: ProblemType = "regression"
-    label_kind: LabelKind = "number"
+
+    iter_texts = staticmethod(ClassificationTask.iter_texts)
 
     def __init__(self, *, token_dropout: Decay = 0.0) -> None: ...
 
@@ -112,11 +109,6 @@ class RegressionTask:
             )
         for split in recipe.data.splits:
             open_split_labeled(recipe, split)
-
-    @staticmethod
-    def iter_texts(recipe: Recipe) -> Iterator[str]:
-        """All training texts, to train a tokenizer on."""
-        return read_labeled_texts(open_split_labeled(recipe, "train"))
 
     @staticmethod
     def read_classes(recipe: Recipe) -> tuple[str, ...]:
