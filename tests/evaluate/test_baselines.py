@@ -88,3 +88,22 @@ def test_unigram_perplexity_counts_one_more_of_each_token(monkeypatch):
 )
 def test_beats_baseline_by_direction_of_metric(name, value, baseline, better):
     assert baselines.beats_baseline(name, value, baselines.Baseline(baseline, "unigram")) is better
+
+
+def test_multi_label_baselines():
+    labels, counts = ["a", "b", "c", "d"], [10, 45, 30, 3]  # of 100 texts
+    training = np.random.default_rng(0).random((100, 4)) < np.array(counts) / 100
+    totals = dict(zip(labels, training.sum(0).tolist(), strict=True))
+    order = sorted(range(4), key=lambda i: -totals[labels[i]])
+
+    def micro_f1(n: int) -> float:
+        right = sum(totals[labels[i]] for i in order[:n])
+        return 2 * right / (100 * n + sum(totals.values()))
+
+    n = max(range(1, 5), key=micro_f1)
+    result = baselines.multi_label_baselines(
+        baselines.TrainingCounts(labels=totals, texts=100), training, labels
+    )
+    assert result["micro_f1"].value == pytest.approx(micro_f1(n))
+    assert result["micro_f1"].detail == ", ".join(labels[i] for i in order[:n])
+    assert 1 < n < 4

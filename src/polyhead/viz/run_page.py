@@ -245,6 +245,9 @@ _METRIC_NAMES = {
     "word_ppl": "Perplexity per word",
     "bits_per_char": "Bits per character",
     "f1": "F1",
+    "micro_f1": "Micro F1",
+    "pearson": "Pearson correlation",
+    "spearman": "Spearman correlation",
     "mcc": "Matthews correlation",
     "ppl": "Perplexity",
 }
