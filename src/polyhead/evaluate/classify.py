@@ -166,6 +166,7 @@ class ClassScores(NamedTuple):
     """Metrics of a classifier on labelled texts."""
 
     measures: dict[str, float]  # loss in nats, accuracy, f1, mcc, ece
+    targets: NDArray[Any]  # true class (N,), labels as 0 or 1 (N, L) or number (N, 1)
     predictions: list[str]  # predicted label of each text
     confusion: ConfusionCounts | None  # (L, L)
     hardest: list[HardText]  # the texts with the least probable labels
@@ -256,6 +257,7 @@ def measure_classes(
     label_log_p = log_p[np.arange(len(targets)), targets]
     return ClassScores(
         measures,
+        targets,
         [labels[i] for i in predictions],
         confusion_matrix(predictions, targets, len(labels)),
         [
@@ -287,7 +289,8 @@ def measure_labels(
         HardText(examples[i], predictions[i], math.exp(log_p[i].sum()))
         for i in np.argsort(log_p.sum(1), kind="stable")[:N_HARDEST].tolist()
     ]
-    return ClassScores(measures, predictions, None, hardest, n_truncated, _token_limit(classifiers, config))
+    limit = _token_limit(classifiers, config)
+    return ClassScores(measures, targets, predictions, None, hardest, n_truncated, limit)
 
 
 def measure_numbers(
@@ -306,7 +309,8 @@ def measure_numbers(
         for i in np.argsort(-errors, kind="stable")[:N_HARDEST].tolist()
     ]
     predictions = [f"{score:.6g}" for score in scores]
-    return ClassScores(measures, predictions, None, hardest, n_truncated, _token_limit(classifiers, config))
+    limit = _token_limit(classifiers, config)
+    return ClassScores(measures, targets[:, None], predictions, None, hardest, n_truncated, limit)
 
 
 def _example_texts(examples: Sequence[LabeledExample]) -> TextsOrPairs:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from rich.cells import cell_len, set_cell_size
 
 from polyhead.cli.eval_metrics.printing import (
@@ -32,13 +31,7 @@ from polyhead.data.readers.labeled import (
     read_labeled,
 )
 from polyhead.data.readers.tabular import inherit_format
-from polyhead.evaluate.baselines import (
-    Baselines,
-    class_baselines,
-    multi_label_baselines,
-    number_baselines,
-    read_counts,
-)
+from polyhead.evaluate.baselines import Baselines, read_counts
 from polyhead.evaluate.classify import (
     MAX_MATRIX_CLASSES,
     ClassScores,
@@ -52,6 +45,7 @@ from polyhead.evaluate.classify import (
 from polyhead.run.run import Run
 from polyhead.tokenizers.unknown_tokens import count_unknown
 from polyhead.train.tasks.classification import LABEL_KINDS, open_split_labeled
+from polyhead.train.tasks.objectives import make_objective
 
 _MEASURE_FUNCTIONS: Mapping[ProblemType, Callable[..., ClassScores]] = {
     "single_label_classification": measure_classes,
@@ -138,14 +132,9 @@ def evaluate_classifier(
     }
     baselines: Baselines = {}
     counts, labels = read_counts(run.directory), run.config.labels
-    if counts and is_regression:
-        baselines = number_baselines(counts, np.array([[example.number] for example in examples]))
-    elif counts and counts.texts:
-        rows = [[label in example.labels for label in labels] for example in examples]
-        baselines = multi_label_baselines(counts, np.array(rows, dtype=float), labels)
-    elif counts and counts.labels.keys() == set(labels):
-        targets = [labels.index(example.label) for example in examples]
-        baselines = class_baselines(counts.labels, targets, labels)
+    if counts and (counts.texts or counts.labels.keys() == set(labels)):
+        objective = make_objective(run.config.problem_type, run.generation.threshold)
+        baselines = objective.baselines(counts, result.targets, labels)
     for name, value in result.measures.items():
         label = name.removeprefix("f1_")
         remark = remarks.get(name, tr("F1 of class {label}", label=label))

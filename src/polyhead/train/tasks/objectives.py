@@ -121,3 +121,9 @@ class Regression:
 
     def baselines(self, counts: TrainingCounts, targets: Numbers, labels: Sequence[str]) -> Baselines:
         return number_baselines(counts, targets)
+
+
+def make_objective(problem_type: ProblemType, threshold: float) -> Objective:
+    """The objective of a model, whose labels are predicted from ``threshold`` if a text has several."""
+    objectives: tuple[Objective, ...] = SingleLabel(), MultiLabel(threshold), Regression()
+    return next(objective for objective in objectives if objective.problem_type == problem_type)
