@@ -77,15 +77,15 @@ def test_attentions_and_blocks_default_to_the_encoder(scales):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"d_model": 2**31 - 1}, "out of range: should be less than or equal to 1048576"),
-        ({"n_heads": 2**31 - 1, "head_dim": 1, "n_kv_heads": 3}, "less than or equal to 1048576"),
-        ({"n_layers": 10**9}, "less than or equal to 10000"),
-        ({"feed_forward": {"name": "moe", "n_experts": 10**7}}, "n_experts .* must be at most 10,000, not"),
+        ({"d_model": 2**31 - 1}, "out of range: expected at most 1048576"),
+        ({"n_heads": 2**31 - 1, "head_dim": 1, "n_kv_heads": 3}, "expected at most 1048576"),
+        ({"n_layers": 10**9}, "expected at most 10000"),
+        ({"feed_forward": {"name": "moe", "n_experts": 10**7}}, "n_experts .* expected at most 10000"),
     ],
 )
 def test_sizes_beyond_the_limits_are_refused(fields, message):
     with pytest.raises(ValueError, match=message):
         check_model(ModelConfig(**{"vocab_size": 10, **fields}))
-    with pytest.raises(ValueError, match="less than or equal to 4194304"):  # more aborted the process
+    with pytest.raises(ValueError, match="expected at most 4194304"):  # more aborted the process
         TokenizerConfig(vocab_size=10**9)
     check_model(ModelConfig(vocab_size=10, max_len=2**31 - 1, position="sinusoidal"))  # without its table

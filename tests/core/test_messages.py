@@ -13,7 +13,7 @@ INVALID = {"train": {"steps": 0}, "model": {"d_mdoel": 2}}
 D_MODEL = "d_mdoel: unknown key; did you mean 'd_model'?"
 ATTENTION = "atention: unknown key; did you mean 'attention'?"
 STRIDE = "lyer_stride: unknown key; did you mean 'layer_stride'?"
-ZERO, NO_INTEGER = "0 is out of range: should be greater than 0", "vocab_size: 'many' is not an integer"
+ZERO, NO_INTEGER = "0 is out of range: expected more than 0", "vocab_size: 'many' is not an integer"
 
 
 @pytest.mark.parametrize(

@@ -61,11 +61,7 @@ class BlockManager:
     """
 
     def __init__(self, block_size: int, n_blocks: int = 0) -> None:
-        if block_size < 1 or n_blocks < 0:
-            raise UserError(
-                f"blocks of {block_size} tokens and {n_blocks} of them; expected at least 1 token "
-                "and at least 0 blocks"
-            )
+        assert block_size >= 1 and n_blocks >= 0, (block_size, n_blocks)
         self.block_size, self.peak_blocks = block_size, 0
         self.version = 0  # incremented whenever a block table changes
         self.block_tables: dict[int, list[int]] = {}

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from polyhead.cache.paged_layer import PagedView, SlotMapping
 from polyhead.cache.row_cache import RowCache, RowHistory, RowLayer, StepTokens, check_cache_len, select_rows
-from polyhead.core.errors import UserError
+from polyhead.core.option_types import PositiveInt
 from polyhead.core.registry import CACHE
 from polyhead.nn.cache import CacheShape
 from polyhead.nn.device import move_tensor
@@ -135,11 +135,15 @@ class StaticCache(RowCache):
     row_tensors: ClassVar[dict[str, int]] = {"pos": -1}
 
     def __init__(
-        self, shape: CacheShape, n_rows: int, max_len: int, *, chunk: int = 32, preallocate: bool = False
+        self,
+        shape: CacheShape,
+        n_rows: int,
+        max_len: int,
+        *,
+        chunk: PositiveInt = 32,
+        preallocate: bool = False,
     ) -> None:
         super().__init__(shape, n_rows, max_len)
-        if chunk < 1:
-            raise UserError(f"cache 'static': chunk is {chunk}, expected at least 1 slot")
         self.chunk = chunk
         self.used_slots = 0  # slots that any row has used
         self.pos = torch.full((n_rows, 1), -1, device=shape.device)  # the last slot is the spare one

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from polyhead.cache.row_cache import RowCache, RowLayer, StepTokens, broadcast_slots, select_rows, write_rows
 from polyhead.core.errors import UserError
+from polyhead.core.option_types import NonNegativeInt, PositiveInt
 from polyhead.core.registry import CACHE
 from polyhead.nn.cache import CacheShape
 from polyhead.nn.kv import KV, WeightsHook, visible
@@ -42,17 +43,16 @@ class H2OCache(RowCache):
         n_rows: int,
         max_len: int,
         *,
-        budget: int = 256,
-        recent: int | None = None,
-        sink: int = 4,
+        budget: PositiveInt = 256,
+        recent: PositiveInt | None = None,
+        sink: NonNegativeInt = 4,
     ) -> None:
         super().__init__(shape, n_rows, max_len)
-        recent = budget // 2 if recent is None else recent
-        if recent < 1 or sink < 0 or budget < recent + sink:
+        recent = recent or max(1, budget // 2)
+        if budget < recent + sink:
             raise UserError(
                 f"cache 'h2o': a budget of {budget} tokens with {recent} recent ones and a sink of {sink}; "
-                "expected at least 1 recent, a sink of 0 or more, and a budget of at least "
-                f"{max(1, recent) + max(0, sink)}"
+                f"expected a budget of at least {recent + sink}"
             )
         slots = min(budget, max_len) + 1
         self.layers: list[H2OLayer] = [

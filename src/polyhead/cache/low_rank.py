@@ -17,7 +17,7 @@ from polyhead.cache.row_cache import check_tensor
 from polyhead.core.atomic_io import replace_file
 from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError
-from polyhead.core.option_types import OptionFile
+from polyhead.core.option_types import OptionFile, PositiveInt
 from polyhead.core.registry import CACHE
 from polyhead.nn.cache import CacheMemory, CacheShape
 from polyhead.nn.kv import KV, WeightsHook
@@ -63,17 +63,15 @@ class LowRankCache:
         n_rows: int,
         max_len: int,
         *,
-        rank: int = 32,
+        rank: PositiveInt = 32,
         projection: OptionFile | None = None,
-        chunk: int = 8,
+        chunk: PositiveInt = 8,
     ) -> None:
         if any(shape.states):
             raise UserError(
                 "cache 'low_rank' stores keys and values, but this model has a recurrent state: "
                 "use cache 'state'"
             )
-        if rank < 1:
-            raise UserError(f"cache 'low_rank': rank is {rank}, expected at least 1")
         ranks = min(rank, shape.head_dim), min(rank, shape.v_dim)
         self.head_dims = shape.head_dim, shape.v_dim
         projected_shape = shape._replace(head_dim=ranks[0], v_dim=ranks[1])

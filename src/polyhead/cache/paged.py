@@ -14,6 +14,7 @@ from polyhead.cache.paged_layer import PagedLayer, PagedStepLayout, gather_pages
 from polyhead.cache.row_cache import check_cache_len, check_tensor, check_tensor_names, read_lengths
 from polyhead.core.array_types import Bools, Ints
 from polyhead.core.errors import UserError
+from polyhead.core.option_types import PositiveInt
 from polyhead.core.registry import CACHE
 from polyhead.nn.cache import CacheMemory, CacheShape
 from polyhead.nn.device import move_tensor
@@ -52,22 +53,15 @@ class PagedCache:
         n_rows: int,
         max_len: int,
         *,
-        block_size: int | None = None,
-        expected_len: int | None = None,
-        max_blocks: int | None = None,
+        block_size: PositiveInt | None = None,
+        expected_len: PositiveInt | None = None,
+        max_blocks: PositiveInt | None = None,
     ) -> None:
         if any(shape.states):
             raise UserError(
                 "cache 'paged' stores keys and values in pages, but this model has a recurrent state: use "
                 "cache 'state'"
             )
-        for name, value in (
-            ("block_size", block_size),
-            ("expected_len", expected_len),
-            ("max_blocks", max_blocks),
-        ):
-            if value is not None and value < 1:
-                raise UserError(f"cache 'paged': {name} is {value}, expected at least 1")
         self.max_len, self.max_blocks, self.device = max_len, max_blocks, shape.device
         self.block_size = block_size or choose_block_size(
             max(1, max_len // 2) if expected_len is None else expected_len

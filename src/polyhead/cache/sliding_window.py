@@ -9,6 +9,7 @@ from torch import Tensor
 
 from polyhead.cache.row_cache import RowCache, RowLayer, StepTokens, select_rows
 from polyhead.core.errors import UserError
+from polyhead.core.option_types import NonNegativeInt, PositiveInt
 from polyhead.core.registry import CACHE
 from polyhead.nn.cache import CacheShape
 from polyhead.nn.kv import KV, Window, visible
@@ -48,13 +49,15 @@ class WindowCache(RowCache):
     row_tensors: ClassVar[dict[str, int]] = {"pos": -1}
 
     def __init__(
-        self, shape: CacheShape, n_rows: int, max_len: int, *, window: int = 256, sink: int = 4
+        self,
+        shape: CacheShape,
+        n_rows: int,
+        max_len: int,
+        *,
+        window: PositiveInt = 256,
+        sink: NonNegativeInt = 4,
     ) -> None:
         super().__init__(shape, n_rows, max_len)
-        if window < 1 or sink < 0:
-            raise UserError(
-                f"cache 'window': window is {window} and sink {sink}; expected at least 1 and at least 0"
-            )
         for model_window in filter(None, shape.windows):
             if model_window.size > window or model_window.sink > sink:
                 raise UserError(

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from polyhead.cache.row_cache import RowCache, RowLayer, StepTokens, broadcast_slots, select_rows, write_rows
 from polyhead.core.errors import UserError
+from polyhead.core.option_types import NonNegativeFloat, PositiveInt
 from polyhead.core.registry import CACHE
 from polyhead.nn.cache import CacheShape
 from polyhead.nn.kv import KV, visible
@@ -53,17 +54,16 @@ class SubGenCache(RowCache):
         n_rows: int,
         max_len: int,
         *,
-        budget: int = 256,
-        recent: int | None = None,
-        radius: float = 0.0,
+        budget: PositiveInt = 256,
+        recent: PositiveInt | None = None,
+        radius: NonNegativeFloat = 0.0,
         values: Literal["mean", "sampled"] = "mean",
     ) -> None:
         super().__init__(shape, n_rows, max_len)
-        recent = budget // 2 if recent is None else recent
-        if recent < 1 or budget <= recent or not radius >= 0:
+        recent = recent or max(1, budget // 2)
+        if budget <= recent:
             raise UserError(
-                f"cache 'subgen': a budget of {budget} slots with {recent} recent tokens and a radius of "
-                f"{radius}; expected at least 1 recent token, a budget above that, and a radius of 0 or more"
+                f"cache 'subgen': a budget of {budget} slots must exceed its {recent} recent ones"
             )
         if shape.needs_distances or any(shape.windows):
             reason = "its position (alibi, t5, shaw, disentangled)" if shape.needs_distances else "its window"

@@ -77,7 +77,7 @@ def build_template(choice: Choice) -> str:
     """
     if choice.name == "jinja":
         return str(CHAT.check(choice).options["template"])
-    part: ChatFormat = CHAT.build(CHAT.check(choice))
+    part: ChatFormat = CHAT.build(choice)
     config = choice.to_config()
     config_json = json.dumps({"name": config} if isinstance(config, str) else config)
     # "#}" would end the comment

@@ -28,6 +28,12 @@ _EXPECTED = {
     "path": "a path",
 }
 
+_RANGES = {
+    "greater_than_equal": "at least",
+    "greater_than": "more than",
+    "less_than_equal": "at most",
+    "less_than": "less than",
+}
 
 # pydantic's location entries for members of a union
 _UNION_BRANCH = re.compile(r"bool|float|literal\[.*\]")
@@ -91,8 +97,8 @@ def _problem_text(problem: Any, root: type[BaseModel] | None) -> str:
         return f"{value_text} is empty; give at least {context['min_length']}"
     if kind == "too_long":
         return f"{value_text} is too long; give at most {context['max_length']}"
-    if {"ge", "gt", "le", "lt"} & set(context):
-        return f"{value_text} is out of range: {problem['msg'].removeprefix('Input ')}"
+    if kind in _RANGES:
+        return f"{value_text} is out of range: expected {_RANGES[kind]} {problem['msg'].split()[-1]}"
     if kind.split("_")[0] in _EXPECTED:
         decimal = str(problem["input"]).replace(",", ".", 1)
         meant = f"; did you mean {decimal}?" if re.fullmatch(r"-?\d+,\d+", str(problem["input"])) else ""

@@ -1,4 +1,4 @@
-"""Types of part options with their ranges, checked when a recipe is read."""
+"""Types of part options with their ranges, checked when a recipe is read and when a part is built."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ from polyhead.core.errors import UserError, format_value
 
 NonNegativeInt = Annotated[int, Field(ge=0)]
 PositiveInt = Annotated[int, Field(ge=1)]
+TwoOrMore = Annotated[int, Field(ge=2)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
+PositiveFraction = Annotated[float, Field(gt=0, le=1)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
+DropoutRate = Annotated[float, Field(ge=0, lt=1)]
 NonNegativeFloat = Annotated[float, Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 

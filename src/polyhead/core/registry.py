@@ -116,10 +116,10 @@ class Registry(Generic[T]):
         return Choice(choice.name, **checked)
 
     def build(self, choice: Choice, *args: Any) -> Any:
-        """Build the chosen part from positional arguments and the options of the choice."""
-        part = self.get(choice.name)
+        """Build the chosen part from positional arguments and its options, which are checked."""
+        part, options = self.get(choice.name), self.check(choice).options
         try:
-            return part(*args, **choice.options)
+            return part(*args, **options)
         except UserError:
             raise
         except Exception as error:

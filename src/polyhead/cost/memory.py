@@ -85,7 +85,7 @@ def optimizer_state_bytes(model: nn.Module, optimizer: Choice) -> int:
     """Bytes of optimizer state after the first step. For a model in ``fake_mode``."""
     for p in model.parameters():
         p.grad = torch.empty_like(p) if p.requires_grad else None
-    optimizers = OPTIMIZER.build(OPTIMIZER.check(optimizer), model, 1e-3)
+    optimizers = OPTIMIZER.build(optimizer, model, 1e-3)
     for instance in optimizers:
         instance.step()
     for p in model.parameters():

@@ -135,7 +135,7 @@ def constraint_for(
     """Build the constraint of a chosen grammar, shared while it is in use; None without a choice."""
     if choice is None:
         return None
-    grammar = GRAMMAR.build(GRAMMAR.check(choice))
+    grammar = GRAMMAR.build(choice)
     if tokenizer not in _VOCABULARIES:
         _VOCABULARIES[tokenizer] = GrammarVocabulary(tokenizer)
     vocabulary = _VOCABULARIES[tokenizer]

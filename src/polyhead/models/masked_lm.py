@@ -70,7 +70,7 @@ class NSPModel(MaskedLM):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
-        self.pooler = POOLING.build(config.pooling or POOLING.check(Choice("first")), config)
+        self.pooler = POOLING.build(config.pooling or Choice("first"), config)
         self.follows = nn.Linear(config.d_model, 2)
 
 
@@ -81,7 +81,7 @@ class Classifier(nn.Module):
         super().__init__()
         self.config = config
         self.encoder = Encoder(config)
-        self.pooler = POOLING.build(config.pooling or POOLING.check(Choice("first")), config)
+        self.pooler = POOLING.build(config.pooling or Choice("first"), config)
         self.dropout = Dropout(config.dropout)
         self.classifier = nn.Linear(config.d_model, len(config.labels))
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from polyhead.core.errors import UserError
-from polyhead.core.option_types import NonNegativeFloat
+from polyhead.core.option_types import NonNegativeFloat, PositiveFraction
 from polyhead.core.registry import NORM
 
 
@@ -104,10 +104,10 @@ class BatchNorm(nn.Module):
 
     needs_padding_mask = True
 
-    def __init__(self, d_model: int, *, eps: NonNegativeFloat = 1e-5, momentum: float = 0.1) -> None:
+    def __init__(
+        self, d_model: int, *, eps: NonNegativeFloat = 1e-5, momentum: PositiveFraction = 0.1
+    ) -> None:
         super().__init__()
-        if not 0 < momentum <= 1:
-            raise UserError(f"momentum of batchnorm must be above 0 and at most 1, not {momentum}")
         self.eps, self.momentum = eps, momentum
         self.weight, self.bias = nn.Parameter(torch.ones(d_model)), nn.Parameter(torch.zeros(d_model))
         self.register_buffer("running_mean", torch.zeros(d_model))

@@ -7,6 +7,7 @@ import torch
 from tests.generation.helpers import REFUSALS
 from tests.generation.penalties_helpers import PENALTIES, V, penalise
 
+from polyhead.config.generation_config import GenerationConfig
 from polyhead.core.errors import UserError
 from polyhead.generation.decoding.sampling import (
     NUM_CANDIDATES,
@@ -15,6 +16,7 @@ from polyhead.generation.decoding.sampling import (
     apply_repetition_penalty,
     sample_inverse_cdf,
 )
+from polyhead.generation.settings import with_overrides
 
 transformers = pytest.importorskip("transformers")
 INF = float("inf")
@@ -119,7 +121,7 @@ def test_steps_equal_hugging_face_and_none_keeps_logits():
 @pytest.mark.parametrize(("options", "message"), REFUSALS["sampling"])
 def test_invalid_settings_are_refused(options, message):
     with pytest.raises(UserError, match=message):
-        Sampling(**options)
+        with_overrides(GenerationConfig(), options, "sampled text")
 
 
 @pytest.mark.acceptance("C9")

@@ -7,7 +7,9 @@ from tests.generation.helpers import decode_plain
 from tests.generation.speculative.verify_helpers import WARM, Counting, Watching, speculate
 from tests.generation.speculative.verify_helpers import model as model
 
+from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError
+from polyhead.core.registry import SPECULATIVE
 from polyhead.run.speculative.prompt_lookup import NgramIndex, PromptLookup
 
 NO_EOS = -1
@@ -69,8 +71,8 @@ def test_index_and_options_at_their_limits():
     assert NgramIndex((3, 2, 1)).find_continuation([1, 2, 3, 9, 1, 2, 3], 0) == []
     assert NgramIndex((2, 1)).find_continuation([7, 8, 7, 8], 5) == [7, 8, 7, 8, 7]
     for option, value in (("ngram", 0), ("tokens", -2), ("min_ngram", 0)):
-        with pytest.raises(UserError, match=f"'lookup': {option} is {value}, expected at least 1"):
-            PromptLookup(None, **{option: value})
+        with pytest.raises(UserError, match=f"{option} of speculative 'lookup': {value} is out of range"):
+            SPECULATIVE.build(Choice("lookup", **{option: value}), None)
     with pytest.raises(UserError, match="min_ngram is 3, expected at most ngram \\(2\\)"):
         PromptLookup(None, ngram=2, min_ngram=3)
     assert PromptLookup(None, ngram=4, min_ngram=2).ngram_sizes == range(4, 1, -1)

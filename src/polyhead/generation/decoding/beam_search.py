@@ -113,8 +113,6 @@ class BeamSearchStrategy:
     ) -> None:
         if not 1 <= n_best <= beam_size:
             raise UserError(f"n_best is {n_best}, expected 1 to beam_size ({beam_size})")
-        if min_new_tokens < 0:
-            raise UserError(f"min_new_tokens is {min_new_tokens}, expected 0 or more")
         self.beam_size, self.n_best, self.length_penalty = beam_size, n_best, length_penalty
         self.early_stopping, self.min_new_tokens, self.bad_token_ids = (
             early_stopping,

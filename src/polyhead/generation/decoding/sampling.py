@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from polyhead.core.array_types import Bools, Floats
-from polyhead.core.errors import UserError, check_int
+from polyhead.core.errors import check_int
 from polyhead.generation.decoding.no_repeat_ngram import ban_tokens, banned_ngrams, force_eos, force_tokens
 from polyhead.kernels.linear import max_and_logsumexp, topk_log_softmax, topk_rows
 
@@ -73,7 +73,9 @@ _MIN_TEMPERATURE = 1e-5  # a lower temperature counts as 0: logits divided by it
 
 @dataclass(frozen=True)
 class Sampling:
-    """Sampling settings. Temperature 0 is greedy; then only the logit bias and the penalties have an effect.
+    """Sampling settings, with the ranges of ``GenerationConfig``.
+
+    Temperature 0 is greedy; then only the logit bias and the penalties have an effect.
 
     Order of application: logit bias, repetition penalty, frequency and presence penalty, min_new_tokens,
     no_repeat_ngram_size, temperature, top_k, top_p, min_p. If every token would repeat an n-gram, the text
@@ -92,29 +94,8 @@ class Sampling:
     min_new_tokens: int = 0  # no end token before
 
     def __post_init__(self) -> None:
-        if not 0 <= self.temperature < float("inf"):
-            raise UserError(f"temperature is {self.temperature}, expected 0 (greedy) or more")
         if self.temperature < _MIN_TEMPERATURE:
             object.__setattr__(self, "temperature", 0.0)
-        if self.top_k < 0:
-            raise UserError(f"top_k is {self.top_k}, expected 1 or more tokens, or 0 for all")
-        if not 0 < self.top_p <= 1:
-            raise UserError(f"top_p is {self.top_p}, expected a probability above 0, at most 1")
-        if not 0 <= self.min_p <= 1:
-            raise UserError(f"min_p is {self.min_p}, expected a probability from 0 to 1")
-        if not 0 < self.repetition_penalty < float("inf"):
-            raise UserError(
-                f"repetition_penalty is {self.repetition_penalty}, expected more than 0; 1 disables it"
-            )
-        if self.no_repeat_ngram_size < 0:
-            raise UserError(
-                f"no_repeat_ngram_size is {self.no_repeat_ngram_size}, expected 1 or more, or 0 for none"
-            )
-        for name in ("frequency_penalty", "presence_penalty"):
-            if not -2 <= getattr(self, name) <= 2:
-                raise UserError(
-                    f"{name} is {getattr(self, name)}, expected a number from -2 to 2; 0 disables it"
-                )
 
     def apply(
         self,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from polyhead.config.model import AttentionShape
-from polyhead.core.errors import UserError
+from polyhead.core.option_types import PositiveFloat
 from polyhead.core.registry import ATTENTION, SIMILARITY
 from polyhead.nn.attention.projections import (
     Projections,
@@ -62,12 +62,10 @@ class KernelAttention(ShardedByHeads, nn.Module):
         projections: Projections = "all",
         tie: Tie = "none",
         bias: bool = True,
-        eps: float = 1e-6,
+        eps: PositiveFloat = 1e-6,
     ) -> None:
         super().__init__()
         reject_score_bias("kernel", position)
-        if eps <= 0:
-            raise UserError(f"eps must be above 0, to keep a sum of similarities from 0, not {eps}")
         self.head_dim, self.v_head_dim = shape.head_dim, shape.v_head_dim
         self.causal, self.eps = shape.causal, eps
         self.q_proj, self.k_proj, self.v_proj, self.o_proj = build_projections(shape, tie, bias, projections)

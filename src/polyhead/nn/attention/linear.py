@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from polyhead.config.model import AttentionShape
 from polyhead.core.errors import UserError
+from polyhead.core.option_types import PositiveFloat, PositiveInt
 from polyhead.core.registry import ATTENTION, FEATURE_MAP
 from polyhead.nn.attention.projections import (
     Projections,
@@ -89,15 +90,11 @@ class LinearAttention(ShardedByHeads, nn.Module):
         projections: Projections = "all",
         tie: Tie = "none",
         bias: bool = True,
-        chunk: int = 64,
-        eps: float = 1e-6,
+        chunk: PositiveInt = 64,
+        eps: PositiveFloat = 1e-6,
     ) -> None:
         super().__init__()
         reject_score_bias("linear", position)
-        if chunk < 1:
-            raise UserError(f"chunk of attention 'linear' is {chunk}, expected at least 1 token")
-        if eps <= 0:
-            raise UserError(f"eps must be above 0, to keep a denominator from 0, not {eps}")
         self.head_dim, self.v_head_dim, self.n_kv_heads = shape.head_dim, shape.v_head_dim, shape.n_kv_heads
         self.causal, self.chunk, self.eps = shape.causal, chunk, eps
         self.phi, self.position = FEATURE_MAP.get(feature_map), position

@@ -9,7 +9,13 @@ from torch import Tensor, nn
 
 from polyhead.config.model import AttentionShape
 from polyhead.core.errors import UserError
-from polyhead.core.option_types import NonNegativeFloat, PositiveFloat
+from polyhead.core.option_types import (
+    DropoutRate,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+)
 from polyhead.core.registry import ATTENTION
 from polyhead.nn.attention.projections import (
     QK_EPS,
@@ -64,27 +70,21 @@ class Attention(ShardedByHeads, nn.Module):
         position: Position,
         *,
         scale: PositiveFloat | None = None,
-        window: int | None = None,
-        sink: int = 0,
-        softcap: float | None = None,
+        window: PositiveInt | None = None,
+        sink: NonNegativeInt = 0,
+        softcap: PositiveFloat | None = None,
         qk_norm: QKNorm = False,
         qk_eps: NonNegativeFloat = QK_EPS,
         projections: Projections = "all",
         tie: Tie = "none",
         bias: Bias = True,
-        dropout: float = 0.0,
+        dropout: DropoutRate = 0.0,
     ) -> None:
         super().__init__()
-        if window is not None and window < 1:
-            raise UserError(f"window is {window}; it includes the query itself: the minimum is 1")
-        if sink < 0 or (sink and window is None):
+        if sink and window is None:
             raise UserError(
                 f"sink is {sink}; it is the number of tokens seen beyond a window, so it requires a window"
             )
-        if softcap is not None and softcap <= 0:
-            raise UserError(f"softcap must be above 0, not {softcap}")
-        if not 0 <= dropout < 1:
-            raise UserError(f"dropout of attention must be a probability from 0 to below 1, not {dropout}")
         self.head_dim, self.v_head_dim, self.causal = shape.head_dim, shape.v_head_dim, shape.causal
         if scale is None and position.n_products > 1:
             scale = (position.n_products * self.head_dim) ** -0.5

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from polyhead.config.model import AttentionShape, ModelSpec
 from polyhead.core.errors import UserError
+from polyhead.core.option_types import TwoOrMore
 from polyhead.core.registry import BLOCK
 from polyhead.nn.block.transformer import build_cross_attention, build_residual, reject_self_attention
 from polyhead.nn.cache import LayerCache
@@ -42,10 +43,6 @@ class ConvBlock(nn.Module):
     ) -> None:
         super().__init__()
         reject_self_attention(config, name, cross)
-        if kernel < 2:
-            raise UserError(
-                f"kernel of block {name!r} is {kernel}; it includes the token itself: the minimum is 2"
-            )
         if kernel % 2 == 0 and not shape.causal:
             raise UserError(
                 f"kernel of block {name!r} is {kernel}; in an encoder it is symmetric, so it must be "
@@ -133,7 +130,7 @@ def conv_block(
     position: Position,
     cross: bool,
     *,
-    kernel: int = 3,
+    kernel: TwoOrMore = 3,
     activation: ConvActivation = "relu",
 ) -> ConvBlock:
     """A convolution over neighbouring tokens, without a gate: each output depends on a window of inputs.
@@ -161,7 +158,12 @@ def gate(x: Tensor) -> Tensor:
 
 @BLOCK.register("gated_conv")
 def gated_conv_block(
-    config: ModelSpec, shape: AttentionShape, position: Position, cross: bool, *, kernel: int = 3
+    config: ModelSpec,
+    shape: AttentionShape,
+    position: Position,
+    cross: bool,
+    *,
+    kernel: TwoOrMore = 3,
 ) -> ConvBlock:
     """A gated convolution over neighbouring tokens; in a decoder, followed by attention to the source.
 

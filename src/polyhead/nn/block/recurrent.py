@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from polyhead.config.model import AttentionShape, ModelSpec
 from polyhead.core.errors import UserError
+from polyhead.core.option_types import PositiveInt
 from polyhead.core.registry import BLOCK
 from polyhead.nn.block.base import AttentionPart
 from polyhead.nn.block.transformer import build_cross_attention, build_residual, reject_self_attention
@@ -248,10 +249,10 @@ def _build_recurrent(
         raise UserError(f"cross_attention is set, but block {name!r} with attention=false has none")
     units = config.d_model if units is None else units
     is_bidirectional = bidirectional and not shape.causal
-    if units < 1 or (is_bidirectional and units % 2):
+    if is_bidirectional and units % 2:
         raise UserError(
             f"units of block {name!r} is {units}; a bidirectional encoder splits them between both "
-            f"directions, so it must be even and above 0: {max(2, units + 1)}"
+            f"directions, so it must be even: {units + 1}"
         )
     units_each = units // 2 if is_bidirectional else units
     rnns: list[RecurrentNetwork] = [
@@ -274,7 +275,7 @@ def rnn_block(
     *,
     attention: bool = True,
     bidirectional: bool = True,
-    units: int | None = None,
+    units: PositiveInt | None = None,
 ) -> RecurrentBlock:
     """A plain recurrent layer without gates and, in a decoder, attention to the source.
 
@@ -302,7 +303,7 @@ def lstm_block(
     *,
     attention: bool = True,
     bidirectional: bool = True,
-    units: int | None = None,
+    units: PositiveInt | None = None,
 ) -> RecurrentBlock:
     """A layer of long short-term memory and, in a decoder, attention to the source.
 
@@ -334,7 +335,7 @@ def gru_block(
     *,
     attention: bool = True,
     bidirectional: bool = True,
-    units: int | None = None,
+    units: PositiveInt | None = None,
 ) -> RecurrentBlock:
     """A layer of gated recurrent units and, in a decoder, attention to the source.
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor, nn
 
 from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError
+from polyhead.core.option_types import PositiveInt
 from polyhead.core.registry import FEED_FORWARD
 from polyhead.nn.device import at_least_fp32, is_traced, no_autocast, product_dtype
 from polyhead.nn.feed_forward.mlp import FeedForward, GatedFeedForward
@@ -132,8 +134,8 @@ class MixtureOfExperts(nn.Module):
         d_model: int,
         d_ff: int,
         *,
-        n_experts: int = 8,
-        top_k: int = 2,
+        n_experts: Annotated[int, Field(ge=1, le=MAX_EXPERTS)] = 8,
+        top_k: PositiveInt = 2,
         expert: str = "relu",
         normalize: bool = True,
         balance: bool = True,
@@ -142,11 +144,7 @@ class MixtureOfExperts(nn.Module):
         super().__init__()
         if expert == "moe":
             raise UserError("experts of feed_forward 'moe' must not be 'moe' themselves")
-        if n_experts > MAX_EXPERTS:
-            raise UserError(
-                f"n_experts of feed_forward 'moe' must be at most {MAX_EXPERTS:,}, not {n_experts:,}"
-            )
-        if not 0 < top_k <= n_experts:
+        if top_k > n_experts:
             raise UserError(
                 f"top_k of feed_forward 'moe' must be from 1 to n_experts={n_experts}, not {top_k}"
             )
@@ -157,7 +155,7 @@ class MixtureOfExperts(nn.Module):
             )
         self.top_k, self.normalize = top_k, normalize
         self.router = Router(d_model, n_experts, bias=False)
-        part = FEED_FORWARD.check(Choice(expert, dropout=dropout))
+        part = Choice(expert, dropout=dropout)
         self.experts = nn.ModuleList(FEED_FORWARD.build(part, d_model, d_ff) for _ in range(n_experts))
         self.balance = nn.Parameter(torch.zeros(n_experts)) if balance else None
         # whether an expert without tokens has a gradient, of zero, so that all ranks have the same ones

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 from polyhead.config.model import AttentionShape
 from polyhead.core.errors import UserError
-from polyhead.core.option_types import PositiveFloat
+from polyhead.core.option_types import NonNegativeInt, PositiveFloat
 from polyhead.core.registry import POSITION
 from polyhead.nn.position.base import Position, count_positions
 from polyhead.nn.shard_plan import ShardPlan
@@ -30,10 +31,8 @@ class LearnedPosition(Position):
 
     shard_plan = ShardPlan(replicated_weights=("weight",))
 
-    def __init__(self, shape: AttentionShape, *, offset: int = 0) -> None:
+    def __init__(self, shape: AttentionShape, *, offset: NonNegativeInt = 0) -> None:
         super().__init__(shape)
-        if offset < 0:
-            raise UserError(f"offset of learned positions must be 0 or more rows, got {offset}")
         self.offset = offset
         self.weight = nn.Parameter(torch.empty(shape.max_len + offset, shape.d_model))
         nn.init.normal_(self.weight, std=shape.d_model**-0.5)
@@ -83,11 +82,9 @@ class SinusoidalPosition(Position):
         base: PositiveFloat = 10000.0,
         layout: SinusoidalLayout = "interleaved",
         endpoint: bool = False,
-        offset: int = 0,
+        offset: Annotated[int, Field(ge=0, le=_MAX_FIRST_ROWS)] = 0,
     ) -> None:
         super().__init__(shape)
-        if not 0 <= offset <= _MAX_FIRST_ROWS:
-            raise UserError(f"offset of sinusoidal must be from 0 to {_MAX_FIRST_ROWS}, got {offset}")
         self.width = shape.d_model
         self.base = base
         self.layout = layout

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from polyhead.config.model import AttentionShape
 from polyhead.core.errors import UserError
-from polyhead.core.option_types import NonNegativeFloat
+from polyhead.core.option_types import NonNegativeFloat, TwoOrMore
 from polyhead.core.registry import POSITION
 from polyhead.nn.dropout import Dropout
 from polyhead.nn.kv import KV
@@ -49,17 +49,13 @@ class DisentangledPosition(PairPosition):
         self,
         shape: AttentionShape,
         *,
-        span: int = 256,
+        span: TwoOrMore = 256,
         max_distance: int | None = 512,
         terms: Literal["both", "c2p", "p2c"] = "both",
         norm_eps: NonNegativeFloat | None = 1e-7,
         dropout: float = 0.0,
     ) -> None:
         super().__init__(shape)
-        if span < 2:
-            raise UserError(
-                f"span of disentangled is {span}; it is the number of vectors for both sides, at least 2"
-            )
         if max_distance is not None and max_distance < span // 2 + 2:
             raise UserError(
                 f"max_distance of disentangled is {max_distance}; a span of {span} distinguishes all "

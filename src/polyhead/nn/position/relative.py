@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from polyhead.config.model import AttentionShape
 from polyhead.core.errors import UserError
+from polyhead.core.option_types import PositiveInt
 from polyhead.core.registry import POSITION
 from polyhead.nn.device import known_true
 from polyhead.nn.kv import KV, arange_positions
@@ -240,10 +241,8 @@ class Shaw(PairPosition):
 
     shard_plan = ShardPlan(partial_grads=("key", "value"))
 
-    def __init__(self, shape: AttentionShape, *, clip: int = 16, values: bool = True) -> None:
+    def __init__(self, shape: AttentionShape, *, clip: PositiveInt = 16, values: bool = True) -> None:
         super().__init__(shape)
-        if clip < 1:
-            raise UserError(f"clip of shaw is {clip}; it is the largest distinguished distance, at least 1")
         self.clip, self.adds_values = clip, values
         self.key = nn.Parameter(torch.empty(2 * clip + 1, shape.head_dim))
         nn.init.normal_(self.key, std=shape.head_dim**-0.5)

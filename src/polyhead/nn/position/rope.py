@@ -5,13 +5,15 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from polyhead.config.model import AttentionShape
 from polyhead.core.errors import UserError, format_value
+from polyhead.core.option_types import PositiveFraction, PositiveInt
 from polyhead.core.registry import POSITION
 from polyhead.nn.position.base import Position
 from polyhead.nn.position.relative import same_positions
@@ -151,24 +153,19 @@ class Rope(Position):
         self,
         shape: AttentionShape,
         *,
-        theta: float = 10000.0,
+        theta: Annotated[float, Field(gt=1)] = 10000.0,
         layout: RopeLayout = "half",
-        fraction: float = 1.0,
+        fraction: PositiveFraction = 1.0,
         scaling: Scaling = "none",
-        factor: float = 1.0,
-        original_len: int | None = None,
+        factor: Annotated[float, Field(ge=1)] = 1.0,
+        original_len: PositiveInt | None = None,
         short: list[float] | None = None,
         long: list[float] | None = None,
     ) -> None:
         super().__init__(shape)
         self.rotary_dim = _compute_rotary_dim(shape, fraction)
-        if theta <= 1:
-            raise UserError(f"theta of rope is {theta}; it must be above 1")
-        if factor < 1 or (factor > 1 and scaling == "none"):
-            raise UserError(
-                f"factor of rope is {factor} with scaling {scaling!r}; it must be at least 1, and "
-                "above 1 only with a scaling"
-            )
+        if factor > 1 and scaling == "none":
+            raise UserError(f"factor of rope is {factor}; it requires a scaling")
         for name, value in {"original_len": original_len, "short": short, "long": long}.items():
             scalings, requirement = SCALING_OPTIONS[name]
             if (value is not None) != (scaling in scalings):
@@ -176,9 +173,8 @@ class Rope(Position):
                     f"{name} of rope is {format_value(value)}: {requirement}, the others ignore it; "
                     f"scaling is {scaling!r}"
                 )
-        minimum = 2 if scaling == "longrope" else 1  # its logarithm divides
-        if original_len is not None and original_len < minimum:
-            raise UserError(f"original_len of rope must be at least {minimum} tokens, got {original_len}")
+        if scaling == "longrope" and original_len == 1:  # its logarithm divides
+            raise UserError("original_len of rope must be at least 2 tokens for longrope, got 1")
         pairs = self.rotary_dim // 2
         for name, factors in {"short": short, "long": long}.items():
             if factors is not None and (len(factors) != pairs or not all(x > 0 for x in factors)):
@@ -324,8 +320,6 @@ _ROTATIONS = {"half": _rotate_half, "interleaved": _rotate_interleaved}
 
 def _compute_rotary_dim(shape: AttentionShape, fraction: float) -> int:
     """The number of rotated features, which must be even."""
-    if not 0 < fraction <= 1:
-        raise UserError(f"fraction of rope must be above 0 and at most 1, got {fraction}")
     width = int(shape.head_dim * fraction)
     if width % 2 == 0 and width:
         return width

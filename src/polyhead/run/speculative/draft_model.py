@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polyhead.core.errors import UserError, prefix_errors
+from polyhead.core.option_types import PositiveInt
 from polyhead.core.registry import SPECULATIVE
 from polyhead.generation.decoding.sampling import NEG_INF
 from polyhead.generation.engine.incremental_decoder import IncrementalDecoder
@@ -20,7 +21,7 @@ from polyhead.run.run import Run
 
 
 @SPECULATIVE.register("draft")
-def load_draft_model(target: Run, *, run: str, tokens: int = 4) -> DraftModel:
+def load_draft_model(target: Run, *, run: str, tokens: PositiveInt = 4) -> DraftModel:
     """Draft tokens sampled from a smaller model.
 
     It samples them one by one with the same settings (temperature, top_p and the others). The more similar
@@ -37,8 +38,6 @@ def load_draft_model(target: Run, *, run: str, tokens: int = 4) -> DraftModel:
       run: directory of the smaller model
       tokens: maximum number of draft tokens per step
     """
-    if tokens < 1:
-        raise UserError(f"speculative 'draft': tokens is {tokens}, expected at least 1")
     weight = next(target.model.parameters())
     dtype = "bf16" if weight.dtype == torch.bfloat16 else "fp32"
     with prefix_errors("speculative 'draft'"):

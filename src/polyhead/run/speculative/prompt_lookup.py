@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from polyhead.core.errors import UserError
+from polyhead.core.option_types import PositiveInt
 from polyhead.core.registry import SPECULATIVE
 from polyhead.generation.speculative.verify import DraftContext, DraftTokens
 from polyhead.run.run import Run
@@ -30,10 +31,14 @@ class PromptLookup:
       tokens: maximum number of draft tokens per step; more pay off where long passages repeat
     """
 
-    def __init__(self, target: Run | None, *, ngram: int = 3, min_ngram: int = 1, tokens: int = 4) -> None:
-        for name, value in (("ngram", ngram), ("min_ngram", min_ngram), ("tokens", tokens)):
-            if value < 1:
-                raise UserError(f"speculative 'lookup': {name} is {value}, expected at least 1")
+    def __init__(
+        self,
+        target: Run | None,
+        *,
+        ngram: PositiveInt = 3,
+        min_ngram: PositiveInt = 1,
+        tokens: PositiveInt = 4,
+    ) -> None:
         if min_ngram > ngram:
             raise UserError(
                 f"speculative 'lookup': min_ngram is {min_ngram}, expected at most ngram ({ngram})"
