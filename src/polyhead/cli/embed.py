@@ -176,10 +176,8 @@ def run(
 
     changes = settings | drop_none(embed_prompt=prompt)
     like_options = changes | ({} if like_prompt is None else {"embed_prompt": like_prompt})
-    loaded, counter = (
-        load_run(directory, None, dtype, device, *KINDS),
-        LineCounter(prints_to_stdout=output is None),
-    )
+    loaded = load_run(directory, None, dtype, device, *KINDS)
+    counter = LineCounter(prints_to_stdout=output is None)
     lines, truncated = warn_decomposed(lines, loaded.tokenizer, print_warning), TruncatedLines()
     # fails for an unsuitable model before the first line is read
     query, num_cut, max_tokens = loaded.compute_embeddings([] if like is None else [like], **like_options)

@@ -70,10 +70,8 @@ def count_token(config: ModelConfig, context: int, source: int = 0) -> list[OpCo
     """
     lookup_formula(_KNOWN_NORMS, config.norm)
     crossing = config.kind == "encoder-decoder"
-    self_extent, cross_extent = (
-        AttentionExtent(1, 1, context, 1),
-        AttentionExtent(1, 1, source, 0) if crossing else None,
-    )
+    self_extent = AttentionExtent(1, 1, context, 1)
+    cross_extent = AttentionExtent(1, 1, source, 0) if crossing else None
     depth = config.decoder_layers if crossing else config.n_layers
     works = [work for i in range(depth) for work in count_layer(config, i, self_extent, cross_extent, "")]
     works = [*_count_embeddings(config, BatchShape(1, 1)), *works, *_count_head(config, BatchShape(1, 1))]
@@ -146,11 +144,9 @@ def _count_softmax(
             per_query * vectors * (shape.head_dim + (shape.v_head_dim if position.options["values"] else 0))
         )
     if position is not None and position.name == "disentangled":
-        span, terms, width = (
-            position.options["span"],
-            position.options["terms"],
-            shape.n_heads * shape.head_dim,
-        )
+        span = position.options["span"]
+        terms = position.options["terms"]
+        width = shape.n_heads * shape.head_dim
         vectors = len(near_index_range(max(queries, slots) - 1, span, position.options["max_distance"]))
         total += 2 * vectors * shape.d_model * (width + shape.n_kv_heads * shape.head_dim)
         total += 2 * rows * vectors * width * (queries * (terms != "p2c") + slots * (terms != "c2p"))

@@ -177,10 +177,8 @@ class _AttentionCall(NamedTuple):
     def add(self, kind: str, attn: Any, values: Names, facts: Facts) -> None:
         """Append the step; of a table of weights with the weighted sums of values, and all of them joined."""
         if kind == "attention":
-            length, width = (
-                self.queries.stop - self.queries.start,
-                self.call.trace.store.shape(values["v"])[2],
-            )
+            length = self.queries.stop - self.queries.start
+            width = self.call.trace.store.shape(values["v"])[2]
             plus = [values[role] for role in ("outside_mix", "value_bias") if role in values]
             inputs = {"weights": values["weights"], "v": values["v"], "plus": plus}
             n_heads = self.call.trace.store.shape(values["weights"])[0]

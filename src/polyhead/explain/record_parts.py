@@ -214,12 +214,10 @@ def _compute_gates(rnn: RNN | LSTM | GRU, x: Tensor, states: Tensor) -> dict[str
 @records(Embedding)
 def record_embedding(call: Call, embedding: Embedding) -> None:
     """The rows of the embedding, their scale and segment, the positions added to them, norm and map."""
-    tokens, segments, trace, shown = (
-        call.inputs["tokens"],
-        call.inputs.get("segments"),
-        call.trace,
-        call.window,
-    )
+    tokens = call.inputs["tokens"]
+    segments = call.inputs.get("segments")
+    trace = call.trace
+    shown = call.window
     x = embedding.token(tokens)
     values = call.store({"rows": x[0, shown]})
     maps = {"token": embedding.token, "proj": embedding.token_proj, "segment": embedding.segment}

@@ -64,10 +64,8 @@ def decode_sources(
     instead of searched for. A line that cannot be decoded is a UserError; with ``refusals`` it has an empty
     output, and the reason there.
     """
-    eos_ids, lines = (
-        (seq2seq_template.eos_id, *extra_eos_ids),
-        _truncate_sources(sources, max_len - len(seq2seq_template.encoder_input(())), truncate),
-    )
+    eos_ids = (seq2seq_template.eos_id, *extra_eos_ids)
+    lines = _truncate_sources(sources, max_len - len(seq2seq_template.encoder_input(())), truncate)
     prefix = [[]] * len(lines) if prefix is None else prefix
     if len(prefix) != len(lines):
         raise UserError(f"there are {len(prefix)} prefixes for {len(lines)} texts; expected one for each")
@@ -198,10 +196,8 @@ def beam_continuations(
     most ``max_len`` tokens, the model's maximum length. A prompt in ``refusals`` has none.
     """
     check_prompts(prompts, max_len)
-    strategy, limits = (
-        beam_strategy(config, eos_id, grammar=grammar, extra_eos_ids=extra_eos_ids),
-        [min(config.max_new_tokens, max_len - len(prompt) + 1) for prompt in prompts],
-    )
+    strategy = beam_strategy(config, eos_id, grammar=grammar, extra_eos_ids=extra_eos_ids)
+    limits = [min(config.max_new_tokens, max_len - len(prompt) + 1) for prompt in prompts]
     lengths = [len(prompt) + limit for prompt, limit in zip(prompts, limits, strict=True)]
     engine = Engine(
         model,

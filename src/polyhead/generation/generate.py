@@ -45,17 +45,15 @@ def generate(
     if not prompts:
         return
     lengths = [min(len(prompt) + max_new_tokens, max_len or 2**62) for prompt in prompts]
-    engine, strategy = (
-        Engine(
-            model,
-            max_len=max(lengths),
-            cache=cache,
-            max_batch_tokens=batch_tokens,
-            refill_threshold=0.5,
-            prefix_ids=prefix_ids,
-        ),
-        SamplingStrategy(sampling, eos_id, *extra_eos_ids, grammar=grammar),
+    engine = Engine(
+        model,
+        max_len=max(lengths),
+        cache=cache,
+        max_batch_tokens=batch_tokens,
+        refill_threshold=0.5,
+        prefix_ids=prefix_ids,
     )
+    strategy = SamplingStrategy(sampling, eos_id, *extra_eos_ids, grammar=grammar)
     requests = [
         engine.submit(
             prompt,

@@ -95,12 +95,10 @@ class TextEngine:
     ) -> None:
         for name in sorted(set(options) - _ENGINE_OPTIONS):
             raise unknown_name_error("option of the engine", name, _ENGINE_OPTIONS)
-        self.tokenizer, self.config, self.prompt_template, self.max_len = (
-            tokenizer,
-            config,
-            prompt_template,
-            max_len,
-        )
+        self.tokenizer = tokenizer
+        self.config = config
+        self.prompt_template = prompt_template
+        self.max_len = max_len
         options = {"max_num_seqs": 256, "prefill_chunk": 512, "cache": config.cache} | options
         choice = options.pop("cache")
         if choice is None and any(one.kv_layers for one in model.cache_shape.models):
@@ -313,10 +311,8 @@ class TextEngine:
         bad_token_ids: Sequence[int] = (),
         tokenizer: Tokenizer | None = None,
     ) -> BeamSearchStrategy:
-        grammar, eos_ids = (
-            constraint_for(config.grammar, tokenizer or self.tokenizer.target_tokenizer, ends.eos_ids),
-            ends.all_ids,
-        )
+        grammar = constraint_for(config.grammar, tokenizer or self.tokenizer.target_tokenizer, ends.eos_ids)
+        eos_ids = ends.all_ids
         strategy = beam_strategy(config, eos_ids[0], bad_token_ids, grammar, eos_ids[1:])
         return self._beam_strategies.setdefault((config.model_dump_json(), eos_ids, grammar), strategy)
 

@@ -36,12 +36,10 @@ class TextOutput:
         opening_ids: tuple[int, ...],
         unknown_id: int | None,
     ) -> None:
-        self.request, self.detokenizers, self.eos_ids, self.opening_ids = (
-            request,
-            detokenizers,
-            eos_ids,
-            opening_ids,
-        )
+        self.request = request
+        self.detokenizers = detokenizers
+        self.eos_ids = eos_ids
+        self.opening_ids = opening_ids
         self.unknown_id = unknown_id
         # of each sequence so far, end token included
         self.tokens: list[list[int]] = [[] for _ in detokenizers]

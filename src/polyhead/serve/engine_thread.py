@@ -73,10 +73,8 @@ class ClientStream:
     def make_delta(self, text_delta: TextDelta) -> OutputDelta:
         """Convert a text delta to an output delta, with the tokens since the last one."""
         assert self.output is not None
-        since, self.num_sent_tokens[text_delta.row] = (
-            self.num_sent_tokens[text_delta.row],
-            len(self.output.tokens[text_delta.row]),
-        )
+        since = self.num_sent_tokens[text_delta.row]
+        self.num_sent_tokens[text_delta.row] = len(self.output.tokens[text_delta.row])
         row, text, is_last = text_delta
         reason = self.output.finish_reasons[row] if is_last else None
         return OutputDelta(row, text, reason, self.output.token_logprobs(row, since))
@@ -157,12 +155,10 @@ class EngineThread(threading.Thread):
         batch_size: int,
     ) -> None:
         super().__init__(name="polyhead-model", daemon=True)
-        self.engine, self.loop, self.engine_timeout, self.batch_size = (
-            engine,
-            loop,
-            engine_timeout,
-            batch_size,
-        )
+        self.engine = engine
+        self.loop = loop
+        self.engine_timeout = engine_timeout
+        self.batch_size = batch_size
         self.streams: dict[ClientStream, TextOutput] = {}
         self.last_heartbeat, self.slowest_step = time.monotonic(), 0.0
         self.output_error = ""  # of the last result of the model: its output was not finite

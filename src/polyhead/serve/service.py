@@ -54,13 +54,11 @@ class Service:
         allowed_origins: Sequence[str] = (),
         **engine: Any,
     ) -> None:
-        self.run, self.name, self.limits, self.api_keys, self.strict_fields = (
-            run,
-            name,
-            limits,
-            api_keys,
-            strict_fields,
-        )
+        self.run = run
+        self.name = name
+        self.limits = limits
+        self.api_keys = api_keys
+        self.strict_fields = strict_fields
         self.allowed_origins = check_origins(allowed_origins)
         self.deterministic, self.created_at, self.is_draining = deterministic, int(time.time()), False
         self.kind = run.kind

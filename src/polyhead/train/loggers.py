@@ -263,11 +263,9 @@ class EtaReporter:
 
     def log_train(self, row: MetricsRow) -> None:
         now = self.clock()
-        self.train_seconds, self.last_time, self.has_started = (
-            self.train_seconds + now - self.last_time,
-            now,
-            True,
-        )
+        self.train_seconds = self.train_seconds + now - self.last_time
+        self.last_time = now
+        self.has_started = True
         self.reporter.log_train({**row, "seconds": self.train_seconds})
 
     def log_valid(self, row: MetricsRow) -> None:

@@ -210,11 +210,9 @@ class SpeedMeter:
 
     def restart(self) -> None:
         """Start counting from now."""
-        self.start_time, self.start_step, self.start_tokens = (
-            time.perf_counter(),
-            self.progress.step,
-            self.progress.tokens,
-        )
+        self.start_time = time.perf_counter()
+        self.start_step = self.progress.step
+        self.start_tokens = self.progress.tokens
 
     def read_speed(self) -> dict[str, float]:
         """Labels per second and milliseconds per step, including evaluations and checkpoints."""

@@ -66,10 +66,8 @@ def _head_section(name: str, heads: HeadSurvey) -> PageSection:
         rows.append(f'<th scope="row">{escape(tr("layer {n}", n=number))}</th>')
         for head, kind_of in enumerate(heads.kinds[layer]):
             mark, kind_name, _ = HEAD_KINDS[kind_of]
-            title, id = (
-                tr("layer {layer}, head {head}", layer=number, head=head),
-                f"{name}-{number}-{head}",
-            )
+            title = tr("layer {layer}, head {head}", layer=number, head=head)
+            id = f"{name}-{number}-{head}"
             title, kind_name = escape(title), escape(tr(kind_name))
             link = f'class="kind-{kind_of}" href="#{id}" title="{title}: {kind_name}"'
             rows[-1] += f"<td><a {link}>{mark}</a></td>"

@@ -76,10 +76,8 @@ def read_run(directory: str | Path) -> RunRecord:
         expected = f"expected a directory written by polyhead train, with {METRICS}"
         problem = "is a file" if directory.is_file() else "has no training"
         if not directory.exists():
-            problem, expected = (
-                "does not exist",
-                f"{expected}{did_you_mean_path(directory, '*/', [Path('runs')])}",
-            )
+            problem = "does not exist"
+            expected = f"{expected}{did_you_mean_path(directory, '*/', [Path('runs')])}"
         raise UserError(f"{directory} {problem}; {expected}")
     return RunRecord(
         directory,

@@ -114,16 +114,12 @@ class BeamSearchStrategy:
         if not 1 <= n_best <= beam_size:
             raise UserError(f"n_best is {n_best}, expected 1 to beam_size ({beam_size})")
         self.beam_size, self.n_best, self.length_penalty = beam_size, n_best, length_penalty
-        self.early_stopping, self.min_new_tokens, self.bad_token_ids = (
-            early_stopping,
-            min_new_tokens,
-            list(bad_token_ids),
-        )
-        self.no_repeat_ngram_size, self.grammar, self.eos_ids = (
-            no_repeat_ngram_size,
-            grammar,
-            {eos_id, *extra_eos_ids},
-        )
+        self.early_stopping = early_stopping
+        self.min_new_tokens = min_new_tokens
+        self.bad_token_ids = list(bad_token_ids)
+        self.no_repeat_ngram_size = no_repeat_ngram_size
+        self.grammar = grammar
+        self.eos_ids = {eos_id, *extra_eos_ids}
         # beam_size of these stay live, however many end
         self.num_candidates = (
             1 if beam_size == 1 and early_stopping is True else (1 + len(self.eos_ids)) * beam_size
@@ -189,10 +185,8 @@ class BeamSearchStrategy:
         )
         forced_ids = _list_forced_ids(beams, barred_ids)
         if shortlist_head is not None:
-            banned_ids, repeated_ids = (
-                shortlist_head.column_ids(banned_ids),
-                [shortlist_head.column_ids(tokens) for tokens in repeated_ids],
-            )
+            banned_ids = shortlist_head.column_ids(banned_ids)
+            repeated_ids = [shortlist_head.column_ids(tokens) for tokens in repeated_ids]
         columns = forced_ids if shortlist_head is None else list(map(shortlist_head.column_ids, forced_ids))
         rows = [row for beam in beams for row in beam.rows]
         masked_logits = None if self.grammar is None else self.grammar.mask_logits(logits, rows)

@@ -171,7 +171,5 @@ class SampledSequences:
         self.parent_rows = kept_rows
         if len(kept_rows) == len(self.rows):
             return
-        self.rows, self.row_numbers = (
-            [self.rows[i] for i in kept_rows],
-            [self.row_numbers[i] for i in kept_rows],
-        )
+        self.rows = [self.rows[i] for i in kept_rows]
+        self.row_numbers = [self.row_numbers[i] for i in kept_rows]

@@ -231,10 +231,8 @@ def apply_frequency_presence_penalties(
     if not any(sizes):
         return logits
     # with arrays: a list of all indices takes four times as long
-    rows, tokens = (
-        np.repeat(np.arange(len(output_ids)), sizes),
-        np.fromiter(chain(*counts), np.int64, sum(sizes)),
-    )
+    rows = np.repeat(np.arange(len(output_ids)), sizes)
+    tokens = np.fromiter(chain(*counts), np.int64, sum(sizes))
     times = np.fromiter(chain(*(counter.values() for counter in counts)), np.float64, sum(sizes))
     penalties = torch.from_numpy(times * frequency_penalty + presence_penalty).to(logits)
     indices = torch.from_numpy(rows).to(penalties.device), torch.from_numpy(tokens).to(penalties.device)

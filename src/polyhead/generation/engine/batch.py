@@ -379,11 +379,9 @@ class DecodingBatch:
             selection, cached_lens = parent_rows.get(member), member.cached_lens
             rows += [first_row + i for i in (range(len(cached_lens)) if selection is None else selection)]
             if selection is not None:
-                member.cached_lens, member.pending, member.last_features = (
-                    [cached_lens[i] for i in selection],
-                    [member.pending[i] for i in selection],
-                    [member.last_features[i] for i in selection],
-                )
+                member.cached_lens = [cached_lens[i] for i in selection]
+                member.pending = [member.pending[i] for i in selection]
+                member.last_features = [member.last_features[i] for i in selection]
             first_row += len(cached_lens)
         if rows != list(range(first_row)):
             self.cache.select(rows)

@@ -79,12 +79,10 @@ class Engine:
         if not 0 <= refill_threshold <= 1:
             raise UserError(f"engine: refill is {refill_threshold}, expected a fraction from 0 to 1")
         self.model, self.max_len, self.cache, self.max_num_seqs = model, max_len, cache, max_num_seqs
-        self.max_batch_tokens, self.prefill_chunk, self.refill_threshold, self.deterministic = (
-            max_batch_tokens,
-            prefill_chunk,
-            refill_threshold,
-            deterministic,
-        )
+        self.max_batch_tokens = max_batch_tokens
+        self.prefill_chunk = prefill_chunk
+        self.refill_threshold = refill_threshold
+        self.deterministic = deterministic
         self.shortlist = shortlist
         self.truncated_len = max(1, max_len // 2)  # context that remains when a text outgrows the model
         self.prefix_ids = prefix_ids if len(prefix_ids) < self.truncated_len else ()
@@ -131,10 +129,8 @@ class Engine:
             )
         request = Request(self, prompt, state, source, cost, drafter)
         request.prefix_ids = self.prefix_ids
-        request.max_kv_tokens, capacity = (
-            self._max_kv_tokens(request),
-            self._empty_batch.cache.free_tokens(state.width),
-        )
+        request.max_kv_tokens = self._max_kv_tokens(request)
+        capacity = self._empty_batch.cache.free_tokens(state.width)
         if request.max_kv_tokens > capacity:
             raise UserError(
                 f"{len(prompt)} tokens and up to {state.max_new_tokens} new ones in {state.width} "

@@ -170,11 +170,9 @@ def _decode_group(
     A prompt that the grammar leaves without a token ends, with its reason in ``refusals`` by its index; that
     of the first one is ``first_prompt``.
     """
-    sampling, live, limits = (
-        context.sampling,
-        list(range(len(sequences))),
-        [len(tokens) + max_new_tokens for tokens in sequences],
-    )
+    sampling = context.sampling
+    live = list(range(len(sequences)))
+    limits = [len(tokens) + max_new_tokens for tokens in sequences]
     prompt_lens = [len(tokens) for tokens in sequences]
     decoder.rewind(sequences[::n])
     drafter = proposer.start(sequences[::n], context)
@@ -234,10 +232,8 @@ def _decode_group(
                     stopped.add(row_offset + row)
                 elif num_accepted < len(drafts[i].tokens) and token == drafts[i].tokens[num_accepted]:
                     accepted.append(i)
-            matching, num_accepted = (
-                [i for i in accepted if row_offset + live[i] not in stopped],
-                num_accepted + 1,
-            )
+            matching = [i for i in accepted if row_offset + live[i] not in stopped]
+            num_accepted = num_accepted + 1
         live_indices = [i for i, row in enumerate(live) if row_offset + row not in stopped]
         if len(live_indices) < len(live):
             live = [live[i] for i in live_indices]

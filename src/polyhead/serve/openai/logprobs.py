@@ -39,10 +39,8 @@ def check_logprobs_size(
 
     Each new token has ``num_alternatives`` alternatives.
     """
-    tokens, max_chars = (
-        sum(request.n * request.state.max_new_tokens for request in requests),
-        service.limits.max_body,
-    )
+    tokens = sum(request.n * request.state.max_new_tokens for request in requests)
+    max_chars = service.limits.max_body
     num_chars = chars_per_token * (1 + num_alternatives) * tokens
     if num_chars > max_chars:
         raise ApiError(
