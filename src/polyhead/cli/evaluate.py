@@ -85,20 +85,32 @@ def run(
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="translation models: bleu, bleu-lc, chrf, or for summaries rouge-1, rouge-2, rouge-l; "
-            "repeated for several",
+            help="translation models: bleu, bleu-lc, chrf, ter, comet:PATH of a local checkpoint, or for "
+            "summaries rouge-1, rouge-2, rouge-l; repeated for several",
             show_default="bleu, bleu-lc, chrf",
         ),
     ] = None,
+    against: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="RUN|FILE",
+            help="translation models: compare the scores with those of another run, or of a file of "
+            "translations as written by --output, by paired bootstrap",
+        ),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="print JSON; the table goes to standard error")
+    ] = False,
     others: EnsembleOption = None,
     dtype: Dtype = "fp32",
     device: Device = "auto",
     **settings: Any,
 ) -> None:
-    """Evaluate a trained model: BLEU, chrF, ROUGE, perplexity, accuracy.
+    """Evaluate a trained model: BLEU, chrF, TER, ROUGE, COMET, perplexity, accuracy.
 
     Translation models: BLEU and chrF of sacreBLEU, on the whole corpus of detokenised translations, with
-    their signatures, and perplexity per reference token, end of sentence included. Language models:
+    half the width of their 95 % interval (bootstrap of 1,000 samples) and their signatures, and perplexity
+    per reference token, end of sentence included. Language models:
     perplexity per token and per word, bits per character. Classifiers: accuracy, mean F1 of the classes,
     Matthews correlation. Models that recover masked, corrupted or replaced tokens: loss, perplexity and
     accuracy of the recovered tokens.
@@ -109,7 +121,12 @@ def run(
     polyhead eval runs/sst2 dev.tsv --output labels.txt
     polyhead eval runs/multi30k test.de test.en --beam-size 1 --output test.out
     polyhead eval runs/multi30k test.de reference1.en reference2.en
+    polyhead eval runs/multi30k --against runs/larger --metric bleu --metric ter
     """
+    import json
+    import sys
+    from contextlib import nullcontext, redirect_stdout
+
     from polyhead.cli.eval_metrics.dispatch import choose_evaluator, filter_options
 
     if files and split:
@@ -117,7 +134,7 @@ def run(
             f"--split {split} selects files of the recipe and cannot be combined with {files[0]!r}: "
             "remove one of them"
         )
-    check_output_path(output, [*(files or []), terminology], directory, others)
+    check_output_path(output, [*(files or []), terminology, str(against or "")], directory, others)
     loaded = load_run(directory, others, dtype, device)
     evaluator = choose_evaluator(loaded)
     options = settings | {
@@ -132,5 +149,12 @@ def run(
         "source": source,
         "target": target,
         "metric": metric or None,
+        "against": against,
     }
-    evaluator.evaluate(loaded, files or [], split or "test", **filter_options(evaluator, options))
+    options = filter_options(evaluator, options)
+    if against and not against.is_file():
+        options["against"] = load_run(against, None, dtype, device)
+    with redirect_stdout(sys.stderr) if as_json else nullcontext():
+        measures = evaluator.evaluate(loaded, files or [], split or "test", **options)
+    if as_json:
+        print(json.dumps(measures, indent=2, ensure_ascii=False))

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyhead.core.array_types import Floats
+from polyhead.evaluate.bootstrap import N_RESAMPLES, bootstrap_p_value, draw_counts
 from polyhead.evaluate.metrics import Metric, make_scorer
 
 if TYPE_CHECKING:
@@ -25,9 +26,6 @@ ScoreFunction = Callable[[Floats], Floats]
 
 Seeds = Sequence[Floats]
 """Statistics (N, K) of each seed of a design."""
-
-N_RESAMPLES = 1000
-SEED = 12345  # the default of sacreBLEU
 
 
 class SacrebleuTest:
@@ -143,20 +141,7 @@ SignificanceTest = SacrebleuTest | BootstrapTest
 @lru_cache(maxsize=1)
 def draw_resamples(n: int) -> NDArray[np.int64]:
     """How often each of ``n`` units is drawn into each resample: (R, N). Draws are those of sacreBLEU."""
-    indices = np.random.default_rng(SEED).choice(n, size=(N_RESAMPLES, n), replace=True)
-    return np.stack([np.bincount(row, minlength=n) for row in indices])
-
-
-def bootstrap_p_value(differences: Floats, observed: float) -> float:
-    """Two-sided p: the share of resamples that move the difference further than it is from 0.
-
-    A resampled difference is compared with the mean of all of them. Both counts are increased by one, as in
-    sacreBLEU. p is 1 if there is no difference.
-    """
-    if not observed:
-        return 1.0
-    beyond = int(np.sum(np.abs(differences - differences.mean()) > abs(observed)))
-    return (beyond + 1) / (len(differences) + 1)
+    return np.stack([*draw_counts(n, N_RESAMPLES)])
 
 
 def metric_statistics(

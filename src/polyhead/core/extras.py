@@ -17,14 +17,17 @@ EXTRAS = {
     "hf": ("transformers",),
     "parquet": ("pyarrow",),
     "rouge": ("rouge-score",),
+    "comet": ("unbabel-comet",),
     "grammar": ("llguidance",),
     "serve": ("uvicorn", "starlette", "prometheus-client"),
     "export": ("onnx", "onnxscript", "onnxruntime", "ctranslate2", "gguf"),
     "wandb": ("wandb",),
     "mlflow": ("mlflow",),
 }
-SERVICES = ("wandb", "mlflow")  # extras that "all" does not install: each is useful only with its service
-_REQUIRED_BY_EXTRAS = {"onnx_ir": "export"}  # imported modules that an extra installs indirectly
+# extras that "all" does not install: useful only with a service, or, of COMET, with a checkpoint of 2 GB
+SERVICES = ("wandb", "mlflow", "comet")
+# imported modules that an extra installs indirectly, or under another name
+_REQUIRED_BY_EXTRAS = {"onnx_ir": "export", "comet": "comet"}
 _ROOT = Path(__file__).parents[3]  # repository root, if installed from a clone
 
 

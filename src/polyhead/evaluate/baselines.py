@@ -168,8 +168,10 @@ def translation_baselines(
     """Scores of the better of two predictions: the source, or the most frequent target for each line.
 
     The source is left out if it equals a reference in all lines; ``frequent_target`` is the most frequent
-    target, if known.
+    target, if known. Metrics with a model of their own have no baseline.
     """
+    if metrics and not (metrics := [name for name in metrics if name in KNOWN_METRICS]):
+        return {}
     guesses: list[tuple[str, str, list[str]]] = []
     if any(source not in texts for source, texts in zip(sources, reference_lists(references), strict=True)):
         guesses.append(("copied source", "", list(sources)))

@@ -2,29 +2,39 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from importlib.metadata import version
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from polyhead.core.errors import UserError, format_value, unknown_name_error
 from polyhead.core.i18n import tr
+from polyhead.evaluate.bootstrap import (
+    SEED,
+    PairedDifference,
+    paired_bootstrap,
+    resample_scores,
+    score_interval,
+)
+from polyhead.evaluate.text_scorers import (
+    Comet,
+    Rouge,
+    ScoredTexts,
+    bleu_tokenizer,
+    make_bleu,
+    make_chrf,
+    make_ter,
+)
 from polyhead.tokenizers.input_validation import validate_list
-from polyhead.tokenizers.languages import script_of_language
-from polyhead.tokenizers.scripts import UNSPACED_SCRIPTS, find_unspaced_script
-
-# scripts without spaces between words need a tokenizer of their own, or BLEU treats a sentence as one word
-BLEU_TOKENIZERS = dict.fromkeys(UNSPACED_SCRIPTS, "char") | {"Han": "zh"}
+from polyhead.tokenizers.scripts import find_unspaced_script
 
 References = Sequence[str | Sequence[str]]
 """The reference of each source: one text, or a list of texts of any length from 1."""
 
 
-ScorerFactory = Callable[[str, Sequence[str]], Any]
-"""Makes a metric of sacreBLEU for a language or, if that is unknown, for the script of the references."""
+ScorerFactory = Callable[[ScoredTexts], Any]
+"""Makes a metric of sacreBLEU, or an object with the same methods, for some texts."""
 
 
 @dataclass(frozen=True)
@@ -42,67 +52,17 @@ class Metric:
     is_judged: bool = True  # compared with its baseline
     make_scorer: ScorerFactory | None = None  # of translations
     is_default: bool = True  # computed where no metrics are named
+    needs_path: bool = False  # named with the path of its model: "comet:PATH"; too slow for baselines
 
     def is_better(self, value: float, other: float) -> bool:
         """Whether a value is better than another one."""
         return value < other if self.lower_is_better else value > other
 
 
-def make_bleu(lang: str = "", references: Sequence[str] = (), lowercase: bool = False) -> Any:
-    """BLEU (Papineni et al., 2002; Post, 2018): 13a tokens, ``zh`` for Chinese, characters for other scripts
-    without spaces.
-
-    Without a known ``lang``, the tokenizer follows from the script of the references.
-    """
-    from sacrebleu.metrics import BLEU
-
-    return BLEU(tokenize=bleu_tokenizer(lang, references), lowercase=lowercase)
-
-
-def make_chrf(lang: str = "", references: Sequence[str] = ()) -> Any:
-    """chrF2 (Popović, 2015)."""
-    from sacrebleu.metrics import CHRF
-
-    return CHRF()
-
-
-class Rouge:
-    """ROUGE (Lin, 2004) by rouge-score, as a metric of sacreBLEU: the mean F1 of the texts in percent.
-
-    Of several references the one with the highest F1 counts. English has the words of published numbers, a-z
-    and 0-9 after the Porter stemmer; other text has its words as they are, or its characters in a script
-    without spaces. ``kind`` is rouge1, rouge2 or rougeL.
-    """
-
-    def __init__(self, lang: str, references: Sequence[str], kind: str) -> None:
-        from rouge_score.rouge_scorer import RougeScorer
-
-        is_english = lang[:2] == "en" or (not lang and all(map(str.isascii, references)))
-        splits_at_spaces = bleu_tokenizer(lang, references) == "13a"
-        self.kind = kind
-        self.words = "porter" if is_english else "words" if splits_at_spaces else "characters"
-        self.scorer = RougeScorer([kind], use_stemmer=True, tokenizer=None if is_english else self)
-
-    def tokenize(self, text: str) -> list[str]:
-        """The words or characters of a text that is not English."""
-        return re.findall(r"\w+" if self.words == "words" else r"\w", text.lower())
-
-    def corpus_score(self, outputs: Sequence[str], streams: Sequence[Sequence[str | None]]) -> Any:
-        """Score of the outputs; each stream has a reference of every output, or None where it has no more."""
-        from sacrebleu.metrics.base import Score
-
-        rows = [[text for text in row if text is not None] for row in zip(*streams, strict=True)]
-        pairs = zip(rows, outputs, strict=True)
-        f1 = [self.scorer.score_multi(row, output)[self.kind].fmeasure for row, output in pairs]
-        return Score(self.kind, 100 * sum(f1) / len(f1))
-
-    def get_signature(self) -> str:
-        return f"f1:mean|tok:{self.words}|rouge-score:{version('rouge-score')}"
-
-
 _PERCENT: Any = {"is_percent": True, "digits": 2, "interval_digits": 1}
 _LOWER: Any = {"lower_is_better": True, "digits": 3}
 _ROUGE: Any = {"is_percent": True, "digits": 2, "interval_digits": 1, "is_judged": False, "is_default": False}
+_COMET: Any = {"is_judged": False, "is_default": False, "needs_path": True}
 _LC_BLEU: Any = {"is_judged": False, "make_scorer": partial(make_bleu, lowercase=True)}
 # judged in this order: the main metric of a task comes before its others
 _TABLE = (
@@ -113,6 +73,8 @@ _TABLE = (
     Metric("rouge-1", "ROUGE-1", "ROUGE-1", "ROUGE-1", **_ROUGE, make_scorer=partial(Rouge, kind="rouge1")),
     Metric("rouge-2", "ROUGE-2", "ROUGE-2", "ROUGE-2", **_ROUGE, make_scorer=partial(Rouge, kind="rouge2")),
     Metric("rouge-l", "ROUGE-L", "ROUGE-L", "ROUGE-L", **_ROUGE, make_scorer=partial(Rouge, kind="rougeL")),
+    Metric("ter", "TER", "TER", "TER", True, **_ROUGE, make_scorer=make_ter),
+    Metric("comet", "COMET", "COMET", "COMET", **_COMET, make_scorer=Comet),
     Metric("micro_f1", "micro F1", "micro F1", "micro F1"),
     Metric("pearson", "Pearson", "Pearson", "Pearson correlation", digits=3),
     Metric("spearman", "Spearman", "Spearman", "Spearman correlation", digits=3),
@@ -135,6 +97,23 @@ class MetricScore(NamedTuple):
     name: str
     value: float
     signature: str
+    resamples: tuple[float, ...] = ()  # bootstrap scores; the same texts are drawn for all outputs
+
+    @property
+    def margin(self) -> float:
+        """Half the width of the 95 % interval of the resampled scores, as by ``sacrebleu --confidence``."""
+        low, high = score_interval(self.resamples)
+        return (high - low) / 2
+
+
+def compare_scores(score: MetricScore, other: MetricScore) -> PairedDifference:
+    """score - other by paired bootstrap; both are of ``run.evaluate`` on the same texts."""
+    if score.name != other.name or len(score.resamples) != len(other.resamples) or not score.resamples:
+        raise UserError(
+            f"compare_scores expects two scores of one metric with equally many resamples, got {score.name} "
+            f"with {len(score.resamples):,} and {other.name} with {len(other.resamples):,}"
+        )
+    return paired_bootstrap(score.value, score.resamples, other.value, other.resamples)
 
 
 class Evaluation(NamedTuple):
@@ -146,51 +125,83 @@ class Evaluation(NamedTuple):
 
 
 def evaluate_translations(
-    outputs: list[str], references: References, lang: str = "", metrics: Sequence[str] = ()
+    outputs: list[str],
+    references: References,
+    lang: str = "",
+    metrics: Sequence[str] = (),
+    sources: Sequence[str] = (),
+    n_resamples: int = 0,
 ) -> Evaluation:
-    """The metrics of one translation per source, with one or several references; by default BLEU and chrF."""
+    """The metrics of one translation per source, with one or several references; by default BLEU and chrF.
+
+    Only COMET reads ``sources``. ``n_resamples`` bootstrap resamples give the scores their intervals.
+    """
     if not all(isinstance(output, str) for output in outputs):
         raise UserError("evaluate measures the best translation of each source: remove n_best")
+    paths = dict(split_metric(name) for name in metrics)
     chosen = [
         metric
         for metric in TRANSLATION_METRICS.values()
-        if (metric.name in metrics if metrics else metric.is_default)
+        if (metric.name in paths if metrics else metric.is_default)
     ]
-    scores = [score_translations(metric, outputs, references, lang) for metric in chosen]
+    scores = [
+        score_translations(
+            metric, outputs, references, lang, sources, paths.get(metric.name, ""), n_resamples
+        )
+        for metric in chosen
+    ]
     first = [text if isinstance(text, str) else text[0] for text in references]
     return Evaluation(scores, outputs, describe_tokenizer_mismatch(lang, first))
 
 
+def split_metric(name: str) -> tuple[str, str]:
+    """Name and path of a metric: ("comet", "models/wmt22.ckpt") of "comet:models/wmt22.ckpt"."""
+    metric, _, path = name.partition(":")
+    return metric, path
+
+
 def check_metrics(names: Sequence[str]) -> None:
-    """Raise UserError unless names are a list of names of ``TRANSLATION_METRICS``."""
+    """Raise UserError unless names are a list of names of ``TRANSLATION_METRICS``, COMET with its path."""
     if isinstance(names, str):
         raise UserError(f"metrics expects a list of names, got one name; write metrics=[{names!r}]")
-    for name in names:
+    for name, path in map(split_metric, names):
         if name not in TRANSLATION_METRICS:
             raise unknown_name_error("metric", name, TRANSLATION_METRICS)
+        if TRANSLATION_METRICS[name].needs_path:
+            Comet.check(path)
+        elif path:
+            raise UserError(f"metric {name} takes no path, got {path!r}: write {name}")
 
 
 def make_scorer(metric: Metric, lang: str = "", references: Sequence[str] = ()) -> Any:
     """The metric of sacreBLEU that scores the translations."""
+    return _make_scorer(metric, ScoredTexts(lang, references))
+
+
+def _make_scorer(metric: Metric, texts: ScoredTexts) -> Any:
     assert metric.make_scorer, f"{metric.name} is no metric of translations"
-    return metric.make_scorer(lang, references)
+    return metric.make_scorer(texts)
 
 
 def score_translations(
-    metric: Metric, outputs: Sequence[str], references: References, lang: str = ""
+    metric: Metric,
+    outputs: Sequence[str],
+    references: References,
+    lang: str = "",
+    sources: Sequence[str] = (),
+    path: str = "",
+    n_resamples: int = 0,
 ) -> MetricScore:
-    """Corpus score of detokenised text."""
+    """Corpus score of detokenised text, with ``n_resamples`` bootstrap scores."""
     check_same_length(outputs, references)
     lists = reference_lists(references)
-    scorer = make_scorer(metric, lang, [texts[0] for texts in lists])
-    value = scorer.corpus_score(list(outputs), _to_streams(lists)).score
-    return MetricScore(metric.name, value, str(scorer.get_signature()))
-
-
-def bleu_tokenizer(lang: str, references: Sequence[str]) -> str:
-    """The sacreBLEU tokenizer for the script of a language code; if unknown, for that of the references."""
-    script = script_of_language(lang) or find_unspaced_script(references)
-    return BLEU_TOKENIZERS.get(script, "13a")
+    scorer = _make_scorer(metric, ScoredTexts(lang, [texts[0] for texts in lists], sources, path))
+    statistics = scorer._extract_corpus_statistics(list(outputs), _to_streams(lists))
+    value = scorer._aggregate_and_compute(statistics).score
+    if n_resamples:
+        scorer.n_bootstrap, scorer.seed = n_resamples, SEED  # in the signature
+    resamples = tuple(resample_scores(scorer, statistics, n_resamples)) if n_resamples else ()
+    return MetricScore(metric.name, value, str(scorer.get_signature()), resamples)
 
 
 def describe_tokenizer_mismatch(lang: str, references: Sequence[str]) -> str:

@@ -20,6 +20,7 @@ from polyhead.core.output_paths import check_output_dir
 from polyhead.core.registry import SPECULATIVE
 from polyhead.core.strict_kwargs import strict_methods
 from polyhead.data.readers.plain_text import TextFiles
+from polyhead.evaluate.bootstrap import N_RESAMPLES
 from polyhead.evaluate.classify import (
     ClassPrediction,
     ClassPredictions,
@@ -471,13 +472,15 @@ class Run:
         """Scores of detokenised free-running output, and the outputs: the best of each source.
 
         ``references`` has a text for each source, or a list of texts if there are several references;
-        ``metrics`` are names such as ["rouge-1", "rouge-l"] (default: BLEU, lowercased BLEU and chrF).
+        ``metrics`` are names such as ["ter", "rouge-l", "comet:PATH"] (default: BLEU, lowercased BLEU and
+        chrF). The interval of a score is ``score.value ± score.margin``, of 1,000 bootstrap resamples;
+        ``compare_scores`` in ``evaluate/metrics.py`` compares two runs by them.
         """
         self._require_kind("encoder-decoder")
         check_same_length(sources, references)
         check_metrics(metrics)
         outputs = self.translate(sources, truncate=True, **changes)
-        return evaluate_translations(outputs, references, lang, metrics)
+        return evaluate_translations(outputs, references, lang, metrics, sources, N_RESAMPLES)
 
     def save(self, directory: str | Path, facts: str = "", selection: WeightSelection | None = None) -> None:
         """Write the run as a Hugging Face style directory, with a manifest of its files.

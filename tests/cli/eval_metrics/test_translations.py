@@ -6,7 +6,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 from rouge_score.rouge_scorer import RougeScorer
-from sacrebleu.metrics import BLEU, CHRF
+from sacrebleu.metrics import BLEU, CHRF, TER
 
 from polyhead import load
 from polyhead.cli.eval_metrics import translations
@@ -135,6 +135,40 @@ def test_metrics_are_chosen_by_name(tiny, pair, tmp_path, measure, cli):
     assert float(values["rouge-l"]) == pytest.approx(expected, abs=0.01)
     message = cli.error("eval", tiny, *pair, "--metric", "rouge")
     assert "unknown metric 'rouge'; did you mean 'rouge-" in message
+
+
+def test_scores_are_compared_with_those_of_another_run(tiny, pair, tmp_path, cli):
+    out = tmp_path / "out"
+    cli("eval", tiny, *pair, "--output", out)
+    outputs, references = out.read_text().splitlines(), pair[1].read_text().splitlines()
+    better = tmp_path / "better"
+    better.write_text(f"{references[0]}\n{outputs[1]}\n")
+    options = ["--metric", "chrf", "--metric", "ter", "--json"]
+    printed = cli("eval", tiny, *pair, *options, "--against", better)
+    found = json.loads(printed.out)
+    for name, metric in (("chrf", CHRF()), ("ter", TER())):
+        own, other = (
+            metric.corpus_score(texts, [references]).score for texts in (outputs, [references[0], outputs[1]])
+        )
+        assert found["measures"][name] == found["scores"][name]["value"] == pytest.approx(own)
+        assert found["against"][name]["value"] == pytest.approx(other)
+        difference = found["against"][name]["difference"]
+        assert difference["value"] == pytest.approx(own - other) and difference["p"] > 0.05
+        assert difference["low"] <= difference["value"] <= difference["high"]
+        assert f"{own - other:>9.3f}  [{difference['low']:+.2f}, {difference['high']:+.2f}]" in printed.err
+        assert f"±{found['scores'][name]['margin']:.2f}  nrefs:1|bs:1000|seed:12345|" in printed.err
+    assert found["against"]["name"] == str(better) and "chrf" in found["baselines"]
+    for same in (tiny, out):
+        against = json.loads(cli("eval", tiny, *pair, *options, "--against", same).out)["against"]
+        assert against["chrf"]["difference"] == {"value": 0, "low": 0, "high": 0, "p": 1}
+    better.write_text("one\n")
+    message = cli("eval", tiny, *pair, "--against", better, code=2).err
+    assert (
+        "better has 1 lines for 2 pairs; expected a run, or a file with one translation per line" in message
+    )
+    assert "no run" in cli.error("eval", tiny, *pair, "--against", tmp_path / "none")
+    message = cli.error("eval", tiny, *pair, "--metric", "comet:none")
+    assert "metric comet has no checkpoint at 'none'" in message
 
 
 @pytest.mark.parametrize("format_", ["parallel", "tsv"])

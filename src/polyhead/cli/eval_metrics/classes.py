@@ -11,6 +11,7 @@ from typing import Any
 from rich.cells import cell_len, set_cell_size
 
 from polyhead.cli.eval_metrics.printing import (
+    JsonMeasures,
     Split,
     eval_command,
     parse_column,
@@ -18,6 +19,7 @@ from polyhead.cli.eval_metrics.printing import (
     print_unknown,
     print_verdict,
     require_split,
+    to_json_measures,
     write_output_lines,
 )
 from polyhead.cli.line_io import escape_terminal, to_one_column
@@ -64,7 +66,7 @@ def evaluate_classifier(
     output: Path | None = None,
     text: Sequence[str] = (),
     label: str | None = None,
-) -> None:
+) -> JsonMeasures:
     """Print the table of a classifier; ``text`` and ``label`` override the columns of the recipe."""
     columns: dict[str, Any] = {"text": [parse_column(one) for one in text]} if text else {}
     columns |= {} if label is None else {"label": parse_column(label)}
@@ -148,6 +150,7 @@ def evaluate_classifier(
     print_hardest(result.hardest, is_regression)
     if output is not None:
         write_output_lines(output, map(to_one_column, result.predictions), report)
+    return to_json_measures(result.measures, baselines)
 
 
 def print_confusion(counts: ConfusionCounts, labels: Sequence[str]) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from polyhead.cli.eval_metrics import classes, language, token_accuracy, translations
+from polyhead.cli.eval_metrics.printing import JsonMeasures
 from polyhead.cli.options import drop_none
 from polyhead.config.generation_config import verb_settings
 from polyhead.core.errors import UserError
@@ -18,7 +19,7 @@ class RunEvaluator(NamedTuple):
 
     run_description: str  # description of the run: "is a classifier"
     data_description: str  # description of its data: "labelled texts"
-    evaluate: Callable[..., None]  # (run, files, split, **options): prints the table
+    evaluate: Callable[..., JsonMeasures]  # (run, files, split, **options): prints the table
 
     @property
     def options(self) -> set[str]:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from polyhead.cli.eval_metrics.printing import (
+    JsonMeasures,
     Split,
     eval_command,
     load_token_counts,
@@ -16,6 +17,7 @@ from polyhead.cli.eval_metrics.printing import (
     print_unknown,
     print_verdict,
     require_split,
+    to_json_measures,
 )
 from polyhead.core.errors import UserError
 from polyhead.core.i18n import tr
@@ -26,7 +28,7 @@ from polyhead.train.tasks.common import count_predicted_in_text, open_split_text
 
 def evaluate_language_model(
     run: Run, files: Sequence[str], split: Split, *, text: Sequence[str] = ()
-) -> None:
+) -> JsonMeasures:
     """Print the table of a language model; ``text`` overrides the text columns of the recipe."""
     if text and not files:
         raise UserError(f"--text requires files: {eval_command(run, 'FILE --text COLUMN')}")
@@ -63,3 +65,4 @@ def evaluate_language_model(
     print_verdict(run, values, baselines)
     remark = tr("tokens/s, in {seconds:,.1f} s with the tokenizer", seconds=seconds)
     print_measure(tr("speed"), tokens / seconds, remark)
+    return to_json_measures(values, baselines)

@@ -6,7 +6,7 @@ import shlex
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from rich.cells import cell_len
 
@@ -25,6 +25,8 @@ from polyhead.tokenizers.unknown_tokens import UnknownTokens
 from polyhead.train.baselines import read_validation_losses
 
 Split = Literal["test", "valid"]
+JsonMeasures = dict[str, Any]
+"""What ``polyhead eval --json`` prints."""
 # training task of a run without a recipe, by its kind
 TASK_BY_KIND = {"classifier": "classification", "decoder": "language-model", "encoder-decoder": "translation"}
 
@@ -33,6 +35,12 @@ def print_measure(name: str, value: float, remark: str, baseline: Baseline | Non
     """Print a line of the table: name, value and remark, with the baseline at the end."""
     suffix = f" ({baseline.describe(f'{baseline.value:.3f}')})" if baseline else ""
     print(f"{name}{' ' * (11 - cell_len(name))} {value:>9.3f}  {remark}{suffix}", flush=True)
+
+
+def to_json_measures(values: Mapping[str, float], baselines: Baselines) -> JsonMeasures:
+    """The measures of an evaluation and their baselines for ``--json``."""
+    known = {name: baseline._asdict() for name, baseline in baselines.items() if name in values}
+    return {"measures": dict(values), "baselines": known}
 
 
 def print_unknown(unknown: UnknownTokens) -> None:

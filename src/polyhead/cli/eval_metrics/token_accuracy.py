@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from polyhead.cli.eval_metrics.printing import (
+    JsonMeasures,
     Split,
     print_measure,
     print_unknown,
     print_verdict,
     require_split,
+    to_json_measures,
 )
 from polyhead.core.errors import NotFiniteError
 from polyhead.core.i18n import tr
@@ -23,7 +25,7 @@ from polyhead.train.loggers import Reporters
 from polyhead.train.tasks.base import HasValidationStore
 
 
-def evaluate_token_recovery(run: Run, files: Sequence[str], split: Split) -> None:
+def evaluate_token_recovery(run: Run, files: Sequence[str], split: Split) -> JsonMeasures:
     """Print the table of a model that was trained to recover hidden tokens.
 
     The same tokens are hidden for every model, so that results are comparable.
@@ -62,3 +64,4 @@ def evaluate_token_recovery(run: Run, files: Sequence[str], split: Split) -> Non
     if isinstance(task, HasValidationStore):
         print_unknown(task.valid.count_unknown(run.tokenizer))
     print_verdict(run, values, baselines)
+    return to_json_measures(values, baselines)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from polyhead.cli.eval_metrics.printing import (
+    JsonMeasures,
     Split,
     eval_command,
     load_token_counts,
@@ -19,9 +20,10 @@ from polyhead.cli.eval_metrics.printing import (
     print_unknown,
     print_verdict,
     require_split,
+    to_json_measures,
     write_output_lines,
 )
-from polyhead.cli.line_io import LineCounter, read_terminology, to_one_line
+from polyhead.cli.line_io import LineCounter, read_lines, read_terminology, to_one_line
 from polyhead.cli.options import drop_none
 from polyhead.cli.swapped_sides import SwapCheck
 from polyhead.core.errors import UserError
@@ -44,7 +46,8 @@ from polyhead.evaluate.baselines import (
     translation_baselines,
     unigram_baselines,
 )
-from polyhead.evaluate.metrics import check_metrics
+from polyhead.evaluate.bootstrap import N_RESAMPLES
+from polyhead.evaluate.metrics import Evaluation, check_metrics, compare_scores, evaluate_translations
 from polyhead.run.run import Run
 from polyhead.tokenizers.languages import default_languages, with_languages
 from polyhead.tokenizers.unknown_tokens import count_unknown
@@ -65,9 +68,13 @@ def evaluate_translator(
     source: str | None = None,
     target: str | None = None,
     metric: Sequence[str] = (),
+    against: Run | Path | None = None,
     **settings: Any,
-) -> None:
-    """Print the table of a translator; options and columns default to those of the run."""
+) -> JsonMeasures:
+    """Print the table of a translator; options and columns default to those of the run.
+
+    ``against`` is another run, or a file as written by --output, whose scores are compared.
+    """
     check_metrics(metric)
     sides = {"source": source, "target": target}
     columns = {side: parse_column(name) for side, name in sides.items() if name is not None}
@@ -75,9 +82,11 @@ def evaluate_translator(
     sources, references, report = load_pairs(run, files, split, limit, columns)
     SwapCheck(run, source_lang, target_lang).check_pairs(sources, [texts[0] for texts in references])
     changes = settings | drop_none(terminology=entries, shortlist=shortlist)
-    if source_lang or target_lang:  # also for the perplexity
-        template = with_languages(run.tokenizer, source_lang, target_lang)
-        run.tokenizer = run.tokenizer.with_seq2seq_template(template)
+    other_outputs = read_output_lines(against, report, limit) if isinstance(against, Path) else None
+    for one in [run, against] if isinstance(against, Run) else [run]:
+        if source_lang or target_lang:  # also for the perplexity
+            template = with_languages(one.tokenizer, source_lang, target_lang)
+            one.tokenizer = one.tokenizer.with_seq2seq_template(template)
     counter, start = LineCounter(), time.perf_counter()
     lang = target_lang or (run.recipe.data.target_lang if run.recipe else "")
     lang = lang or default_languages(run.tokenizer)["target"]
@@ -94,7 +103,8 @@ def evaluate_translator(
     baselines = dict(translation_baselines(sources, references, lang, frequent_target, metric))
     values = {score.name: score.value for score in result.scores}
     for score in result.scores:
-        print_measure(tr(score.name), score.value, score.signature, baselines.get(score.name))
+        remark = f"±{score.margin:.2f}  {score.signature}"
+        print_measure(tr(score.name), score.value, remark, baselines.get(score.name))
     num_exact = sum(output in texts for output, texts in zip(result.outputs, references, strict=True))
     remark = tr("% of the translations equal to their reference")
     print_measure(tr("exact"), 100 * num_exact / len(references), remark)
@@ -108,6 +118,45 @@ def evaluate_translator(
     print_verdict(run, values, baselines)
     remark = tr("translations/s, {count:,} in {seconds:,.1f} s", count=len(sources), seconds=seconds)
     print_measure(tr("speed"), len(sources) / seconds, remark)
+    measures = to_json_measures(values | {"exact": 100 * num_exact / len(references)}, baselines)
+    measures["scores"] = {
+        score.name: {"value": score.value, "margin": score.margin, "signature": score.signature}
+        for score in result.scores
+    }
+    if isinstance(against, Run):
+        other = against.evaluate(sources, references, lang, metrics=metric, **changes)
+    elif other_outputs is not None:
+        other = evaluate_translations(other_outputs, references, lang, metric, sources, N_RESAMPLES)
+    else:
+        return measures
+    name = str(against.directory if isinstance(against, Run) else against)
+    measures["against"] = {"name": name} | compare_evaluations(result, other, name)
+    return measures
+
+
+def compare_evaluations(result: Evaluation, other: Evaluation, name: str) -> JsonMeasures:
+    """Print the difference of each score from that of another run or file, by paired bootstrap."""
+    head = tr("difference from {name}, its 95 % interval, two-sided p of a paired bootstrap", name=name)
+    print(f"\n{head}")
+    measures = {}
+    for score, base in zip(result.scores, other.scores, strict=True):
+        difference = compare_scores(score, base)
+        remark = f"[{difference.low:+.2f}, {difference.high:+.2f}]  p {difference.p:.3f}"
+        remark += "  " + tr("({value:.2f} against {other:.2f})", value=score.value, other=base.value)
+        print_measure(tr(score.name), difference.value, remark)
+        measures[score.name] = {"value": base.value, "difference": difference._asdict()}
+    return measures
+
+
+def read_output_lines(path: Path, report: CorpusReport, limit: int | None) -> list[str]:
+    """The translations of the pairs that are used, from a file with a line for each pair."""
+    lines = list(read_lines(str(path)))
+    if len(lines) < report.total or (limit is None and len(lines) > report.total):
+        raise UserError(
+            f"--against: {path} has {len(lines):,} lines for {report.total:,} pairs; expected a run, or a "
+            "file with one translation per line, as written by --output"
+        )
+    return [lines[number - 1] for number in report.row_numbers]
 
 
 def print_perplexity(

@@ -37,6 +37,7 @@ from polyhead.evaluate.baselines import (
     translation_baselines,
     unigram_baselines,
 )
+from polyhead.evaluate.bootstrap import N_RESAMPLES
 from polyhead.evaluate.metrics import (
     MAIN_TRANSLATION_METRICS,
     describe_tokenizer_mismatch,
@@ -251,8 +252,9 @@ class TranslationTask:
         for split in ("valid", "test") if recipe.data.test else ("valid",):
             sources, references, _ = read_pairs(open_split_corpus(recipe, split))
             outputs = translate_sources(run, sources, map_fn)
-            for score in evaluate_translations(outputs, references, recipe.data.target_lang).scores:
-                facts[f"{split} {score.name}"] = f"{score.value:.2f} ({score.signature})"
+            lang = recipe.data.target_lang
+            for score in evaluate_translations(outputs, references, lang, n_resamples=N_RESAMPLES).scores:
+                facts[f"{split} {score.name}"] = f"{score.value:.2f} ±{score.margin:.2f} ({score.signature})"
         return facts
 
 
