@@ -17,6 +17,8 @@ _TASK_GOALS = {
     "regression": "it has not learned to beat the mean number yet",
     "language-model": "it has not learned to predict text yet",
     "chat": "it has not learned to answer yet",
+    "dpo": "it has not learned the preferences yet",
+    "kto": "it has not learned the preferences yet",
     "masked-lm": "it has not learned to predict masked tokens yet",
     "denoising": "it has not learned to restore text yet",
     "replaced-token-detection": "it has not learned to find replaced tokens yet",

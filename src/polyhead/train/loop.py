@@ -25,6 +25,7 @@ from polyhead.nn.state import named_state, running_stats
 from polyhead.train.loggers import Reporter
 from polyhead.train.prefetch import BatchPrefetcher
 from polyhead.train.progress import MetricSums, Progress
+from polyhead.train.reference import HasReference
 from polyhead.train.strategies.base import Strategy, TrainingTask
 from polyhead.train.train_state import TrainState, prune_checkpoints
 from polyhead.train.update import PendingMetrics, StepMetrics, record_step
@@ -105,7 +106,7 @@ def train_model(
         lambda step: derive_seed(config.seed, step, place.data_rank),
         training.device,
     )
-    clock = SpeedMeter(progress, "texts" if task.labels else "tokens")
+    clock = SpeedMeter(progress, "texts" if task.labels or isinstance(task, HasReference) else "tokens")
     pending: deque[StepMetrics | PendingMetrics] = deque()  # of steps that the device may still compute
     is_interrupted = False
 

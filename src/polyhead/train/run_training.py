@@ -64,7 +64,14 @@ from polyhead.train.loop import (
     total_steps,
     train_model,
 )
-from polyhead.train.precision import compile_model, use_tf32
+from polyhead.train.precision import autocast, compile_model, resolve_precision, use_tf32
+from polyhead.train.reference import (
+    HasReference,
+    read_reference,
+    refuse_new_reference,
+    set_references,
+    write_reference,
+)
 from polyhead.train.report import RunReport
 from polyhead.train.resume import check_directory, check_rates, check_same_data, is_started
 from polyhead.train.schedule import warn_factor, warn_long_warmup
@@ -179,6 +186,18 @@ class TrainingSession:
             assert init_run is not None
             stride, lora = recipe.init_from.layer_stride, recipe.train.lora
             self.reporter.info(load_init_weights(self.run.model, init_run, stride, lora))
+        if isinstance(self.task, HasReference):
+            self.open_reference(self.task)
+
+    def open_reference(self, task: HasReference) -> None:
+        """Set the reference log-probabilities: of the first weights, or those that a resumed run has."""
+        run, ranks, saved = self.run, self.ranks, bool(self.saved_checkpoint)
+        precision = resolve_precision(self.recipe.train.precision, self.device)
+        known = ranks.on_rank0(lambda: read_reference(self.out) if saved else {})
+        with autocast(precision, self.device):
+            load_model = refuse_new_reference if saved else lambda: run.model
+            references = set_references(task, known, load_model, _report_progress(ranks, self.reporter))
+        ranks.on_rank0(lambda: write_reference(self.out, references))
 
     def build_model(self) -> Model:
         return build(self.config, self.recipe.train.seed).to(self.device)

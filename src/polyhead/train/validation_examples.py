@@ -12,10 +12,12 @@ from polyhead.core.errors import UserError
 from polyhead.data.readers.conversations import ConversationReport
 from polyhead.data.readers.labeled import LabeledReport
 from polyhead.data.readers.plain_text import read_text_lines
+from polyhead.data.readers.preferences import get_prompt
 from polyhead.run.run_examples import TextExample, write_examples
 from polyhead.train.tasks.chat import open_split_conversations
 from polyhead.train.tasks.classification import open_split_labeled
 from polyhead.train.tasks.common import open_split_text
+from polyhead.train.tasks.preferences import open_split_preferences
 from polyhead.train.tasks.translation import open_split_corpus
 
 
@@ -45,6 +47,10 @@ def _read_questions(recipe: Recipe) -> Iterator[TextExample]:
         yield from [(message.content,) for message in row.messages if message.role == "user"][:1]
 
 
+def _read_prompts(recipe: Recipe) -> Iterator[TextExample]:
+    return ((get_prompt(row.answers[0]),) for _, row in open_split_preferences(recipe, "valid").read())
+
+
 def _read_lines(recipe: Recipe) -> Iterator[TextExample]:
     lines = read_text_lines(open_split_text(recipe, "valid"))
     # a split of a file may begin in the middle of a line
@@ -55,4 +61,5 @@ def _read_lines(recipe: Recipe) -> Iterator[TextExample]:
 _READERS: dict[str, Callable[[Recipe], Iterator[TextExample]]] = {
     "translation": _read_pairs, "classification": _read_labeled, "multi-label": _read_labeled,
     "regression": _read_labeled, "chat": _read_questions,
+    "dpo": _read_prompts, "kto": _read_prompts,
 }  # fmt: skip

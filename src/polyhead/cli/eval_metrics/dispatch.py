@@ -40,6 +40,9 @@ EVALUATORS = {
     "chat": RunEvaluator(
         "is trained on conversations", "conversations", token_accuracy.evaluate_token_recovery
     ),
+    "preferences": RunEvaluator(
+        "is trained on preferences", "preferences", token_accuracy.evaluate_token_recovery
+    ),
     "encoder-decoder": RunEvaluator(
         "is an encoder-decoder", "translations", translations.evaluate_translator
     ),
@@ -54,6 +57,8 @@ def choose_evaluator(run: Run) -> RunEvaluator:
         kind = "recovered"
     elif run.recipe and run.recipe.task.name == "chat":
         kind = "chat"
+    elif run.recipe and run.recipe.task.name in ("dpo", "kto"):
+        kind = "preferences"
     if kind not in EVALUATORS:
         raise UserError(
             "this run is an encoder without a recipe, so the task to evaluate is unknown; train from it "

@@ -1,9 +1,10 @@
-"""Evaluate a model on its own training task: masked, replaced or corrupted tokens, or conversations."""
+"""Evaluate a model on its own task: masked, replaced or corrupted tokens, conversations, or preferences."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from polyhead.core.registry import TASK
 from polyhead.evaluate.baselines import Baselines, read_counts
 from polyhead.run.run import Run
 from polyhead.train.loggers import Reporters
+from polyhead.train.reference import HasReference, load_reference_model, read_reference, set_references
 from polyhead.train.tasks.base import HasValidationStore
 
 
@@ -50,6 +52,9 @@ def evaluate_token_recovery(run: Run, files: Sequence[str], split: Split) -> Jso
         "accuracy": tr("fraction of correct ones"),
         "f1": tr("of the replaced tokens"),
     }
+    if isinstance(task, HasReference):
+        remarks = dict(task.remarks)
+        set_references(task, read_reference(run.directory), partial(load_reference_model, recipe, run))
     values = task.evaluate(run.model)
     if not all(map(math.isfinite, values.values())):
         raise NotFiniteError
@@ -57,7 +62,8 @@ def evaluate_token_recovery(run: Run, files: Sequence[str], split: Split) -> Jso
         remarks["loss"] = tr("nats: the generator's, plus the weighted loss of the encoder")
     counts = read_counts(run.directory)
     baselines: Baselines = {}
-    if counts and counts.vocab_size == run.tokenizer.target_tokenizer.vocab_size:
+    vocab_size = run.tokenizer.target_tokenizer.vocab_size
+    if counts and (isinstance(task, HasReference) or counts.vocab_size == vocab_size):
         baselines = task.compute_baselines(counts, run, "valid")
     for name, value in values.items():
         print_measure(tr("perplexity" if name == "ppl" else name), value, remarks[name], baselines.get(name))

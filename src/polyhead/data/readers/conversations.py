@@ -93,16 +93,18 @@ def parse_chat_line(raw: bytes | None) -> ChatRow | str:
         return "empty"
     try:
         row = parse_json_line(raw) if is_text(raw) else None
-        if not isinstance(row, dict) or (raw_messages := _find_messages(row)) is None:
-            return "malformed"
-        parts = [raw_messages, row.get("tools")]
-        json.dumps(parts, ensure_ascii=False).encode()  # half of a surrogate pair is a ValueError
-    except (ValueError, RecursionError):
+        return parse_chat_row(row) if isinstance(row, dict) else "malformed"
+    except (ValueError, RecursionError) as error:
+        return f"unsupported: {error}" if isinstance(error, UserError) else "malformed"
+
+
+def parse_chat_row(row: dict[str, Any]) -> ChatRow | str:
+    """The conversation of a row, or the kind of problem; a part that would be left out is a UserError."""
+    if (raw_messages := _find_messages(row)) is None:
         return "malformed"
-    try:
-        return _parse_row(row, raw_messages)
-    except UserError as error:
-        return f"unsupported: {error}"
+    # half of a surrogate pair is a ValueError
+    json.dumps([raw_messages, row.get("tools")], ensure_ascii=False).encode()
+    return _parse_row(row, raw_messages)
 
 
 def _find_messages(row: dict[str, Any]) -> list[dict[str, Any]] | None:

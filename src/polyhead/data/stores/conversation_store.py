@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_left
+from collections.abc import Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import ClassVar
@@ -35,7 +36,7 @@ class ConversationStore(IdStore):
 
     def __init__(self, directory: Path, report: ConversationReport) -> None:
         super().__init__(directory, report)
-        _, self.assistant_mask, self.offsets = self.arrays.values()
+        self.assistant_mask, self.offsets = (self.arrays[name] for name in ("assistant_mask", "offsets"))
         self.lengths: IdArray = np.diff(self.offsets) - 1  # number of tokens that have a next token
 
     def __len__(self) -> int:
@@ -47,18 +48,8 @@ class ConversationStore(IdStore):
 
     def collate(self, rows: IdArray, pad_id: int) -> TokenWindows:
         """Collate conversations, padded on the right; only tokens of the assistant have labels."""
-        lengths = self.lengths[rows]
-        columns = np.arange(int(lengths.max(initial=0)))
-        padded = columns >= lengths[:, None]
-        cells = np.full((len(rows), len(columns) + 1), pad_id, dtype=np.int64)
-        has_label = np.zeros(cells.shape, dtype=bool)
-        for i, row in enumerate(rows):
-            span = slice(self.offsets[row], self.offsets[row + 1])
-            cells[i, : span.stop - span.start] = self.ids[span]
-            has_label[i, : span.stop - span.start] = self.assistant_mask[span]
-        labels = np.where(has_label[:, 1:], cells[:, 1:], IGNORE_INDEX)
-        pos = torch.from_numpy(np.where(padded, -1, columns)) if padded.any() else None
-        return TokenWindows(torch.from_numpy(cells[:, :-1]), pos, torch.from_numpy(labels))
+        spans = [slice(self.offsets[row], self.offsets[row + 1]) for row in rows]
+        return pad_answers([(self.ids[span], self.assistant_mask[span]) for span in spans], pad_id)
 
     @classmethod
     def open_or_build(
@@ -78,6 +69,21 @@ class ConversationStore(IdStore):
         report = ConversationReport(conversations.source_label)
         write = partial(_write_rows, conversations, CHAT.build(chat), tokenizer, max_len)
         return cls(*cls.build(cache, settings, report, write))
+
+
+def pad_answers(rows: Sequence[tuple[IdArray, IdArray]], pad_id: int) -> TokenWindows:
+    """A batch of token ids with the mask of those that have labels, padded on the right."""
+    lengths = np.array([len(ids) - 1 for ids, _ in rows], dtype=np.int64)
+    columns = np.arange(int(lengths.max(initial=0)))
+    padded = columns >= lengths[:, None]
+    cells = np.full((len(rows), len(columns) + 1), pad_id, dtype=np.int64)
+    has_label = np.zeros(cells.shape, dtype=bool)
+    for i, (ids, mask) in enumerate(rows):
+        cells[i, : len(ids)] = ids
+        has_label[i, : len(ids)] = mask
+    labels = np.where(has_label[:, 1:], cells[:, 1:], IGNORE_INDEX)
+    pos = torch.from_numpy(np.where(padded, -1, columns)) if padded.any() else None
+    return TokenWindows(torch.from_numpy(cells[:, :-1]), pos, torch.from_numpy(labels))
 
 
 def _write_rows(

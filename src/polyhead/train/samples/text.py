@@ -10,6 +10,7 @@ import numpy as np
 from polyhead.chat.base import Message
 from polyhead.data.batching.packing import split_documents
 from polyhead.data.batching.token_windows import TokenWindows, collate_windows
+from polyhead.data.readers.preferences import TextAnswer
 from polyhead.models import CausalLM
 from polyhead.nn.device import to_model_device
 from polyhead.nn.loss import IGNORE_INDEX
@@ -26,6 +27,7 @@ from polyhead.train.samples.base import (
 from polyhead.train.tasks.chat import ChatTask, open_split_conversations
 from polyhead.train.tasks.common import causal_lm_features
 from polyhead.train.tasks.language import LanguageModelingTask
+from polyhead.train.tasks.preferences import PreferenceTask, open_split_preferences
 from polyhead.viz.samples import Breakdown, Samples, break_down, group_by_length, group_by_name
 
 _N_PROMPTS, _PROMPT_TOKENS, _OUTPUT_TOKENS = 6, 16, 40  # prompts; tokens of a prompt and of its continuation
@@ -92,6 +94,29 @@ def chat_samples(task: ChatTask, run: Run) -> Samples:
         attention=collect_attention(
             run, "self", *_select_short(run, [example["source"] for example in examples])
         ),
+    )
+
+
+@take_samples.register
+def preference_samples(task: PreferenceTask, run: Run) -> Samples:
+    """Answers to the prompts of some validation preferences that are texts, and the chosen answers."""
+    assert run.recipe is not None
+    read = open_split_preferences(run.recipe, "valid").read()
+    chosen = (row.answers[0] for _, row in read if row.is_chosen[0])
+    room = run.config.max_len - _OUTPUT_TOKENS - 1
+    answers = [
+        answer
+        for answer in islice(chosen, MAX_CONVERSATIONS)
+        if isinstance(answer, TextAnswer) and len(run.tokenizer.encode([answer.prompt])[0]) < room
+    ][:_N_PROMPTS]
+    prompts = [answer.prompt for answer in answers]
+    outputs = run.generate(prompts, seed=1, max_new_tokens=_OUTPUT_TOKENS) if prompts else []
+    return Samples(
+        description="The model's answers, sampled with one seed, compared with the chosen answers of the "
+        "validation preferences.",
+        columns=("Prompt", "Answer", "Chosen"),
+        differences="none",
+        examples=make_examples(prompts, outputs, [answer.completion for answer in answers]),
     )
 
 
