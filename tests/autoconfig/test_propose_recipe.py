@@ -123,3 +123,17 @@ def test_chat_has_format_and_max_len_of_run(tokens, chat, workdir, cli):
     cli("train", "mine.yaml", "train.steps=2", "train.epochs=null")
     tree = propose_recipe(inspect_data([file], {}), {"init_from": "HuggingFaceTB/SmolLM2-135M"})
     assert (tree["generation"]["chat"], tree["data"]["max_len"]) == ("chatml", 512)
+
+
+@pytest.mark.parametrize("task", ["dpo", "kto"])
+def test_preferences_are_recognised(task, workdir, cli):
+    tokenizer = train_tokenizer(SENTENCES, Choice("bpe"), 300)
+    sizes = {"vocab_size": tokenizer.vocab_size, "d_model": 16, "n_heads": 2, "n_layers": 1, "max_len": 96}
+    Run(build(ModelConfig(kind="decoder", **sizes)), tokenizer, GenerationConfig()).save("writer")
+    answers = {"dpo": {"chosen": "a dog", "rejected": "a cat"}, "kto": {"completion": "a dog", "label": True}}
+    rows = [{"prompt": f"{sentence} ", **answers[task]} for sentence in SENTENCES[:40]]
+    file = write_table("answers.jsonl", rows)
+    cli("init", file, "init_from=writer", "--output", "mine.yaml")
+    recipe = load_recipe("mine.yaml")
+    assert (recipe.task.name, recipe.train.best_metric, recipe.data.max_len) == (task, "accuracy", 96)
+    cli("train", "mine.yaml", "train.steps=2", "train.epochs=null")

@@ -21,12 +21,14 @@ def write_texts(directory: Path) -> None:
             [{"role": "user", "content": line}, {"role": "assistant", "content": label}]
             for line, label in pairs
         ]
+        answers = [{"prompt": line, "chosen": f" {label}", "rejected": " dull"} for line, label in pairs]
         files = {
             "a": "".join(f"{line}\n" for line, _ in pairs),
             "b": "".join(f"{line.upper()}\n" for line, _ in pairs),
             "txt": "".join(f"the house is {line} .\n" for line, _ in pairs),
             "tsv": "text\tlabel\n" + "".join(f"{line}\t{label}\n" for line, label in pairs),
             "number.tsv": "text\tlabel\n" + "".join(f"{line}\t{len(line)}\n" for line, _ in pairs),
+            "pairs.jsonl": "".join(json.dumps(row) + "\n" for row in answers),
             "jsonl": "".join(json.dumps({"messages": chat}) + "\n" for chat in chats),
         }
         for suffix, content in files.items():
@@ -39,6 +41,7 @@ def task_recipe(directory: Path, task: str, out: Path, *, steps: int = 6, **trai
     if task == "translation":
         data = {"train": ["train.a", "train.b"], "valid": ["valid.a", "valid.b"], "max_len": 24}
     suffixes = {"chat": "jsonl", "classification": "tsv", "multi-label": "tsv", "regression": "number.tsv"}
+    suffixes |= {"dpo": "pairs.jsonl", "kto": "pairs.jsonl"}
     if suffix := suffixes.get(task):
         data = {"train": f"train.{suffix}", "valid": f"valid.{suffix}", "max_len": 30}
     layers = {"n_layers": 2, "generator_layers": 1} if task == "replaced-token-detection" else {}

@@ -17,6 +17,7 @@ from polyhead.data.readers.csv import check_width, is_csv, select_columns
 from polyhead.data.readers.files import is_text, iter_lines
 from polyhead.data.readers.labeled import has_fraction, is_label, is_number, normalize_label
 from polyhead.data.readers.plain_text import MAX_VALUE_BYTES
+from polyhead.data.readers.preferences import LABEL_KEYS, PAIR_KEYS
 from polyhead.data.readers.tabular import (
     ColumnKey,
     flatten_object,
@@ -113,6 +114,10 @@ class TableColumns:
         """The task that the columns allow; ``given_keys`` are the roles set by the user."""
         if any(column in MESSAGE_KEYS for column in self.values):
             return "chat"
+        if self.values.keys() >= set(PAIR_KEYS):
+            return "dpo"
+        if self.values.keys() >= set(LABEL_KEYS) and "label" not in given_keys:
+            return "kto"
         if "label" in given_keys:
             return "classification"
         if _SIDE_NAMES.keys() & given_keys.keys() or self._find_sides(given_keys):
@@ -139,7 +144,7 @@ class TableColumns:
 
     def assign_roles(self, task: str, given_keys: Keys) -> dict[str, Any]:
         """The keys of the ``data`` section that assign columns to roles."""
-        if task == "chat":
+        if task in ("chat", "dpo", "kto"):
             return {}
         if task == "translation":
             if sides := self._find_sides(given_keys):

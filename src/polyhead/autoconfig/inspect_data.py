@@ -27,11 +27,13 @@ from polyhead.data.readers.labeled import (
 )
 from polyhead.data.readers.parallel_corpus import open_corpus
 from polyhead.data.readers.plain_text import open_text
+from polyhead.data.readers.preferences import open_preferences, read_preference_texts
 from polyhead.data.readers.tabular import check_unique, infer_table_format, is_blank_line
 from polyhead.train.tasks.swapped_sides import check_sides
 
 _TASKS = (
     "translation", "language-model", "masked-lm", "classification", "multi-label", "regression", "chat",
+    "dpo", "kto",
 )  # fmt: skip
 _MAX_BYTES = 1 << 28  # bytes of text that are read; the rest is assumed to be similar
 _LANGUAGE_CODE = re.compile(r"[a-z]{2,3}([-_][A-Za-z]{2,4})?")
@@ -74,7 +76,7 @@ def inspect_data(files: Sequence[str], given_keys: Keys, task: str | None = None
     if table is None:
         plain, notes = ("language-model", []) if task or is_folder else _infer_plain_task(paths)
         summary = DataSummary(task or plain, data, notes=notes)
-        if summary.task in ("classification", "multi-label", "regression", "chat"):
+        if summary.task in ("classification", "multi-label", "regression", "chat", "dpo", "kto"):
             raise UserError(
                 f"task {summary.task} expects a table (TSV, CSV, JSONL or Parquet); {paths[0].name} "
                 "is plain text by its name"
@@ -225,6 +227,8 @@ def _iter_row_sizes(
         conversations = open_conversations(paths)
         for _, row in conversations.read():
             yield (sum(_byte_lengths(*(message.content for message in row.messages))),)
+    elif summary.task in ("dpo", "kto"):
+        yield from map(_byte_lengths, read_preference_texts(open_preferences(paths)))
     else:
         text = open_text(paths, data.document_separator, columns=data.text, format=data.format)
         size = 0

@@ -87,9 +87,11 @@ _TITLES = {
     "multi-label": "A classifier with several labels per text",
     "regression": "A model of numbers",
     "chat": "A language model for conversations",
+    "dpo": "A language model of preferences",
+    "kto": "A language model of preferences",
 }
 _ROW_NAMES = {
-    "translation": "pairs", "chat": "conversations",
+    "translation": "pairs", "chat": "conversations", "dpo": "answers", "kto": "answers",
     **dict.fromkeys(("classification", "multi-label", "regression"), "texts"),
 }  # fmt: skip
 _LENGTH_REASONS = {
@@ -99,6 +101,8 @@ _LENGTH_REASONS = {
         "tokens; nearly all are shorter, longer ones are truncated and counted",
     ),
     "chat": "tokens; longer ones lose their last answers",
+    "dpo": "tokens of a prompt with its answer; longer ones are skipped and counted",
+    "kto": "tokens of a prompt with its answer; longer ones are skipped and counted",
 }
 
 
@@ -116,7 +120,10 @@ def propose_recipe(summary: DataSummary, given_keys: Keys | None = None, export_
         "classification": (LABELED_SIZES, _propose_classification),
         "multi-label": (LABELED_SIZES, _propose_classification),
         "regression": (LABELED_SIZES, _propose_classification),
-        "chat": ([SizePreset(math.inf, 0, 0, 0.0, 0, 3)], _propose_chat),  # of the run that it starts from
+        # of the run that it starts from
+        "chat": ([SizePreset(math.inf, 0, 0, 0.0, 0, 3)], _propose_chat),
+        "dpo": ([SizePreset(math.inf, 0, 0, 0.0, 0, 1)], _propose_preferences),
+        "kto": ([SizePreset(math.inf, 0, 0, 0.0, 0, 1)], _propose_preferences),
     }
     sizes, propose = proposals[summary.task]
     size = next(size for size in sizes if summary.size <= size.max_bytes)
@@ -248,6 +255,12 @@ def _propose_chat(summary: DataSummary, given_keys: Keys, size: SizePreset) -> _
         "train": train,
         "generation": {"chat": chat, "temperature": 0.7, "top_p": 0.9},
     }
+
+
+def _propose_preferences(summary: DataSummary, given_keys: Keys, size: SizePreset) -> _Section:
+    tree = _propose_chat(summary, given_keys, size)
+    tree["train"] |= {"lr": given_keys.get("train.lr", 1e-6), "best_metric": "accuracy"}
+    return tree | {"init_from": "HuggingFaceTB/SmolLM2-135M-Instruct"}
 
 
 def _chat_and_length(init_from: object) -> tuple[str, int]:

@@ -39,12 +39,12 @@ def _label_log_probs(head: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> 
     return at_least_fp32(head(x)).log_softmax(-1).gather(1, y[:, None])[:, 0]
 
 
-def dpo_losses(chosen: Tensor, rejected: Tensor, beta: float, smoothing: float = 0.0) -> Tensor:
-    """-log σ(β (chosen - rejected)) of log-ratios (Rafailov et al., 2023, eq. 7): (N,), (N,) -> (N,).
+def dpo_losses(chosen_ratios: Tensor, rejected_ratios: Tensor, beta: float, smoothing: float = 0.0) -> Tensor:
+    """-log σ(β (chosen - rejected log-ratio)) (Rafailov et al., 2023, eq. 7): (N,), (N,) -> (N,).
 
     Smoothing e is the probability that a preference is wrong (cDPO; Mitchell, 2023).
     """
-    margin = beta * (chosen - rejected)
+    margin = beta * (chosen_ratios - rejected_ratios)
     return -(1 - smoothing) * F.logsigmoid(margin) - smoothing * F.logsigmoid(-margin)
 
 
@@ -60,7 +60,7 @@ def kto_losses(
     return weight * (1 - torch.sigmoid(sign * beta * (ratios - kl)))
 
 
-def block_divergences(mismatched: Tensor) -> Tensor:
+def block_divergences(ratios: Tensor) -> Tensor:
     """z0 of each answer: the mean log-ratio of ``KL_BLOCK`` mismatched answers, at least 0: (N,) -> (N,)."""
-    blocks = [block.mean().clamp(min=0).expand_as(block) for block in mismatched.split(KL_BLOCK)]
-    return torch.cat(blocks) if len(mismatched) else mismatched
+    blocks = [block.mean().clamp(min=0).expand_as(block) for block in ratios.split(KL_BLOCK)]
+    return torch.cat(blocks) if len(ratios) else ratios

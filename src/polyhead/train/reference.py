@@ -45,11 +45,11 @@ class HasReference(Protocol):
 
 def set_references(
     task: HasReference,
-    saved: Mapping[str, Sequence[float]],
+    known_values: Mapping[str, Sequence[float]],
     load_model: Callable[[], nn.Module],
     map_fn: MapFn = map,
 ) -> dict[str, Tensor]:
-    """Set the log-probabilities of all splits, and return them: those ``saved`` for the same texts, else new.
+    """Set the log-probabilities of all splits, and return them: those known for the same texts, else new.
 
     ``load_model`` is called only if some are new.
     """
@@ -58,7 +58,7 @@ def set_references(
         prefix = f"{store.directory.name}/"
         log_probs: Mapping[str, Tensor] = {
             name.removeprefix(prefix): torch.tensor(values)
-            for name, values in saved.items()
+            for name, values in known_values.items()
             if name.startswith(prefix)
         }
         if not log_probs:

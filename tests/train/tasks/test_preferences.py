@@ -113,7 +113,7 @@ def test_measures_are_those_written_out(trained_run, directory, capsys):
     assert {"accuracy", "margin", "kl"} <= notes.rows[-1].keys() and notes.series("texts_per_s")
 
 
-def test_first_rewards_are_zero_and_their_file_is_used(trained_run, directory):
+def test_reference_of_a_run_is_its_file(trained_run, directory):
     task, _, recipe, _ = trained_run
     first = run_training(task_recipe(directory, f"{task}-one", task, steps=1, lr=1e-9), report=Notes())[0]
     opened = TASK.get(task).open(first.recipe, first.tokenizer, Notes())
@@ -163,7 +163,7 @@ def test_lora_learns_preferences(directory):
     assert torch.equal(run.model.embedding.token.weight, base.model.embedding.token.weight)
 
 
-def test_blocks_of_kto_stay_whole(directory):
+def test_blocks_of_kto_are_not_split(directory):
     recipe = task_recipe(directory, "blocks", "kto")
     base = ph.load(directory / "base", device="cpu")
     recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"max_len": 32})})

@@ -48,7 +48,7 @@ class PreferenceBatch(NamedTuple):
     answers: TokenWindows  # N rows; of pairs, the chosen answers before the rejected ones
     reference: Tensor  # (N,)
     is_chosen: Tensor  # (N,) bool
-    mismatched: TokenWindows | None  # each prompt with the answer of another
+    mismatched_answers: TokenWindows | None  # each prompt with the answer of another
     mismatched_reference: Tensor | None  # (N,)
 
 
@@ -212,10 +212,12 @@ class PreferenceTask:
     ) -> tuple[Tensor, Tensor | None]:
         """Log-ratios of the answers (N,), and their z0 (N,) if the batch has mismatched answers."""
         kl = None
-        if batch.mismatched is not None and host.mismatched is not None:
+        if batch.mismatched_answers is not None and host.mismatched_answers is not None:
             assert batch.mismatched_reference is not None
             with torch.no_grad():
-                log_probs = answer_log_probs(model, PlacedBatch(batch.mismatched, host.mismatched))
+                log_probs = answer_log_probs(
+                    model, PlacedBatch(batch.mismatched_answers, host.mismatched_answers)
+                )
             kl = block_divergences(log_probs[: len(batch.reference)] - batch.mismatched_reference)
         log_probs = answer_log_probs(model, PlacedBatch(batch.answers, host.answers))
         return log_probs[: len(batch.reference)] - batch.reference, kl
@@ -257,8 +259,8 @@ class PreferenceTask:
         def measure_batch(items: IdArray) -> list[list[float]]:
             batch, host = place_batch(model, self.make_batch(split, items, has_mismatched))
             rows = [PlacedBatch(batch.answers, host.answers)]
-            if batch.mismatched is not None and host.mismatched is not None:
-                rows.append(PlacedBatch(batch.mismatched, host.mismatched))
+            if batch.mismatched_answers is not None and host.mismatched_answers is not None:
+                rows.append(PlacedBatch(batch.mismatched_answers, host.mismatched_answers))
             return [answer_log_probs(model, row).tolist() for row in rows]
 
         log_probs = {name: torch.zeros(len(store)) for name in ("answers", "mismatched")}
@@ -342,6 +344,14 @@ def open_preference_task(
         report_split(report, split, store.report.describe(), unknown=store.count_unknown(tokenizer))
         if split != "train":
             warn_learned_texts(split, store.hash_texts(), None, stores["train"].hash_texts(), report)
+    if recipe.model.dropout:
+        report.info(
+            tr(
+                "warning: with model.dropout={dropout:g} the log-ratios of a step are noisy; set "
+                "model.dropout=0",
+                dropout=recipe.model.dropout,
+            )
+        )
     task = PreferenceTask(stores, objective, tokenizer.pad_id, max_len, recipe.train)
     report.info(task.make_sampler(task.train).describe())
     return task
