@@ -72,7 +72,7 @@ def format_header(specs: Mapping[str, TensorSpec], metadata: Mapping[str, str] |
     text = json.dumps(
         ({"__metadata__": metadata} if metadata else {}) | entries, separators=(",", ":")
     ).encode()
-    text += b" " * (-len(text) % 8)  # aligns the data
+    text += b" " * (-(len(text) + 8) % 64)  # aligns the data to a cache line
     return len(text).to_bytes(8, "little") + text
 
 

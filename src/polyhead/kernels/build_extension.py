@@ -95,15 +95,23 @@ def inspect_kernels() -> KernelsStatus:
     return _load(is_compiling=False)
 
 
+def sources_digest() -> str:
+    """SHA-256 of the sources of the kernels, which decide the layout of packed weights."""
+    return hashlib.sha256("\n".join(_read_sources()).encode()).hexdigest()
+
+
+def _read_sources() -> list[str]:
+    return [source.read_text(encoding="utf-8") for source in sorted(SOURCE_DIR.glob("*.[ch]pp"))]
+
+
 def _load(is_compiling: bool) -> KernelsStatus:
     compiler = shutil.which("g++")
     if compiler is None:
         return KernelsStatus(None, reason="no compiler (g++) is installed")
-    sources = [source.read_text(encoding="utf-8") for source in sorted(SOURCE_DIR.glob("*.[ch]pp"))]
     try:
         identity = os.stat(compiler)  # another version has another size and time
         compiler_key = [os.path.realpath(compiler), str(identity.st_size), str(identity.st_mtime_ns)]
-        build_key = "\n".join([*sources, *COMPILER_FLAGS, *compiler_key, *processor_name()])
+        build_key = "\n".join([*_read_sources(), *COMPILER_FLAGS, *compiler_key, *processor_name()])
         library = make_cache_dir() / f"kernels-{hashlib.sha256(build_key.encode()).hexdigest()[:16]}.so"
         if is_compiling:
             compile_library(library, [compiler, *COMPILER_FLAGS, "kernels.cpp"], SOURCE_DIR)

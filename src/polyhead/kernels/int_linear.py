@@ -16,7 +16,9 @@ from polyhead.kernels.malloc_tuning import alloc_huge_pages
 
 def make_int8_linear(weight: Tensor, bias: Tensor | None) -> nn.Module:
     """Build x W^T + b in integers, W quantized to 8 bits."""
-    return make_int_linear(Int8(weight), bias)
+    if load_kernels() is None:
+        return Int8LinearFallback(Int8(weight), bias)
+    return Int8Linear(Int8Panels(weight), bias)
 
 
 class Int8:
@@ -39,16 +41,40 @@ class Int8:
             values, scale = quantize_rows(rows)
             for out, result in zip(outputs, (values, scale[:, 0], sum_rows(values)), strict=True):
                 out.copy_(result)
-        self.steps = -(-weight.size(1) // 4)
+        self.shape, self.steps = weight.shape, -(-weight.size(1) // 4)
 
     def pack_panels(self) -> Tensor:
         """The weights in the layout of the kernel."""
-        kernels, (width, inputs) = load_kernels(), self.values.shape
-        assert kernels is not None, "no kernel available"
-        padded = F.pad(self.values, (0, -inputs % 4)).contiguous()
-        panels = alloc_huge_pages(-(-width // PANEL) * PANEL * self.steps)
-        kernels.pack(padded.data_ptr(), panels.data_ptr(), width, self.steps)
+        panels = alloc_huge_pages(-(-self.shape[0] // PANEL) * PANEL * self.steps)
+        self.pack_into(panels)
         return panels
+
+    def pack_into(self, panels: Tensor) -> None:
+        """Write the weights to the start of ``panels``, in the layout of the kernel."""
+        kernels, n_padding = load_kernels(), -self.shape[1] % 4
+        assert kernels is not None, "no kernel available"
+        padded = F.pad(self.values, (0, n_padding)) if n_padding else self.values
+        kernels.pack(padded.data_ptr(), panels.data_ptr(), self.shape[0], self.steps)
+
+
+class Int8Panels:
+    """``Int8`` in the kernel's layout only: each chunk is packed while it is in the CPU cache."""
+
+    dtype = "int8"
+
+    def __init__(self, weight: Tensor) -> None:
+        self.shape, self.steps = weight.shape, -(-weight.size(1) // 4)
+        self.panels = alloc_huge_pages(-(-self.shape[0] // PANEL) * PANEL * self.steps)
+        parts = []
+        for rows in row_chunks(weight, PANEL):
+            part = Int8(weight[rows])
+            part.pack_into(self.panels[rows.start * self.steps :])
+            parts.append((part.scales, part.sums))
+        self.scales, self.sums = map(torch.cat, zip(*parts, strict=True))
+
+    def pack_panels(self) -> Tensor:
+        """The weights in the layout of the kernel."""
+        return self.panels
 
 
 INT8_MAX = 127  # largest int8; -128 is not used, so that the range is symmetric
@@ -60,7 +86,7 @@ _SCALE_OFFSETS = -1, 0, 1  # candidates around the scale that maps the largest w
 
 def make_int4_linear(weight: Tensor, bias: Tensor | None) -> nn.Module:
     """Build x W^T + b in integers, W quantized to 4 bits and x to 8."""
-    return make_int_linear(Int4(weight), bias)
+    return (Int8LinearFallback if load_kernels() is None else Int8Linear)(Int4(weight), bias)
 
 
 class Int4:
@@ -93,6 +119,7 @@ class Int4:
             self.int4_values[rows_slice], self.group_scales[rows_slice] = to_int4(
                 int8_values.unflatten(1, (groups, GROUP_SIZE))
             )
+        self.shape = weight.shape
         self.values = (self.int4_values * self.group_scales).flatten(1)[:, :inputs]
         self.sums = torch.cat([sum_rows(self.values[rows]) for rows in row_chunks(self.values)])
 
@@ -137,7 +164,7 @@ class QuantizedRows(Protocol):
     """A quantized matrix: row n times scale n is about the original row."""
 
     dtype: str  # "int8" or "int4"
-    values: Tensor  # (N, K) int8
+    shape: torch.Size  # (N, K)
     scales: Tensor  # (N,)
     sums: Tensor  # (N,) int32, of the values
     steps: int  # steps of a product with it, four inputs each
@@ -163,15 +190,10 @@ def sum_rows(values: Tensor) -> Tensor:
     return values.int().sum(1, dtype=torch.int32)
 
 
-def row_chunks(x: Tensor) -> Iterator[slice]:
-    """Slices of the rows of a matrix, in chunks that fit the CPU cache."""
-    n_rows = max(1, _CHUNK_WEIGHTS // max(1, x.size(1)))
+def row_chunks(x: Tensor, multiple: int = 1) -> Iterator[slice]:
+    """Slices of the rows of a matrix, in chunks of a multiple of rows that fit the CPU cache."""
+    n_rows = max(1, _CHUNK_WEIGHTS // max(1, x.size(1) * multiple)) * multiple
     return (slice(start, start + n_rows) for start in range(0, len(x), n_rows))
-
-
-def make_int_linear(weight: QuantizedRows, bias: Tensor | None) -> Int8Linear | Int8LinearFallback:
-    """Build x W^T + b with our kernel, or with torch's integer product if ours is not available."""
-    return Int8LinearFallback(weight, bias) if load_kernels() is None else Int8Linear(weight, bias)
 
 
 class Int8Linear(nn.Module):
@@ -179,7 +201,7 @@ class Int8Linear(nn.Module):
 
     def __init__(self, weight: QuantizedRows, bias: Tensor | None) -> None:
         super().__init__()
-        kernels, (self.out_features, self.in_features) = load_kernels(), weight.values.shape
+        kernels, (self.out_features, self.in_features) = load_kernels(), weight.shape
         assert kernels is not None, "no kernel available"
         self.dtype, self.steps, self.panels = weight.dtype, weight.steps, weight.pack_panels()
         n_padding = -self.out_features % PANEL
@@ -221,7 +243,7 @@ class Int8Linear(nn.Module):
 class Int8LinearFallback(nn.Module):
     """The same layer with ``torch._int_mm``."""
 
-    def __init__(self, weight: QuantizedRows, bias: Tensor | None) -> None:
+    def __init__(self, weight: Int8 | Int4, bias: Tensor | None) -> None:
         super().__init__()
         # always a copy: with one input the strides would be (1, 1), and torch then computes a wrong product
         self.weight = weight.values.T.clone(memory_format=torch.contiguous_format)

@@ -16,6 +16,7 @@ from polyhead.kernels.int_linear import Int8Linear, Int8LinearFallback, make_int
 from polyhead.kernels.linear import LinearFactory, NativeLinear, PackedLinear, make_linear
 from polyhead.kernels.malloc_tuning import trim_heap
 from polyhead.kernels.program import UnsupportedLayerError
+from polyhead.kernels.stored_layers import StoredLayers
 from polyhead.nn.attention.softmax import Attention
 from polyhead.nn.embedding import Head
 from polyhead.nn.replace_modules import replace_modules
@@ -24,20 +25,25 @@ from polyhead.nn.stack import Stack
 QUANTIZED_LINEARS: dict[str, LinearFactory] = {"int8": make_int8_linear, "int4": make_int4_linear}
 
 
-def pack_model(model: nn.Module, factory: LinearFactory = make_linear) -> nn.Module:
+def pack_model(
+    model: nn.Module, factory: LinearFactory = make_linear, stored_layers: StoredLayers | None = None
+) -> nn.Module:
     """Replace Linear, Head and softmax attention modules of a CPU model in eval mode by packed ones.
 
     Returns the model. Results differ from the unpacked model by rounding only (fp32 about 1e-6).
     ``make_int8_linear`` quantizes weights and their inputs to 8 bits (error about 1e-2 per product),
-    ``make_int4_linear`` weights to 4 bits (about 1e-1); everything else stays as it is. Afterwards the model
-    cannot be trained, saved or moved, and takes no hooks. The kernels are our own if they could be compiled,
-    else oneDNN's; if this build of torch has neither, or the model is on a GPU, nothing changes.
+    ``make_int4_linear`` weights to 4 bits (about 1e-1); everything else stays as it is. Layers in
+    ``stored_layers`` are used. Afterwards the model cannot be trained, saved or moved, and takes no hooks.
+    The kernels are our own if they could be compiled, else oneDNN's; if this build of torch has neither, or
+    the model is on a GPU, nothing changes.
     """
     weight = next(model.parameters())
     is_supported = can_pack() or factory is not make_linear
     if is_supported and weight.device.type == "cpu" and not model.training and weight.dtype in DTYPE_SUFFIX:
         # most of the loss of int4 is in the head, so the head uses int8
-        _pack_modules(model, factory, make_int8_linear if factory is make_int4_linear else factory)
+        head_factory = make_int8_linear if factory is make_int4_linear else factory
+        with_stored = (lambda make: make) if stored_layers is None else stored_layers.wrap
+        _pack_modules(model, with_stored(factory), with_stored(head_factory))
         _add_greedy_steps(model)
         _bypass_module_calls(model)
         trim_heap()

@@ -20,7 +20,6 @@ from polyhead.hf.published_checkpoint import read_model_type
 from polyhead.kernels.pack_model import (
     QUANTIZED_LINEARS,
     can_pack,
-    linear_factory,
     pack_model,
     unused_weights,
 )
@@ -28,6 +27,7 @@ from polyhead.models.build import model_class
 from polyhead.nn.device import resolve_device
 from polyhead.nn.init import SkipInit
 from polyhead.nn.state import materialize
+from polyhead.run.packed_weights import pack_run
 from polyhead.run.run import Run
 from polyhead.run.run_directory import (
     MODEL_TYPE,
@@ -60,7 +60,8 @@ def load(
     ``dtype`` "bf16" halves the weights and is faster where the hardware multiplies bf16; ``fast`` packs the
     weights for inference on this CPU, after which the model cannot be trained or saved. "int8" packs them
     too, and quantizes weights and activations to 8 bits: faster still, and nearly as good; "int4" quantizes
-    weights to 4: half the bytes again, and not quite as good (docs/results.md). ``device`` is "cpu", "cuda",
+    weights to 4: half the bytes again, and not quite as good (docs/results.md). The packed weights of a large
+    run are kept in ``.packed`` of its directory. ``device`` is "cpu", "cuda",
     "cuda:1" and so on; "auto" is a GPU if there is one, but the CPU for int8 and int4.
     """
     if not isinstance(directory, str | Path):
@@ -94,8 +95,10 @@ def load(
         )
         run.model = run.model.to(torch_device, LOAD_DTYPES[dtype])
     run.model.eval()
-    if fast or dtype in QUANTIZED_LINEARS:
-        pack_model(run.model, linear_factory(dtype))
+    if dtype in QUANTIZED_LINEARS:
+        pack_run(run.model, dtype, directory, run.weights_entry)
+    elif fast:
+        pack_model(run.model)
     return run
 
 
@@ -159,6 +162,7 @@ def open_run(files: RunFiles) -> Run:
         model = model_class(config)(config)
     load_run_weights(model, files)
     run = Run(model, files.tokenizer, files.generation, files.recipe)
+    run.weights_entry = files.weights_entry
     run.family, run.saved_prompt_template = files.config.family, files.config.prompt_template
     run.get_shortlist = cache(partial(Shortlist.load, files.directory, config.vocab_size))
     return run

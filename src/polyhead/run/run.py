@@ -9,6 +9,7 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
+from polyhead.checkpoint.manifest import FileEntry
 from polyhead.checkpoint.weight_selection import WeightSelection
 from polyhead.config.generation_config import GenerationConfig
 from polyhead.config.model import ModelConfig
@@ -110,6 +111,7 @@ class Run:
         self.get_shortlist: Callable[[], Shortlist | None] = lambda: None  # loaded on demand
         self.family: str | None = None  # the published family that it came from, and is exported as
         self.directory: Path | None = None  # the directory that it was loaded from
+        self.weights_entry: FileEntry | None = None  # of its verified model.safetensors
         self.saved_prompt_template: PromptTemplate | None = None  # that of its config.json
         self._cached_proposer: tuple[Choice, Proposer] | None = None
         self._own_directories = set[Path]()  # that it was saved to

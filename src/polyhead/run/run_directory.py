@@ -86,6 +86,11 @@ class RunFiles(NamedTuple):
     tokenizer: Tokenizer
     recipe: Recipe | None  # None in a run that was not trained here
 
+    @property
+    def weights_entry(self) -> FileEntry | None:
+        """Size and hash of the verified file of weights; None if it has not been verified."""
+        return self.manifest.files.get(WEIGHTS_FILE) if self.weights and self.manifest else None
+
     @classmethod
     def open(cls, directory: Path, manifest: Manifest | None) -> RunFiles:
         """Open a run; the first file that is damaged is a UserError.
