@@ -4,6 +4,7 @@ import shutil
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from tests.kernels.build_extension_helpers import needs_kernels
 from tests.run.run_helpers import make_run
 
@@ -129,6 +130,25 @@ def test_where_no_packed_weights_are_kept(run_copy, tmp_path, monkeypatch):
     small.save(tmp_path / "small")
     ph.load(tmp_path / "small", dtype="int8")
     assert not (tmp_path / "small" / PACKED_DIR).exists()
+
+
+def test_links_are_not_followed(run_copy, tmp_path, caplog):
+    (tmp_path / "mine/int8").mkdir(parents=True)
+    (run_copy / PACKED_DIR).symlink_to(tmp_path / "mine")
+    ph.load(run_copy, dtype="int8")
+    assert "is a link" in caplog.text and [*(tmp_path / "mine").iterdir()] == [tmp_path / "mine/int8"]
+
+
+@DTYPES
+@pytest.mark.parametrize("field", ["panels", "scales", "offsets", "bits", "sample"])
+def test_stored_tensors_of_another_size_are_not_used(run_copy, dtype, field):
+    expected = ph.load(run_copy, dtype=dtype)
+    path = run_copy / PACKED_DIR / dtype
+    manifest = json.loads((path / "manifest.json").read_text())
+    tensors = load_file(path / "layers.safetensors")
+    tensors[f"1.{field}"] = tensors[f"1.{field}"][:0].clone()
+    packed_weights._write(path, manifest["extra"], tensors)
+    assert_same_bits(ph.load(run_copy, dtype=dtype), expected)
 
 
 def test_copies_of_a_run_have_no_packed_weights(run_copy, tmp_path):

@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polyhead.kernels.int_linear import Int8Linear
-from polyhead.kernels.linear import LinearFactory
+from polyhead.kernels.int_linear import GROUP_SIZE, Int8Linear
+from polyhead.kernels.linear import PANEL, LinearFactory
 
-_SAMPLE_SIZE = 64  # weights by which a layer is recognized
-_SIZES = 16  # numbers for its sizes: all tensors fill cache lines, to which kernels need the panels aligned
+_SAMPLE_SIZE = 64  # weights by which a layer is recognized; all tensors fill cache lines, as kernels need it
+_LINE_BYTES = 64  # of the cache
 _FIELDS = "panels", "scales", "offsets"
 
 
@@ -61,13 +61,23 @@ class StoredLayers:
         return make
 
     def _restore(self, name: str, sample: Tensor, weight: Tensor, bias: Tensor | None) -> Int8Linear | None:
-        stored = self._stored.get(f"{name}.sample")
-        if stored is None or not torch.equal(stored, sample):
+        (rows, inputs), n_outputs = weight.shape, -(-len(weight) // PANEL) * PANEL
+        groups = -(-inputs // GROUP_SIZE)
+        names = [f"{name}.{field}" for field in ("sample", "bits", *_FIELDS)]
+        found = [self._stored[field] for field in names if field in self._stored]
+        all_steps = {8: -(-inputs // 4), 4: groups * GROUP_SIZE // 4}  # by the bits of a weight
+        bits = int(found[1][0]) if len(found) == len(names) and found[1].numel() else 0
+        if bits not in all_steps or not torch.equal(found[0], sample):
             return None
-        panels, scales, offsets = (self._stored[f"{name}.{field}"] for field in _FIELDS)
-        rows, inputs, steps, bits, *_ = self._stored[f"{name}.sizes"].tolist()
-        if (rows, inputs) != tuple(weight.shape):
-            return None
+        panels, scales, offsets = found[2:]
+        steps = all_steps[bits]
+        n_numbers = n_outputs * groups * (GROUP_SIZE // 2 + 1) // 4 if bits == 4 else n_outputs * steps
+        lengths, dtypes = (n_numbers, n_outputs, n_outputs), (torch.float32, torch.float32, torch.int32)
+        if panels.data_ptr() % _LINE_BYTES or any(
+            x.shape != (length,) or x.dtype != dtype
+            for x, length, dtype in zip(found[2:], lengths, dtypes, strict=True)
+        ):
+            return None  # kernels would read beyond the end, or need them aligned
         sums = offsets[:rows] // 128
         return Int8Linear(StoredRows(f"int{bits}", weight.shape, steps, panels, scales[:rows], sums), bias)
 
@@ -78,9 +88,9 @@ class StoredLayers:
         for i, (sample, layer) in enumerate(layers):
             if not isinstance(layer, Int8Linear):
                 return {}
-            sizes = layer.out_features, layer.in_features, layer.steps, int(layer.dtype.removeprefix("int"))
+            bits = int(layer.dtype.removeprefix("int"))
             tensors[f"{i}.sample"] = sample
-            tensors[f"{i}.sizes"] = torch.tensor([*sizes, *[0] * (_SIZES - len(sizes))], dtype=torch.int32)
+            tensors[f"{i}.bits"] = torch.full((PANEL,), bits, dtype=torch.int32)
             fields = zip(_FIELDS, (layer.panels, layer.scales, layer.offsets), strict=True)
             tensors.update({f"{i}.{field}": tensor for field, tensor in fields})
         return tensors

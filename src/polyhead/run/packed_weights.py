@@ -7,12 +7,12 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from polyhead.checkpoint.manifest import MANIFEST_FILE, FileEntry, Manifest, read_manifest, verify_file
 from polyhead.checkpoint.safetensors_io import write_safetensors
-from polyhead.core.atomic_io import HashingWriter, atomic_directory, remove
+from polyhead.core.atomic_io import HashingWriter, atomic_directory, remove, replace_file
 from polyhead.core.errors import UserError
 from polyhead.core.i18n import tr, translate_message
 from polyhead.kernels.build_extension import load_kernels, sources_digest
@@ -53,21 +53,25 @@ def _read(path: Path, key: Mapping[str, str]) -> Mapping[str, Tensor]:
     if not os.path.lexists(path):
         return {}
     try:
+        if path.parent.is_symlink():
+            raise UserError(f"{path.parent} is a link")
         manifest = read_manifest(path)
         if manifest.extra != key or [*manifest.files] != [_FILE]:
             raise UserError(f"{path} is of other weights or kernels")
         verify_file(path / _FILE, manifest.files[_FILE])
-    except UserError as error:
+        with safe_open(path / _FILE, "pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+    except (UserError, SafetensorError) as error:
         log.warning(tr("weights are packed again: {reason}", reason=translate_message(str(error))))
         return {}
-    with safe_open(path / _FILE, "pt") as file:
-        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
 
 
 def _write(path: Path, key: Mapping[str, str], tensors: Mapping[str, Tensor]) -> None:
+    if path.parent.is_symlink():  # to what is not ours
+        return
     remove(path)
     path.parent.mkdir(exist_ok=True)
-    (path.parent / ".gitignore").write_text("*\n", encoding="ascii")  # nothing to publish
+    replace_file(path.parent / ".gitignore", b"*\n")  # nothing to publish
     with atomic_directory(path) as new:
         with HashingWriter(new / _FILE) as out:
             write_safetensors(out, tensors)
