@@ -112,3 +112,38 @@ def test_choice_of_chapter_shows_its_beginning(open_lesson):
     page.evaluate("document.querySelector('.beside').scrollTop = 1e4; window.before = scrollY")
     page.get_by_role("button", name="Next chapter").click()
     assert page.evaluate("[document.querySelector('.beside').scrollTop, scrollY - before]") == [0, 0]
+
+
+def test_chapters_of_missing_parts_come_last(open_lesson):
+    """A model without attention opens its own chapter first, and those of what it lacks after it."""
+    page = open_lesson("lstm")
+    names = "stop => chaptersOf()[stop.chapter].name"
+    stops = page.evaluate(
+        f"explain.page.stops.filter(({{ station }}) => station.kind === 'recurrent').map({names})"
+    )
+    own, missing = stops.index("recurrence"), ["queries-keys-values", "scale", "heads", "masks", "why-three"]
+    assert all(stops.index(name) > own for name in missing)
+    last = page.evaluate(f"({names})(explain.page.stops.findLast(({{ station }}) => station.layer))")
+    assert last == "recurrence"
+
+
+def test_marks_show_their_formula_under_the_pointer(open_lesson):
+    """Lines, waves and dots are found by the distance of the pointer, not by a cell."""
+    page = open_lesson("linear")
+    page.evaluate(
+        "explain.go({ station: explain.page.stations.find(({ kind }) => kind === 'feed_forward').id })"
+    )
+    spot = page.locator(".small-plot circle.spot").first
+    spot.scroll_into_view_if_needed()
+    box = spot.bounding_box()
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    assert ", unit " in page.locator("#inspector h2").inner_text()
+
+
+def test_turned_words_are_inside_of_drawing(open_lesson):
+    """Turned words begin inside of the drawing, also the first one."""
+    page = open_lesson("lstm", text="Mississippi is")
+    lefts = page.evaluate(
+        "[...document.querySelectorAll('svg.glance .token')].map((one) => one.getBoundingClientRect().left)"
+    )
+    assert min(lefts) >= page.locator("svg.glance").bounding_box()["x"] - 1

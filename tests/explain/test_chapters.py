@@ -25,7 +25,7 @@ DESIGNS = [
     ("encoder", {"position": "learned"}),
 ]
 # stations of the page that are no step of the model
-PAGE_STEPS = {"tokens", "output", "generation", "levers", "cost", "glance", "lens"}
+PAGE_STEPS = {"tokens", "output", "generation", "levers", "cost", "glance", "lens", "learnt"}
 FRONT_MATTER = """---
 title: A title
 look:

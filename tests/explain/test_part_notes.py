@@ -87,6 +87,13 @@ def test_flops_of_steps_add_up(config):
         assert decode_step["flops"] == sum(parts.values()) < total
     for step in document["walk"]:
         assert sum(step["cost"]["parts"].values()) == step["cost"]["flops"]
+    if run.config.labels:  # of one vector, not of each token
+        flops = {step["path"]: step["cost"]["flops"] for step in document["walk"]}
+        width = run.config.d_model
+        assert (flops["pooler"], flops["classifier"]) == (
+            2 * width * width,
+            2 * width * len(run.config.labels),
+        )
 
 
 def count_layer_flops(T, S, C, F):

@@ -53,6 +53,12 @@ def test_every_text_is_literal_with_chinese_translation():
     assert re.findall(r"(?<![\w.])t\((?!\")[^)]*\)", code.replace("const t = (text", "")) == []
 
 
+def test_library_has_all_functions_of_the_page():
+    """It is a part of d3: what it lacks fails where a pointer gets to it, in no test of keys."""
+    used = set(re.findall(r"\bd3\.(\w+)", walk_page.load_walk_script()))
+    assert used and used <= set(re.findall(r"(\w+):\(\)=>", (VENDOR / "d3.min.js").read_text()))
+
+
 def test_library_is_small_with_license():
     code = (VENDOR / "d3.min.js").read_text()
     assert len(code.encode()) < MAX_LIBRARY and "</script" not in code

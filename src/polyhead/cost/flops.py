@@ -326,11 +326,11 @@ def _count_head(config: ModelConfig, batch_shape: BatchShape) -> list[OpCount]:
         mapped = pooling.options.get("activation") != "none"
         classes = len(config.labels)
         per_token = pooling.options.get("map_first", False)
-        flops = (
-            batch_shape.tokens if per_token else batch_shape.rows
-        ) * 2 * C * C * mapped + batch_shape.rows * 2 * C * classes
-        transform_term = f"2B{'S' if per_token else ''}H² + " if mapped else ""
-        return [OpCount("pooler and classes", 1, flops, f"{transform_term}2BH x {classes}")]
+        pooled = batch_shape.tokens if per_token else batch_shape.rows
+        pooler = OpCount("pooler", 1, 2 * pooled * C * C, f"2B{'S' if per_token else ''}H²")
+        return [pooler] * mapped + [
+            OpCount("classes", 1, 2 * batch_shape.rows * C * classes, f"2BH x {classes}")
+        ]
     label_formula = "2BS{}" if batch_shape.label_count is None else "2{} a label"
     head = OpCount("head", 1, 2 * batch_shape.labels * E * V, label_formula.format(f"{e}V"))
     if not config.has_head_transform and (config.kind == "encoder" or config.d_embedding is None):

@@ -28,7 +28,7 @@ from polyhead.cost.memory import TrainingMemory
 from polyhead.cost.parameter_count import group_parameters
 from polyhead.cost.workload import BatchShape, OpCount
 
-_OUTSIDE_LAYERS = ("embeddings", "head", "transform", "pooler and classes", "replaced or not")
+_OUTSIDE_LAYERS = ("embeddings", "head", "transform", "pooler", "classes", "replaced or not")
 _PLAIN_MATRICES = ("relu", "relu2", "leaky_relu", "gelu", "gelu_tanh", "silu", "tanh", "sigmoid")
 
 

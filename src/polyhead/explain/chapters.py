@@ -43,6 +43,7 @@ STEPS: dict[str, set[str]] = {
     "output": set(),
     "glance": set(),
     "lens": set(),
+    "learnt": set(),
     "generation": set(),
     "levers": set(),
     "cost": set(),

@@ -40,7 +40,8 @@ _ENDS = {
     "out_proj": "transform",
     "transform": "transform",
     "head": "head",
-    "pooler": "pooler and classes",
+    "pooler": "pooler",
+    "classifier": "classes",
     "detector": "replaced or not",
 }
 """Operation counts outside of the layers, by the name of the part."""

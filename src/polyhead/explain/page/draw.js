@@ -53,12 +53,15 @@ function pointAtCells(svg, [rows, columns], at, show, choose, start = [0, 0]) {
   });
 }
 
+/* The index of the item with the least value, -1 without items. */
+const leastIndex = (items, value) => items.reduce((least, one, i) => least < 0 || value(one) < value(items[least]) ? i : least, -1);
+
 /* Pointer and keys over marks of a drawing, {x, y, tell} each: the nearest one is shown, the arrow keys go from one to the next. */
 function pointAtMarks(svg, marks, focus, { choose = null, start = 0 } = {}) {
   const here = svg.append("circle").attr("class", "here").attr("r", 7).attr("visibility", "hidden");
   const show = (_, i) => { here.attr("visibility", "visible").attr("cx", marks[i].x).attr("cy", marks[i].y); inspect(marks[i].tell(), here.node()); };
   const far = ({ x, y }, px, py) => Math.hypot(x - px, y - py), at = (px, py) => {
-    const i = d3.leastIndex(marks, (a, b) => far(a, px, py) - far(b, px, py));
+    const i = leastIndex(marks, (one) => far(one, px, py));
     return i >= 0 && far(marks[i], px, py) < 60 ? [0, i] : null;
   };
   svg.attr("tabindex", 0).attr("data-focus", focus).attr("aria-label", `${svg.attr("aria-label")}; ${t("arrow keys move")}`);
@@ -74,7 +77,7 @@ function drawStrips({ name, rows, tell, choose = null, groups = 0, height = 0, g
   const n = rows[0].values.length, colors = signColors();
   const top = most ?? largest(rows.flatMap((one) => [largest(one.values)]));
   const left = rows.some((one) => one.label) ? Math.min(16 + 7.8 * Math.max(...rows.map((one) => textWidth(clipText(one.label ?? "")))), 130) : 0;
-  const cell = Math.min(Math.max((width - left - 2) / n, 1.2), 18), size = height || (rows.length > 12 ? 12 : rows.length > 5 ? 15 : 22), gap = given ?? (rows.length > 12 ? 2 : rows.length > 5 ? 3 : 6), head = columns ? 16 : 0, every = Math.ceil(34 / cell);
+  const cell = Math.min(Math.max((width - left - 2) / n, 1.2), 18), size = height || (rows.length > 24 ? 12 : rows.length > 5 ? 15 : 22), gap = given ?? (rows.length > 24 ? 2 : rows.length > 5 ? 3 : 6), head = columns ? 16 : 0, every = Math.ceil(34 / cell);
   const across = cell * n, w = Math.ceil(left + across + 2), down = head + rows.length * (size + gap);
   const span = rows.reduce(([lo, hi], one) => { const [a, b] = d3.extent(one.values); return [Math.min(lo, a), Math.max(hi, b)]; }, [Infinity, -Infinity]);
   const words = { name, rows: rows.length, n, lo: formatNumber(span[0], 3), hi: formatNumber(span[1], 3) };

@@ -287,7 +287,7 @@ const tellScored = (output, penalty) => ({ title: t("Score of “{text}”", { t
 /* ---- cost ---- */
 const PART_NAMES = {
   projections: () => t("projections"), "scores and values": () => t("scores and values"), "features and sums": () => t("features and sums"), "feed-forward": () => t("Feed-forward"), recurrence: () => t("Recurrence"), convolution: () => t("Convolution"),
-  embeddings: () => t("embeddings"), transform: () => t("transform"), head: () => t("Output head"), "pooler and classes": () => t("pooler and classes"), "replaced or not": () => t("replaced or not"),
+  embeddings: () => t("embeddings"), transform: () => t("transform"), head: () => t("Output head"), pooler: () => t("Pooling"), classes: () => t("Classes"), "replaced or not": () => t("replaced or not"),
 };
 const PART_PREFIXES = { "encoder ": () => t("Encoder"), "decoder ": () => t("Decoder"), "cross ": () => t("Cross-attention") };
 function partName(name) {

@@ -32,7 +32,7 @@ const hasLinks = ({ core }) => hasValue(core?.values.weights);
 /* Height of a block that is open. */
 function openHeight({ kind, core }) {
   if (kind === "moe") return Math.max(44, Math.min(6 * core.facts.experts, 90) + 14);
-  return { attention: 78, linear_attention: 78, recurrent: 42, conv: 56, pooling: 46, embedding: 26, norm: 12, output: 28 }[kind] ?? (core ? 42 : 20);
+  return { attention: 78, linear_attention: 78, recurrent: 42, conv: 56, pooling: 46, embedding: 26, norm: 14, output: 30 }[kind] ?? (core ? 42 : 20);
 }
 
 /* The blocks of one text with their heights: layers share the room, the chosen one is open. */
@@ -51,8 +51,9 @@ function planTower(side, room) {
 
 /* Columns of a tower between left and right; a word below and on top of each where there is room. */
 function spreadTower(tower, left, right) {
-  const { n, side } = tower, across = Math.min((right - left - 12) / n, 64), start = (left + right - across * n) / 2, chosen = rowOf(side), every = (words) => Math.ceil((areFlat(words, across) ? 11 : 15) / across);
+  const { n, side } = tower, across = Math.min((right - left - 12) / n, 64), chosen = rowOf(side), every = (words) => Math.ceil((areFlat(words, across) ? 11 : 15) / across);
   const names = shownPositions(side).map((p) => clipText(tokenText(side, p), 9)), isShown = (i, words) => i === chosen || (i % every(words) === 0 && (every(words) === 1 || Math.abs(i - chosen) >= every(words)));
+  const reach = areFlat(names, across) ? 0 : Math.max(...names.map((name, i) => 4.6 * textWidth(name) + 8 - across * (i + 0.5))), start = Math.max((left + right - across * n) / 2, reach); // of turned words to the left
   Object.assign(tower, { left, right, across, names, chosen, isShown, x: (i) => start + across * (i + 0.5) });
 }
 /* Words side by side where they fit, else turned. */

@@ -16,6 +16,9 @@ function drawHandout() {
   const handout = h("div", { id: "handout" }, parts);
   for (const one of handout.querySelectorAll("[id]")) one.removeAttribute("id"); // those of the screen remain unique
   document.body.append(handout);
+  handout.style.cssText = `display: block; position: absolute; visibility: hidden; width: ${PAPER_WIDTH}px`; // to measure tables
+  for (const table of handout.querySelectorAll(".scroll > table")) table.style.zoom = Math.min(table.parentElement.clientWidth / table.offsetWidth, 1);
+  handout.style.cssText = "";
   page.dropHandout = () => {
     handout.remove();
     if (theme === undefined) delete root.theme; else root.theme = theme;

@@ -77,10 +77,14 @@ function rankOf(station, at) {
   return step + Math.max(CARDS.indexOf(cardOf(at, station)), 0) / CARDS.length;
 }
 
+/* Whether a place is not of the chapter's own part, which the model lacks: such chapters come last at a station. */
+const FAMILY = { residual: "norm", linear_attention: "attention", cross_attention: "attention" }, familyOf = ({ step }) => FAMILY[step] ?? step;
+const isElse = ({ at }, place) => familyOf(place) !== familyOf(at[0]);
+
 /* Put the chapters in the order in which a reader of this model meets them, and list the stops of the walk: each station,
    with the chapters that open there. A station without one of its own has the first that is about its kind. */
 function orderChapters() {
-  const lesson = page.lesson?.[page.language] ?? page.lesson?.en ?? [], placed = lesson.map((chapter, i) => ({ i, station: page.stations.length, rank: 0, choice: 0, ...placeOf(chapter) })).sort((a, b) => a.station - b.station || a.rank - b.rank || a.choice - b.choice || a.i - b.i);
+  const lesson = page.lesson?.[page.language] ?? page.lesson?.en ?? [], placed = lesson.map((chapter, i) => { const place = placeOf(chapter); return { i, station: page.stations.length, rank: 0, choice: 0, ...place, isElse: Number(Boolean(place) && isElse(chapter, place.at)) }; }).sort((a, b) => a.station - b.station || a.isElse - b.isElse || (!a.isElse && (a.rank - b.rank || a.choice - b.choice)) || a.i - b.i);
   page.chapters = Object.fromEntries(Object.entries(page.lesson ?? {}).map(([language, all]) => [language, placed.map(({ i }) => all[i])]));
   page.places = placed;
   page.stops = page.stations.flatMap((station, s) => {
@@ -107,8 +111,8 @@ function chapterOf(station) {
 /* Name on the cards of a station the chapters that are about them. */
 function markCards(station, cards) {
   const found = aboutStation(station).map((chapter) => {
-    const { at } = chaptersOf()[chapter], place = at.findIndex((one) => fitsLook(one, station));
-    return { chapter, isElse: at[place].step !== at[0].step, card: cards.find((one) => one.id === `card-${cardOf(at[place], station)}`) }; // isElse: it is here for lack of its own part
+    const place = chaptersOf()[chapter].at.find((one) => fitsLook(one, station));
+    return { chapter, isElse: isElse(chaptersOf()[chapter], place), card: cards.find((one) => one.id === `card-${cardOf(place, station)}`) };
   });
   for (const { chapter, isElse, card } of found.reverse()) {
     if (isElse && found.some((other) => other.card === card && !other.isElse)) continue;
@@ -150,7 +154,7 @@ function drawLesson() {
   const open = (n) => { go({ chapter: n }); showLesson(); };
   const buttons = [look, lever].filter(Boolean).map(([label, target], i) => h("button", { type: "button", class: "action", "data-focus": `look-${i}`, onclick: () => follow(target) }, label));
   const turn = (step, text) => chapters[at + step] ? h("button", { type: "button", class: "turn", "data-focus": `turn${step}`, onclick: () => open(at + step) }, text) : h("span", {});
-  redraw(place, h("button", { type: "button", class: "turn back", "data-focus": "to-stage", onclick: () => document.getElementById("pickers").scrollIntoView() }, t("Back to the drawings")), h("p", { class: "eyebrow" }, t("Lesson, chapter {n} of {all}", { n: at + 1, all: chapters.length })), h("h2", {}, chapter.title), ...chapterElements(chapter, buttons.length ? h("div", { class: "actions" }, buttons) : null),
-    quizElement(chapter), h("div", { class: "turns" }, turn(-1, t("Chapter before")), select, turn(1, t("Next chapter"))),
+  redraw(place, h("button", { type: "button", class: "turn back", "data-focus": "to-stage", onclick: () => document.getElementById("pickers").scrollIntoView() }, t("Back to the drawings")), h("p", { class: "eyebrow" }, t("Lesson, chapter {n} of {all}", { n: at + 1, all: chapters.length })), select, h("h2", {}, chapter.title), ...chapterElements(chapter, buttons.length ? h("div", { class: "actions" }, buttons) : null),
+    quizElement(chapter), h("div", { class: "turns" }, turn(-1, t("Chapter before")), turn(1, t("Next chapter"))),
     h("div", { class: "turns" }, h("button", { type: "button", class: "turn", "data-focus": "print", onclick: () => print() }, t("Print the whole walk")), h("label", {}, h("input", { type: "checkbox", checked: page.hasAnswers, "data-focus": "answers", onchange: (event) => { page.hasAnswers = event.target.checked; } }), ` ${t("with answers")}`)));
 }

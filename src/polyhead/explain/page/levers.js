@@ -111,7 +111,7 @@ function caseResult(part, lever, chosen) {
     return h("tr", { class: changed ? "on" : null }, h("th", { scope: "row" }, nameOf(r)), best(plain, r), best(result, r), h("td", { class: "bar-cell" }, bar((result.kl[r] ?? top) / top)), numberCell(formatNumber(klOf(result, r), 2), () => tellKl(result, r, nameOf(r))),
       h("td", { class: "number wide-only" }, known ? [rank(plain), " → ", rank(result)] : ""));
   }).filter(Boolean);
-  const table = h("table", { class: "bars" }, h("caption", { class: "unseen" }, LEVER_NAMES[lever.name]?.() ?? lever.name), h("thead", {}, h("tr", {}, h("th", { scope: "col" }, t("after")), h("th", { scope: "col" }, chosen.baseline ? settingText(chosen.baseline) : t("unchanged")), h("th", { scope: "col" }, t("changed")), h("td", {}), h("th", { scope: "col", class: "number" }, t("KL (nats)")), h("th", { scope: "col", class: "number wide-only" }, t("rank of the true token")))), h("tbody", {}, rows));
+  const table = h("table", { class: "bars" }, h("caption", { class: "unseen" }, LEVER_NAMES[lever.name]?.() ?? lever.name), h("thead", {}, h("tr", {}, rowsHead(), h("th", { scope: "col" }, chosen.baseline ? settingText(chosen.baseline) : t("unchanged")), h("th", { scope: "col" }, t("changed")), h("td", {}), h("th", { scope: "col", class: "number" }, t("KL (nats)")), h("th", { scope: "col", class: "number wide-only" }, t("rank of the true token")))), h("tbody", {}, rows));
   return h("div", { class: "case" }, factRow(facts), caseDetail(lever, chosen, part, side), scrollRegion(LEVER_NAMES[lever.name]?.() ?? lever.name, moveInTable(table)));
 }
 

@@ -111,6 +111,11 @@ function stationName(station) {
   if (station.kind === "norm") return station.id.endsWith("final_norm") ? t("Final norm") : t("Norm");
   return KIND_NAMES[station.kind]?.() ?? station.kind;
 }
+/* The head of a column that names the rows of an output: a model that writes guesses what comes after each. */
+function rowsHead() {
+  const { kind } = page.data.output;
+  return ["classes", "vector"].includes(kind) ? h("td") : h("th", { scope: "col" }, kind === "next token" ? t("after") : t("token"));
+}
 const isCross = (step) => step.facts?.cross || (step.memory_side !== null && step.memory_side !== undefined);
 const keySide = (step) => isCross(step) ? step.memory_side ?? 0 : step.side;
 

@@ -13,7 +13,7 @@ const keyNames = (step) => shownPositions(keySide(step)).map((p) => cellName(sid
 /* How the rows of a decoder are named, before a lead. */
 const rowLead = (step, lead) => joinSentences(lead, sideOf(step.side).role === "decoder input" && t("Rows: the token that goes in → the token that is written there."));
 const hiddenCode = (step, q, k) => {
-  if (!hasValue(step.values.hidden)) return 0;
+  if (!hasValue(step.values.hidden)) return step.kind === "linear_attention" && step.facts.causal && !isCross(step) && k > q ? FUTURE : 0;
   const heads = shapeOf(step.values.hidden)[0];
   return valueAt(step.values.hidden, Math.min(state.head, heads - 1), q, k);
 };
@@ -65,7 +65,7 @@ function togetherCard(step, q, weights) {
   const left = [{ ...vector("Q", query, values.q, head, q), on: true }, ...keys.map((k) => vector("K", names[k], values.k, kv, k))];
   const right = [{ label: "o", values: row(values.mix, head, q), on: true, tell: (c) => tellMix(step, head, q, c) }, ...keys.map((k) => vector("V", names[k], values.v, kv, k))];
   const middle = h("table", { class: "bars in-step" }, h("caption", { class: "unseen" }, t("What “{q}” looks at", { q: query })), h("thead", {}, h("tr", {}, wide ? null : h("td"), h("th", { scope: "col", class: "number" }, hasValue(values.scores) ? t("score") : t("similarity")), h("td", {}), h("th", { scope: "col", class: "number" }, t("weight")))),
-    h("tbody", {}, keys.map((k) => h("tr", {}, wide ? null : h("th", { scope: "row" }, names[k]), numberCell(formatNumber(valueAt(stored, head, q, k), 3), () => tellScore(step, q, k)), h("td", { class: "bar-cell" }, bar(weights[k])), numberCell(formatPercent(weights[k]), () => tellWeight(step, q, k))))));
+    h("tbody", {}, keys.map((k) => h("tr", {}, wide ? null : h("th", { scope: "row" }, names[k]), numberCell(formatNumber(valueAt(stored, head, q, k), 3), () => tellScore(step, q, k)), h("td", { class: "bar-cell" }, bar(weights[k] / Math.max(...weights))), numberCell(formatPercent(weights[k]), () => tellWeight(step, q, k))))));
   const strips = (name, rows, share, focus) => drawStrips({ name, rows: wide && focus === "together-v" ? rows.map((one) => ({ ...one, label: "" })) : rows, tell: tell(rows), focus, ...rowHeight, width: wide ? (page.width - 28) * share : page.width });
   const part = (title, ...children) => h("div", { class: "block" }, h("h4", {}, title), ...children);
   const some = keys.length < weights.filter((w) => w > 0).length ? h("p", { class: "note" }, t("The {n} keys with the largest weights are shown.", { n: keys.length })) : null;
@@ -94,7 +94,7 @@ function scoresCard(step, q, k) {
   const about = tellScore(step, q, k), chain = (hasValue(values.scores) ? [[t("sum of the products"), parts.product], [`× ${formatNumber(facts.scale)}`, parts.scaled], facts.softcap ? [t("capped"), parts.capped] : null, parts.bias ? [t("with bias"), parts.score] : null] : [[t("similarity"), about.value]]).filter(Boolean)
     .map(([name, value]) => [name, value, { lines: about.lines, shape: about.shape, flops: about.flops, bytes: about.bytes, step }]);
   const hidden = parts.code && hasValue(values.scores) ? h("p", { class: "note" }, t("This cell is hidden: {why}. It counts as minus infinity, so its weight is 0.", { why: HIDDEN[parts.code]() })) : null;
-  return card("scores", t("Scores"), rowLead(step, t("The query of a row meets the key of each column: the products of their features are summed and scaled. Hatched cells are hidden by the mask.")),
+  return card("scores", t("Scores"), rowLead(step, joinSentences(t("The query of a row meets the key of each column: the products of their features are summed and scaled."), matrix.querySelector(".reasons") && t("Hatched cells are hidden by the mask."))),
     h("div", { class: "beside-each" }, matrix, h("div", { class: "block" }, h("h4", {}, t("“{q}” looks at “{k}”", names)), strips, factRow(chain), hidden)));
 }
 

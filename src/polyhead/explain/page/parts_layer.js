@@ -66,7 +66,8 @@ function plainCard(step) {
   const blocks = rows.map(([label, name]) => h("div", { class: "block" }, drawStrips({ name: label, focus: `${step.path}-${label}`, rows: [{ label, values: row(name, place(name)), on: label === t("out") }],
     tell: label === t("out") ? tellOutput(label, step, place(name)) : tellAgain(label, name, step, place(name)) })));
   const leads = { projection: isOfText ? t("A learned matrix maps the vector of the text to another.") : t("A learned matrix maps the vector of each token to another."), activation: t("Each number of the vector passes an activation."), pooling: t("The token vectors are pooled into a vector of the text.") };
-  const about = step.about ? h("p", { class: "note", lang: "en" }, step.about) : null;
+  const pooled = { first: t("The vector of the first token, which represents the text, such as BERT's [CLS]."), last: t("The vector of the last token, the only one that attends to the whole text in a causal model."), max: t("The maximum of each feature over all tokens: one strong word is enough."), mean: t("The mean over all tokens.") };
+  const text = step.kind === "pooling" ? pooled[step.part] : null, about = text ?? step.about ? h("p", { class: "note", lang: text ? null : "en" }, text ?? step.about) : null;
   return card("part", title, leads[step.kind] ?? t("This part has no drawing of its own: here is what goes in and what comes out."), about, ...blocks);
 }
 
@@ -118,7 +119,7 @@ function activationPlot(step, r, tell) {
   const showDot = ([a, b, c]) => { here.attr("visibility", "hidden"); spot.attr("visibility", "visible").attr("cx", x(a)).attr("cy", y(b)); inspect(tell(c), spot.node()); };
   const showBar = (i) => { spot.attr("visibility", "hidden"); here.attr("visibility", "visible").attr("x", edges[i]).attr("width", edges[i + 1] - edges[i]); inspect({ title: t("Units with {where}", { where: where(i) }), value: counts[i], shape: [units], step, lines: [`#{${where(i)}} = ${counts[i]}`, { soft: t("{p} of all {n} units of the layer", { p: formatPercent(counts[i] / units), n: formatCount(units) }) }] }, here.node()); };
   const show = (line, i) => line ? showBar(keepIn(i, n)) : dots.length && showDot(dots[keepIn(i, dots.length)]); // dots above, bars below
-  const at = (px, py) => px < left || px >= width - 8 ? null : py < middle ? dots.length ? [0, d3.leastIndex(dots, ([a], [b]) => Math.abs(x(a) - px) - Math.abs(x(b) - px))] : null : [1, keepIn(edges.filter((edge) => edge <= px).length - 1, n)];
+  const at = (px, py) => px < left || px >= width - 8 ? null : py < middle ? dots.length ? [0, leastIndex(dots, ([a]) => Math.abs(x(a) - px))] : null : [1, keepIn(edges.filter((edge) => edge <= px).length - 1, n)];
   pointAtCells(svg.node(), [2, Math.max(n, dots.length)], at, show, null, [1, Math.floor(n / 2)]);
   svg.node().addEventListener("pointerleave", () => { here.attr("visibility", "hidden"); spot.attr("visibility", "hidden"); });
   return h("figure", { class: "small-plot" }, svg.node(), h("figcaption", {}, t("{name}: input (across) and output (up); below, the number of the {n} units with an input at each place. Dots: the units above.", { name, n: formatCount(units) })));
@@ -163,8 +164,9 @@ function gatesCard(step) {
     ...(cell ? [[t("cell"), cell, (c) => cellLines(step, r, c)]] : []), [t("state"), row(values.state, r), (c) => recurrentLines(step, r, c)]];
   const tell = (i, c) => ({ title: t("{name}, feature {n}", { name: rows[i][0], n: c }), value: rows[i][1][c], shape: wholeShape(values.state, step.side), step, lines: rows[i][2](c) });
   const lead = GATES[facts.network].length ? t("For “{token}”. A gate of 1 lets a number pass, one of 0 stops it.", { token: tokenText(step.side, windowOf(step.side)[0] + r) }) : null;
-  return card("gates", t("The step of one token"), lead,
-    drawStrips({ name: t("The step of one token"), focus: "gates", rows: rows.map(([label, numbers], i) => ({ label, values: numbers, on: i === rows.length - 1 })), tell }));
+  const most = cell ? largest([...cell, ...rows[0][1]]) : 1, isCell = (i) => cell && (i === 0 || i === rows.length - 2);
+  return card("gates", t("The step of one token"), joinSentences(lead, cell && t("The cells have a scale of their own, up to {n}.", { n: formatNumber(most, 2) })),
+    drawStrips({ name: t("The step of one token"), focus: "gates", most: 1, rows: rows.map(([label, numbers], i) => ({ label, values: numbers, on: i === rows.length - 1, ...(isCell(i) && { most }) })), tell }));
 }
 
 function showConvolution(step) {

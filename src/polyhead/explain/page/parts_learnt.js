@@ -36,10 +36,10 @@ function lossCard() {
 function guessCard() {
   const mark = page.data.learnt[markAt()], names = mark.tokens.at(-1), most = Math.max(...page.data.learnt.flatMap(({ guesses }) => guesses.map(([, , loss]) => loss ?? 0)), 1e-9);
   if (!mark.guesses.length) return null;
-  const hasLoss = mark.loss !== null, word = (text) => text === "replaced" ? t("replaced") : text === "original" ? t("original") : showToken(text);
-  const rows = mark.guesses.map(([top, expected, loss], i) => h("tr", {}, h("th", { scope: "row" }, mark.guesses.length === names.length ? showToken(names[i]) : t("the text")), top.map(([text, p], n) => h("td", { class: text === expected ? "yes" : n ? "soft wide-only" : null }, `${clipText(word(text), 8)} ${formatPercent(p)}`)),
+  const hasLoss = mark.loss !== null, word = (text) => text === "replaced" ? t("replaced") : text === "original" ? t("original") : page.data.output.classes ? text : showToken(text);
+  const rows = mark.guesses.map(([top, expected, loss], i) => h("tr", {}, h("th", { scope: "row" }, mark.guesses.length === names.length ? showToken(names[i]) : t("the text")), top.map(([text, p], n) => h("td", { class: [text === expected ? "yes" : n ? "soft" : "", n ? "wide-only" : ""].join(" ").trim() || null }, `${clipText(word(text), 8)} ${formatPercent(p)}`)),
     hasLoss ? [h("td", {}, expected === null ? "" : word(expected)), h("td", { class: "bar-cell wide-only" }, loss === null ? null : bar(loss / most)), loss === null ? h("td", {}) : numberCell(formatNumber(loss, 3), () => ({ title: t("Loss of “{token}”", { token: word(expected) }), value: loss, unit: t("nats"), shape: [names.length], source: sourceOf("logits"), lines: [`−ln(${formatNumber(Math.exp(-loss), 6)}) = ${formatNumber(loss)}`] }))] : null));
-  const head = h("tr", {}, h("th", { scope: "col" }, t("after")), mark.guesses[0][0].map((_, n) => h("th", { scope: "col", class: n ? "wide-only" : null }, n ? `${n + 1}` : t("best guess"))), hasLoss ? [h("th", { scope: "col" }, t("expected")), h("td", { class: "wide-only" }), h("th", { scope: "col", class: "number" }, t("loss"))] : null);
+  const head = h("tr", {}, rowsHead(), mark.guesses[0][0].map((_, n) => h("th", { scope: "col", class: n ? "wide-only" : null }, n ? `${n + 1}` : t("best guess"))), hasLoss ? [h("th", { scope: "col" }, t("expected")), h("td", { class: "wide-only" }), h("th", { scope: "col", class: "number" }, t("loss"))] : null);
   return card("mark-guesses", t("Its best guesses"), null, scrollRegion(t("Its best guesses"), moveInTable(h("table", { class: "bars" }, h("caption", { class: "unseen" }, t("Its best guesses")), h("thead", {}, head), h("tbody", {}, rows)))));
 }
 
@@ -48,8 +48,8 @@ function mapCard() {
   const mark = page.data.learnt[markAt()], map = keepIn(state.map, mark.attention.length), one = mark.attention[map];
   if (!one) return null;
   const nameOf = ({ path, call }) => { const found = page.stations.filter(({ core }) => core?.path === path); return found.length ? fullName(found[call] ?? found[0]) : path; };
-  const [heads, rows, columns] = one.shape, head = keepIn(state.head, heads), bytes = atob(one.data), weight = (r, c) => bytes.charCodeAt((head * rows + r) * columns + c) / 255, [queries, keys] = one.sides.map((side) => mark.tokens[side].map(showToken));
+  const [heads, rows, columns] = one.shape, head = keepIn(state.head, heads), bytes = atob(one.data), weight = (r, c) => bytes.charCodeAt((head * rows + r) * columns + c) / 255, [queries, keys] = one.sides.map((side) => mark.tokens[side].map(cellName)), { causal } = page.stations.find(({ core }) => core?.path === one.path)?.core.facts ?? {};
   const tell = (r, c) => ({ title: `${queries[r]} → ${keys[c]}`, value: weight(r, c), shape: one.shape, lines: [{ soft: t("kept in steps of 1/255") }] });
   const select = h("label", { class: "choice" }, t("Attention"), h("select", { "data-focus": "mark-map", onchange: (event) => go({ map: Number(event.target.value) }) }, mark.attention.map((each, i) => h("option", { value: i, selected: i === map }, nameOf(each)))));
-  return card("mark-map", t("Its attention"), t("Head {n}; rows are queries.", { n: head }), select, drawMatrix({ name: t("Its attention"), rows: queries, columns: keys, value: weight, share: true, tell, focus: "mark-weights" }));
+  return card("mark-map", t("Its attention"), t("Head {n}; rows are queries.", { n: head }), select, drawMatrix({ name: t("Its attention"), rows: queries, columns: keys, value: weight, code: (r, c) => causal && one.sides[0] === one.sides[1] && c > r ? FUTURE : 0, share: true, tell, focus: "mark-weights" }));
 }

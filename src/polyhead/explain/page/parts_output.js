@@ -52,7 +52,7 @@ function allPositionsCard(output, side) {
   const facts = hasLoss ? [factRow([[t("loss, the mean of −ln p"), t("{n} nats", { n: formatNumber(mean.value, 3) }), mean], [t("perplexity"), formatNumber(perplexity.value, 4), perplexity]]),
     page.data.inputs.target_is === "output" ? h("p", { class: "note" }, t("The expected tokens are the model's own output, so this is the loss of what it would write anyway. Give a second text to see the loss of a translation.")) : null] : [];
   return card("all-positions", t("At every position"), output.kind === "masked token" ? t("Each position gets its own guess, from the tokens on both sides.") : t("Each position makes its own guess, all at once: this is how the model learns. Training makes the loss small: −ln p of each expected token."), ...facts, scrollRegion(t("At every position"), moveInTable(h("table", { class: "bars" }, h("caption", { class: "unseen" }, t("At every position")),
-    h("thead", {}, h("tr", {}, [output.kind === "masked token" ? t("token") : t("after"), t("best guess"), t("probability"), t("expected"), t("its probability"), hasLoss ? "−ln p" : null].filter(Boolean).map((text, i) => h("th", { scope: "col", class: [2, 4, 5].includes(i) ? (i === 2 ? "number wide-only" : "number") : null }, text)))), h("tbody", {}, rows)))));
+    h("thead", {}, h("tr", {}, rowsHead(), [t("best guess"), t("probability"), t("expected"), t("its probability"), hasLoss ? "−ln p" : null].filter(Boolean).map((text, i) => h("th", { scope: "col", class: [1, 3, 4].includes(i) ? (i === 1 ? "number wide-only" : "number") : null }, text)))), h("tbody", {}, rows)))));
 }
 
 function classesCard(output) {
@@ -70,15 +70,16 @@ function replacedCard(output) {
 }
 
 /* ---- decoding, step by step ---- */
+const NEUTRAL = { top_p: 1, repetition_penalty: 1 }; // settings that change nothing, as 0 and false do
 function showGeneration() {
   const generation = page.data.generation, chosen = keepIn(state.step ?? 0, generation.steps.length);
   const names = { greedy: t("greedy decoding"), beam: t("beam search"), sampling: t("sampling") };
-  const settings = Object.entries(generation.settings ?? {}).filter(([, value]) => value !== null && typeof value !== "object").map(([name, value]) => [SETTING_NAMES[name]?.() ?? name, typeof value === "number" ? formatNumber(value) : String(wordOf(value))]);
+  const settings = Object.entries(generation.settings ?? {}).filter(([name, value]) => (value || (name === "seed" && isDrawn(generation))) && value !== NEUTRAL[name] && typeof value !== "object").map(([name, value]) => [SETTING_NAMES[name]?.() ?? name, typeof value === "number" ? formatNumber(value) : String(wordOf(value))]);
   const penalty = generation.settings.length_penalty, score = (one) => one.length ? [` · ${t("score")} = `, pointable(`${formatNumber(one.score)} ${t("nats")}`, () => tellScored(one, penalty))] : [];
   const outputs = h("ol", { class: "outputs" }, generation.outputs.map((one) => h("li", {}, h("span", { class: "sentence-text" }, one.text), h("span", { class: "soft" }, " ln p = ", pointable(`${formatNumber(one.log_prob)} ${t("nats")}`, () => tellOutputSum(generation, one)), score(one)))));
   const cards = [card("outputs", t("What the model writes"), t("Written by {method}: one token after the other, each given those before it.", { method: names[generation.method] ?? generation.method }), outputs, factRow(settings))];
-  if (generation.steps.length) cards.push(card("beams", t("The choices at each step"), t("Choose a step. Marked candidates were kept."), beamTree(generation, chosen), stepPicker(generation, chosen), candidateTables(generation, generation.steps[chosen]),
-    h("p", { class: "note" }, isDrawn(generation.steps[chosen]) ? t("p is the model's probability of a token; q is its probability in sampling, after temperature, top-k, top-p and penalties.") : t("p is the model's probability of a token; the sum of ln p is that of the whole text so far. The candidates with the largest sums are kept."))));
+  if (generation.steps.length) cards.push(card("beams", t("The choices at each step"), (isDrawn(generation) ? t("Choose a step. The marked token was sampled.") : t("Choose a step. Marked candidates were kept.")), beamTree(generation, chosen), stepPicker(generation, chosen), candidateTables(generation, generation.steps[chosen]),
+    h("p", { class: "note" }, isDrawn(generation) ? t("p is the model's probability of a token; q is its probability in sampling, after temperature, top-k, top-p and penalties.") : t("p is the model's probability of a token; the sum of ln p is that of the whole text so far. The candidates with the largest sums are kept."))));
   if (generation.free?.length && generation.teacher) cards.push(card("teacher", t("Own tokens, true tokens"), t("Above: each token given the model's own tokens before it. Below: each true token given the true ones before it (teacher forcing); ✗ where the model would have written another. The stronger the colour, the more probable."),
     tokenRun(t("free running"), generation.free, sourceOf("logits")), tokenRun(t("the true text, by teacher forcing"), generation.teacher.map((one) => ({ ...one, wrong: one.rank > 1 })), sourceOf("logits"))));
   return cards;
@@ -93,9 +94,9 @@ function tokenRun(name, tokens, source) {
   return h("div", { class: "token-run" }, h("b", {}, name), moveInRows(list, [list]));
 }
 
-const isDrawn = (step) => step.beams[0]?.candidates[0].q !== undefined;
+const isDrawn = ({ method }) => method === "sampling";
 function candidateTables(generation, step) {
-  const hasDrawn = isDrawn(step), finished = generation.outputs.map((one) => findEnd(generation, one)?.last);
+  const hasDrawn = isDrawn(generation), finished = generation.outputs.map((one) => findEnd(generation, one)?.last);
   return h("div", { class: "columns" }, step.beams.map((beam, b) => moveInTable(h("table", { class: "bars" }, h("caption", {}, step.beams.length > 1 ? `${t("beam {n}", { n: b + 1 })}: ` : "", h("span", { class: "soft" }, beam.text ? clipText(beam.text, 40) : t("nothing written yet"))),
     h("thead", {}, h("tr", {}, h("th", { scope: "col" }, t("token")), h("td", {}), h("th", { scope: "col", class: "number" }, "p"), hasDrawn ? h("th", { scope: "col", class: "number" }, "q") : null, h("th", { scope: "col", class: "number" }, t("Σ ln p (nats)")))),
     h("tbody", {}, beam.candidates.map((one) => h("tr", { class: one.kept || finished.includes(one) ? "on" : "faint" }, h("th", { scope: "row" }, showToken(one.text)), h("td", { class: "bar-cell" }, bar(one.p)), numberCell(formatPercent(one.p), () => tellCandidate(one)), hasDrawn ? numberCell(formatPercent(one.q), () => tellDrawn(beam.candidates, one, generation.settings)) : null, numberCell(formatNumber(one.total), () => tellTotal(beam, one)))))))));
@@ -117,7 +118,7 @@ function beamTree(generation, chosen) {
   for (const one of nodes) if (one.s > 0) svg.append("path").attr("class", kind("link", one)).attr("d", path({ source: [x(one.s - 1) + 66, y(one.from)], target: [x(one.s) - 6, y(one.b)] }));
   for (const one of nodes) svg.append("text").attr("class", kind("token", one)).attr("x", x(one.s)).attr("y", y(one.b)).attr("dy", ".35em").style("cursor", "pointer").text(clipText(showToken(one.text), 8));
   const marks = nodes.filter((one) => one.tell).map((one) => ({ s: one.s, x: x(one.s) + 20, y: y(one.b), tell: one.tell })), tree = pointAtMarks(svg, marks, "beam-tree", { choose: (i) => go({ step: marks[i].s }), start: Math.max(marks.findIndex(({ s }) => s === chosen), 0) });
-  return h("div", {}, scrollRegion(t("The choices at each step"), tree), won.size ? h("p", { class: "note" }, h("span", { class: "key" }, t("the output that won")), ends.length ? ` · ${t("■ finished")}` : "") : null);
+  return h("div", {}, scrollRegion(t("The choices at each step"), tree), won.size && steps.some(({ beams }) => beams.length > 1) ? h("p", { class: "note" }, h("span", { class: "key" }, t("the output that won")), ends.length ? ` · ${t("■ finished")}` : "") : null);
 }
 const textOf = (step, id) => step.beams.flatMap((beam) => beam.candidates).find((one) => one.id === id)?.text ?? String(id);
 
@@ -146,7 +147,7 @@ function greedyText() {
 function groupCosts() {
   const groups = new Map();
   for (const step of page.data.walk) {
-    const kind = isCross(step) ? t("Cross-attention") : KIND_NAMES[step.kind]?.() ?? step.kind, name = step.layer === null ? kind : labelled(stackName(step.stack), kind);
+    const kind = isCross(step) ? t("Cross-attention") : step.path.endsWith("final_norm") ? t("Final norm") : KIND_NAMES[step.kind]?.() ?? step.kind, name = step.layer === null ? kind : labelled(stackName(step.stack), kind);
     const group = groups.get(name) ?? { steps: [], flops: 0 };
     group.steps.push(step);
     group.flops = step.cost.flops === null || group.flops === null ? null : group.flops + step.cost.flops;
@@ -161,7 +162,7 @@ function showCost() {
     const tells = { flops: () => tellGroup(name, t("operations"), steps, ({ cost }) => cost.flops, partLines), weights: () => tellGroup(name, t("weights"), steps, ownBytes, weightLines),
       activations: () => tellGroup(name, t("activations"), steps, ({ cost }) => cost.activation_bytes, activationLines) };
     const shared = steps.some(({ cost }) => cost.shared_bytes) && !d3.sum(steps, ownBytes);
-    return h("tr", {}, h("th", { scope: "row" }, name), h("td", { class: "bar-cell" }, flops ? bar(flops / top) : null), flops === null ? none(formatLarge(flops)) : flops ? h("td", { class: "number", "data-value": flops }, pointable(formatLarge(flops), tells.flops)) : none(t("not counted")),
+    return h("tr", {}, h("th", { scope: "row" }, name), h("td", { class: "bar-cell" }, flops ? bar(flops / top) : null), flops === null ? none(formatLarge(flops)) : flops ? h("td", { class: "number", "data-value": flops }, pointable(formatLarge(flops), tells.flops)) : none(page.width < 400 ? "–" : t("not counted")),
       tells.weights().value ? numberCell(formatBytes(tells.weights().value), tells.weights) : none(shared ? t("shared") : "–"), tells.activations().value ? numberCell(formatBytes(tells.activations().value), tells.activations, "number wide-only") : none("–", "number soft wide-only"));
   });
   const pass = total.flops === null ? null : tellPass(groups), bytes = numberBytes(), isProduct = run.parameters * bytes === total.weight_bytes, own = [...groups].map(([name, { steps }]) => [name, d3.sum(steps, ownBytes)]).filter(([, number]) => number), activations = [...groups].map(([, { steps }]) => d3.sum(steps, ({ cost }) => cost.activation_bytes));
