@@ -133,17 +133,10 @@ def test_marks_show_their_formula_under_the_pointer(open_lesson):
     page.evaluate(
         "explain.go({ station: explain.page.stations.find(({ kind }) => kind === 'feed_forward').id })"
     )
-    spot = page.locator(".small-plot circle.spot").first
-    spot.scroll_into_view_if_needed()
-    box = spot.bounding_box()
-    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
-    assert ", unit " in page.locator("#inspector h2").inner_text()
-
-
-def test_turned_words_are_inside_of_drawing(open_lesson):
-    """Turned words begin inside of the drawing, also the first one."""
-    page = open_lesson("lstm", text="Mississippi is")
-    lefts = page.evaluate(
-        "[...document.querySelectorAll('svg.glance .token')].map((one) => one.getBoundingClientRect().left)"
-    )
-    assert min(lefts) >= page.locator("svg.glance").bounding_box()["x"] - 1
+    spots, titles = page.locator(".small-plot circle.spot"), set()
+    for spot in (spots.first, spots.last):
+        spot.scroll_into_view_if_needed()
+        box = spot.bounding_box()
+        page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+        titles.add(page.locator("#inspector h2").inner_text())
+    assert len(titles) == 2 and all(", unit " in title for title in titles)
