@@ -23,8 +23,9 @@ CHUNK_CHARS = 2**20  # characters; a torch store accepts at most 8 MiB per value
 class KeyValueStore:
     """Store of texts by key, hosted by one of the processes or by their launcher.
 
-    Every request is answered within ``ANSWER_TIMEOUT`` seconds or raises a RuntimeError. torch's store, to
-    which all requests go, would wait forever for a host process that is stopped, whatever its own timeout.
+    Every request is answered within ``ANSWER_TIMEOUT`` seconds or raises a RuntimeError. torch's store (2.13)
+    would wait forever for a host process that is stopped, whatever its own timeout: ``get``, ``wait``,
+    ``check`` and ``compare_set`` do not return, and ``set`` returns although the host has no value yet.
     """
 
     def __init__(self, store: Store) -> None:

@@ -25,14 +25,8 @@ from polyhead.nn.dropout import Dropout
 from polyhead.nn.embedding import Embedding, Head
 from polyhead.nn.init import SkipInit
 from polyhead.nn.lora import LoraLinear
-from polyhead.nn.replace_modules import replace_modules
-from polyhead.nn.shard_plan import (
-    FindsShardObstacle,
-    KeepsShard,
-    ShardPlan,
-    get_shard_plan,
-    select_shard,
-)
+from polyhead.nn.override import replace_modules
+from polyhead.nn.shard_plan import FindsShardObstacle, KeepsShard, ShardPlan, get_shard_plan, select_shard
 from polyhead.nn.stack import Stack
 from polyhead.train.distributed.sharded_modules import (
     REPLICATED_WEIGHT,
@@ -133,8 +127,10 @@ def _plan_shards(model: nn.Module, size: int) -> _Plan:
             for name, _ in module.named_parameters():
                 plan.weights[module, name] = WeightShard(0)
             n_tokens = len(module.weight)
+            # a shard has ceil(n / size) tokens, so the last rank would have none
             if (size - 1) * -(-n_tokens // size) >= n_tokens:
                 raise UserError(f"a vocabulary of {n_tokens} tokens is too small for {size} ranks")
+    # what no part names, such as the norms between them, all ranks have and update alike
     for module in model.modules():
         for name, _ in module.named_parameters(recurse=False):
             plan.weights.setdefault((module, name), REPLICATED_WEIGHT)
