@@ -179,8 +179,7 @@ class PreferenceTask:
 
     def make_batch(self, split: str, items: IdArray, has_mismatched: bool) -> PreferenceBatch:
         """Batch of some items of a split."""
-        store, n, reference = self.stores[split], self.objective.n_answers, self.reference[split]
-        rows = (np.asarray(items)[None] * n + np.arange(n)[:, None]).ravel()
+        store, reference, rows = self.stores[split], self.reference[split], self._find_rows(items)
         return PreferenceBatch(
             store.collate(rows, self.pad_id),
             reference["answers"][rows],
@@ -188,6 +187,11 @@ class PreferenceTask:
             store.collate_mismatched(rows, self.pad_id, self.max_len) if has_mismatched else None,
             reference["mismatched"][rows] if has_mismatched else None,
         )
+
+    def _find_rows(self, items: IdArray) -> IdArray:
+        """Rows of the answers of items; of pairs, those of the chosen answers come first."""
+        n = self.objective.n_answers
+        return (np.asarray(items)[None] * n + np.arange(n)[:, None]).ravel()
 
     def dummy_batch(self) -> PreferenceBatch:
         """A batch without answers."""
@@ -252,7 +256,7 @@ class PreferenceTask:
     @torch.no_grad()
     def measure_reference(self, model: nn.Module, split: str, map_fn: MapFn = map) -> dict[str, Tensor]:
         """Log-probabilities of the answers of a split, also mismatched where they are read: (N,) each."""
-        store, n = self.stores[split], self.objective.n_answers
+        store = self.stores[split]
         has_mismatched = self.objective.needs_kl or split != "train"
         plan = self.plan_eval(split)
 
@@ -265,7 +269,7 @@ class PreferenceTask:
 
         log_probs = {name: torch.zeros(len(store)) for name in ("answers", "mismatched")}
         for items, values in zip(plan, map_fn(measure_batch, plan), strict=True):
-            rows = (np.asarray(items)[None] * n + np.arange(n)[:, None]).ravel()
+            rows = self._find_rows(items)
             for name, value in zip(log_probs, values, strict=False):
                 log_probs[name][rows] = torch.tensor(value)
         return log_probs
