@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from polyhead.autoconfig.inspect_data import inspect_data
+from polyhead.autoconfig.inspect_data import group_corpora, inspect_corpora, inspect_data
 from polyhead.autoconfig.propose_recipe import propose_recipe, render_recipe
 from polyhead.config import yaml_io
 from polyhead.config.recipe import Recipe, is_recipe
@@ -51,7 +51,9 @@ def describe_unknown_tokens(recipe: Recipe) -> list[str]:
         return []
     else:
         sample = _read_sample(factory, recipe)
-        tokenizer = train_tokenizer(sample, section.kind, section.vocab_size, section.sentinels)
+        tokenizer = train_tokenizer(
+            sample, section.kind, section.vocab_size, section.sentinels, recipe.data.tags
+        )
     unknown = count_unknown(_read_sample(factory, recipe), tokenizer)
     if not unknown.unknown:
         return []
@@ -78,12 +80,16 @@ class RecipeDraft(NamedTuple):
 
 
 def draft_recipe(
-    files: Sequence[str], changes: Sequence[str], export_format: str | None = None, name: str = "mine.yaml"
+    files: Sequence[str],
+    changes: Sequence[str],
+    export_format: str | None = None,
+    name: str = "mine.yaml",
+    both_ways: bool = False,
 ) -> RecipeDraft:
     """Inspect the files and propose a recipe with the ``changes``.
 
     Its model can be exported to the format ``export_format``, if given. ``name`` is the file that the recipe
-    is written to.
+    is written to. With ``both_ways``, a translator learns both directions of each pair of files.
     """
     if not files:
         raise UserError("expected training files: polyhead init train.en train.de")
@@ -97,7 +103,8 @@ def draft_recipe(
     if "train" in data_keys:
         raise UserError(f"data.train is set from the files, {', '.join(files)}: remove the key")
     task = next((value for keys, value in overrides if keys == ["task"]), None)
-    summary = inspect_data(files, data_keys, task)
+    corpora = group_corpora(files, both_ways) if task in (None, "translation") else []
+    summary = inspect_corpora(corpora, data_keys) if corpora else inspect_data(files, data_keys, task)
     tree = propose_recipe(summary, {".".join(keys): value for keys, value in overrides}, export_format or "")
     for keys, value in overrides:
         yaml_io.assign(tree, keys, value, Recipe)
@@ -106,11 +113,16 @@ def draft_recipe(
     if by_character and ["tokenizer", "vocab_size"] not in [keys for keys, _ in overrides]:
         task_part: TaskFactory = TASK.get(recipe.task.name)
         section, texts = recipe.tokenizer, task_part.iter_texts(recipe)
-        characters = train_tokenizer(texts, section.kind, sys.maxunicode, section.sentinels)
+        characters = train_tokenizer(texts, section.kind, sys.maxunicode, section.sentinels, recipe.data.tags)
         tree["tokenizer"]["vocab_size"] = characters.vocab_size
         section = section.model_copy(update={"vocab_size": characters.vocab_size})
         recipe = recipe.model_copy(update={"tokenizer": section})
     summary.notes += describe_unknown_tokens(recipe)
+    if recipe.data.language_tags:
+        languages = ", ".join(recipe.data.language_tags)
+        summary.notes.append(
+            tr("one model translates to {languages}: polyhead translate --target-lang", languages=languages)
+        )
     if recipe.init_from is None:
         obstacles = find_recipe_obstacles(recipe)
         if export_format and obstacles[export_format]:

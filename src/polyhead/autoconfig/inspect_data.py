@@ -15,6 +15,7 @@ from polyhead.autoconfig.column_roles import Keys, TableColumns, read_columns
 from polyhead.config.recipe import DataConfig
 from polyhead.core.errors import UserError, known_names_hint, unknown_name_error
 from polyhead.core.i18n import tr
+from polyhead.data.batching.mixture import Mixture
 from polyhead.data.readers.conversations import open_conversations
 from polyhead.data.readers.detect_language import are_unrelated, describe_mixed_languages, read_first_lines
 from polyhead.data.readers.files import check_file, check_files, iter_lines
@@ -29,6 +30,7 @@ from polyhead.data.readers.parallel_corpus import open_corpus
 from polyhead.data.readers.plain_text import open_text
 from polyhead.data.readers.preferences import open_preferences, read_preference_texts
 from polyhead.data.readers.tabular import check_unique, infer_table_format, is_blank_line
+from polyhead.train.tasks.corpora import CorpusShare
 from polyhead.train.tasks.swapped_sides import check_sides
 
 _TASKS = (
@@ -108,6 +110,65 @@ def inspect_data(files: Sequence[str], given_keys: Keys, task: str | None = None
         splits = [split for split in files_of if getattr(section, split)]
         summary.notes += check_sides(section, {split: opened(section.split_paths(split)) for split in splits})
     return summary
+
+
+def group_corpora(files: Sequence[str], both_ways: bool = False) -> list[dict[str, Any]]:
+    """A corpus for each pair of files of one name, if their suffixes are three languages or more.
+
+    train.en train.de talks.en talks.zh give two corpora. With ``both_ways``, each pair is also one in the
+    other direction, and two languages are enough. Empty if the files are one corpus.
+    """
+    stems: dict[str, list[str]] = {}
+    for name in files:
+        stems.setdefault(name.removesuffix(".gz").rpartition(".")[0], []).append(name)
+    pairs = [tuple(names) for names in stems.values()]
+    languages = {name.removesuffix(".gz").rpartition(".")[2] for name in files}
+    are_languages = all(_LANGUAGE_CODE.fullmatch(code) and code not in _NOT_LANGUAGES for code in languages)
+    is_paired = all(len(pair) == 2 for pair in pairs) and are_languages
+    if both_ways and not is_paired:
+        raise UserError("--both-ways expects pairs of files with language codes: train.en train.de")
+    if not is_paired or len(languages) < 3 - both_ways:
+        return []
+    corpora = []
+    for pair in [way for names in pairs for way in (names, names[::-1])[: 1 + both_ways]]:
+        source, target = (name.removesuffix(".gz").rpartition(".")[2] for name in pair)
+        corpora.append({"files": list(pair), "source_lang": source, "target_lang": target})
+    names = [f"{corpus['source_lang']}-{corpus['target_lang']}" for corpus in corpora]
+    for corpus, name in zip(corpora, names, strict=True):
+        stem = Path(corpus["files"][0].removesuffix(".gz")).stem
+        corpus["name"] = name if names.count(name) == 1 else f"{stem}.{name}"
+    return [{"name": corpus.pop("name")} | corpus for corpus in corpora]
+
+
+def inspect_corpora(corpora: Sequence[dict[str, Any]], given_keys: Keys) -> DataSummary:
+    """Inspect parallel corpora that one model learns; validation is in files next to those of each."""
+    summaries = [inspect_data(corpus["files"], given_keys, "translation") for corpus in corpora]
+    total = DataSummary("translation", {**given_keys, "train": list(corpora)})
+    for summary in summaries:
+        total.rows, total.size = total.rows + summary.rows, total.size + summary.size
+        total.lengths += summary.lengths
+        total.is_complete &= summary.is_complete
+        total.notes += [note for note in summary.notes if note not in total.notes]
+    for split in ("valid", "test"):
+        files = [summary.data.get(split) for summary in summaries]
+        if all(files) and split not in given_keys:
+            total.data[split] = [
+                {"name": corpus["name"], "files": part} for corpus, part in zip(corpora, files, strict=True)
+            ]
+    if not {"valid", "valid_fraction"} & set(total.data):
+        if len({frozenset(corpus["files"]) for corpus in corpora}) < len(corpora):
+            raise UserError(
+                "both directions of a corpus need validation files of its name, such as valid.en next to "
+                "train.en: a fraction held out of one direction would be trained on in the other"
+            )
+        fractions = [summary.data.get("valid_fraction", 0.1) for summary in summaries]
+        total.data["valid_fraction"] = max(fractions)
+    names, sizes = [corpus["name"] for corpus in corpora], [summary.rows for summary in summaries]
+    mixture = Mixture(tuple(names), (1.0,) * len(names), given_keys.get("temperature", 1), 0)
+    for name, size, drawn in zip(names, sizes, mixture.count_texts(sizes), strict=True):
+        share = CorpusShare(name, size, size, drawn, drawn / sum(sizes), drawn / size)
+        total.notes.append(tr("corpus {name}: {share}", name=name, share=share.describe()))
+    return total
 
 
 def _check_columns(columns: TableColumns, given_keys: Keys, path: Path) -> None:

@@ -150,7 +150,9 @@ def propose_recipe(summary: DataSummary, given_keys: Keys | None = None, export_
 
 def render_recipe(tree: Keys, summary: DataSummary, name: str) -> str:
     """The recipe as YAML with comments, a title at the top; ``name`` is the name of its file."""
-    names = [entry.rpartition("/")[2] for entry in summary.data["train"]]
+    entries = summary.data["train"]
+    files = [name for entry in entries for name in ([entry] if isinstance(entry, str) else entry["files"])]
+    names = list(dict.fromkeys(name.rpartition("/")[2] for name in files))
     file_list = ", ".join(names[:3]) + (" ..." if len(names) > 3 else "")
     title = tr(_TITLES[summary.task])
     title = tr("{title} of {count} classes", title=title, count=summary.labels) if summary.labels else title
@@ -184,6 +186,9 @@ def render_recipe(tree: Keys, summary: DataSummary, name: str) -> str:
 
 
 def _format_line(indent: str, key: str, value: Any, reason: str | None) -> str:
+    if isinstance(value, list) and any(isinstance(entry, dict) for entry in value):
+        entries = [f"{indent}  - {yaml_io.dump_yaml_value(entry)}" for entry in value]
+        return "\n".join([f"{indent}{key}:", *entries])
     line = f"{indent}{key}: {yaml_io.dump_yaml_value(value)}"
     return f"{line:<38}  # {tr(reason)}" if reason else line
 

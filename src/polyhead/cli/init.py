@@ -43,6 +43,10 @@ def run(
             show_default="the best components measured, for any format",
         ),
     ] = None,
+    both_ways: Annotated[
+        bool,
+        typer.Option("--both-ways", help="translate each pair of files in both directions, with one model"),
+    ] = False,
 ) -> None:
     """Inspect your own text and write a recipe for it: a task that it suits, and a model size that fits.
 
@@ -51,9 +55,12 @@ def run(
     model, conversations a chat model. Columns are detected by their names or content; task=... and
     data.text=... override this.
 
+    Pairs of files in three languages or more give one translator with a token for each target language.
+
     \b
     polyhead init train.en train.zh --output mine.yaml
     polyhead init reviews.csv data.text=review data.label=stars > reviews.yaml
+    polyhead init news.en news.de talks.en talks.zh --both-ways --output many.yaml
     polyhead init articles.jsonl task=masked-lm
     polyhead init train.en train.zh --for hf --output mine.yaml
     polyhead init --example
@@ -68,7 +75,7 @@ def run(
     files = [argument for argument in arguments if "=" not in argument or Path(argument).exists()]
     check_output(output, files)
     changes = [argument for argument in arguments if argument not in files]
-    draft = draft_recipe(files, changes, target, str(output or "mine.yaml"))
+    draft = draft_recipe(files, changes, target, str(output or "mine.yaml"), both_ways)
     if output is None:
         print(draft.text, end="")
         for note in (

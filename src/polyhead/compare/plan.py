@@ -119,6 +119,8 @@ def make_plan(
         resolved = resolve_recipe(tree, [change])
         return isinstance(resolved, Recipe) and normalise_recipe(resolved) == normalise_recipe(base)
 
+    if base.data.language_tags:
+        raise UserError("compare: the corpora have several target languages, and designs are compared on one")
     out_values = [value for keys, value in yaml_io.parse_overrides(changes, Recipe) if keys == ["out"]]
     # a run's own recipe is runs/NAME/recipe.yaml
     name = recipe.parent.name if recipe.stem == "recipe" else recipe.stem

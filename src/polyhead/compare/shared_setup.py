@@ -75,6 +75,7 @@ def ensure_tokenizer(recipe: Recipe, out: Path) -> Path:
         if not (directory / "tokenizer.json").is_file():
             tokenizer.save(directory)
         return directory
+    corpora = recipe.data.list_corpora("train")
     settings = {
         "tokenizer": recipe.tokenizer.model_dump(mode="json"),
         "text": fingerprint_files(recipe, "train"),
@@ -82,13 +83,18 @@ def ensure_tokenizer(recipe: Recipe, out: Path) -> Path:
         **recipe.data.model_dump(
             include={"valid_fraction", "document_separator", "text", "format"}, exclude_defaults=True
         ),
+        **({"corpora": [corpus.model_dump() for corpus in corpora]} if corpora else {}),
     }
     directory = out / "shared" / f"tokenizer-{hash_value(settings)}"
     if not (directory / "tokenizer.json").is_file():
         start = time.monotonic()
         texts = TASK.get(recipe.task.name).iter_texts(recipe)
         tokenizer = train_tokenizer(
-            texts, recipe.tokenizer.kind, recipe.tokenizer.vocab_size, recipe.tokenizer.sentinels
+            texts,
+            recipe.tokenizer.kind,
+            recipe.tokenizer.vocab_size,
+            recipe.tokenizer.sentinels,
+            recipe.data.tags,
         )
         tokenizer.save(directory)
         elapsed = format_seconds(time.monotonic() - start)

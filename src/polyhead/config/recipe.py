@@ -19,10 +19,18 @@ from polyhead.config import yaml_io
 from polyhead.config.config_sections import (
     ConfigSection,
     DistillConfig,
-    Files,
     InitFrom,
     LoraConfig,
     ParallelConfig,
+)
+from polyhead.config.corpora import (
+    MIXING_TASKS,
+    CorpusConfig,
+    TextSources,
+    as_corpora,
+    complete_corpora,
+    list_files,
+    match_corpora,
 )
 from polyhead.config.generation_config import GenerationConfig
 from polyhead.config.model import ModelSpec
@@ -50,12 +58,19 @@ class DataConfig(ConfigSection):
     """
 
     root: Path = Field(Path("."), description="directory of the files, relative to the working directory")
-    train: Files = Field(
-        min_length=1,
+    train: TextSources = Field(
         description="training files: names, glob patterns, folders of .txt, or "
-        "hf://datasets/OWNER/NAME/PATH; .gz is read directly",
+        "hf://datasets/OWNER/NAME/PATH; .gz is read directly. Or a list of corpora, each with its files",
     )
-    valid: Files | None = Field(None, description="validation files")
+    temperature: float = Field(
+        1.0,
+        gt=0,
+        description="of several corpora: an epoch has texts in proportion to weight * size^(1/temperature); "
+        "1: by size, higher: more of the small ones",
+    )
+    valid: TextSources | None = Field(
+        None, description="validation files, or a list of corpora with names of data.train"
+    )
     valid_fraction: float = Field(
         0.0,
         ge=0,
@@ -63,7 +78,9 @@ class DataConfig(ConfigSection):
         description="without valid: fraction of the training data held out for validation: the end of "
         "plain text; for pairs, labelled texts and conversations, all lines of a text are in one split",
     )
-    test: Files | None = Field(None, description="test files, for the finished model")
+    test: TextSources | None = Field(
+        None, description="test files, or corpora as in data.valid, for the finished model"
+    )
     format: Literal["auto", "parallel", "tsv", "jsonl"] = Field(
         "auto", description="format of the files; auto: by file name"
     )
@@ -90,6 +107,13 @@ class DataConfig(ConfigSection):
     )
     cache_dir: Path | None = Field(None, description="directory for caching the tokenized text between runs")
 
+    @field_validator("train")
+    @classmethod
+    def _check_train(cls, value: Any) -> Any:
+        if not value:
+            raise UserError("[] is empty; give at least 1")
+        return value
+
     @field_validator("format", mode="before")
     @classmethod
     def _reject_table_format(cls, value: Any) -> Any:
@@ -100,26 +124,80 @@ class DataConfig(ConfigSection):
             )
         return value
 
+    def check_corpora(self) -> None:
+        """Raise a UserError if the corpora of the splits do not fit together."""
+        training_corpora = self.list_corpora("train")
+        if not training_corpora and self.temperature != 1:
+            raise UserError("data.temperature is for several corpora: data.train names the files of one")
+        for split in ("valid", "test"):
+            if as_corpora(getattr(self, split)) and not training_corpora:
+                raise UserError(f"data.{split} has corpora, and data.train names the files of one")
+            if getattr(self, split) and self.language_tags and not self.list_corpora(split):
+                raise UserError(
+                    f"data.{split}: the corpora have several target languages; expected a list of corpora "
+                    f"with names of data.train, such as {{name: {training_corpora[0].name}, files: [...]}}"
+                )
+            self.list_corpora(split)
+
+    def list_files(self, split: str) -> list[str]:
+        """The names of the files of a split, as the recipe has them."""
+        return list_files(getattr(self, split))
+
+    def list_corpora(self, split: str) -> list[CorpusConfig]:
+        """The corpora of a split, with names, languages and tags; empty if it has one without settings."""
+        training_corpora = complete_corpora(as_corpora(self.train), self.source_lang, self.target_lang)
+        if split == "train" or (split == "valid" and self.valid_fraction and not self.valid):
+            return training_corpora
+        return match_corpora(split, as_corpora(getattr(self, split)), training_corpora)
+
+    def list_targets(self, split: str) -> list[str]:
+        """The target language of each corpus of a split."""
+        return [corpus.target_lang for corpus in self.list_corpora(split)] or [self.target_lang]
+
+    def common_target(self, split: str) -> str:
+        """The target language of a split; "" if its corpora have several."""
+        first, *others = dict.fromkeys(self.list_targets(split))
+        return "" if others else first
+
+    @property
+    def language_tags(self) -> dict[str, str]:
+        """The tag of each target language, as in OPUS-MT, if the corpora have several: {"de": ">>de<<"}."""
+        languages = dict.fromkeys(corpus.target_lang for corpus in self.list_corpora("train"))
+        return {lang: f">>{lang}<<" for lang in languages} if len(languages) > 1 else {}
+
+    @property
+    def tags(self) -> list[str]:
+        """The special tokens that the corpora need: those of target languages, then those of corpora."""
+        of_corpora = dict.fromkeys(corpus.tag for corpus in self.list_corpora("train") if corpus.tag)
+        return [*self.language_tags.values(), *of_corpora]
+
+    def source_tags(self, corpus: CorpusConfig) -> list[str]:
+        """The special tokens at the start of each source of a corpus."""
+        return list(filter(None, [self.language_tags.get(corpus.target_lang), corpus.tag]))
+
     @property
     def splits(self) -> tuple[str, ...]:
         """The splits that a run reads: train, valid and, if configured, test."""
         return ("train", "valid", *(["test"] if self.test else []))
 
-    def split_paths(self, split: str) -> list[Path]:
+    def split_paths(self, split: str, corpus: CorpusConfig | None = None) -> list[Path]:
         """The files of a split; a UserError for a missing one suggests the nearest existing name."""
         if not self.root.is_dir():
             if self.root.exists():
                 raise UserError(f"data.root: {self.root} is a file; expected a directory")
             hint = did_you_mean_path(self.root, "*/") or "; set it with data.root=..."
             raise UserError(f"data.root: no directory {str(self.root)!r}{hint}")
-        names: list[str] = getattr(self, split) or []
+        names = self.list_files(split) if corpus is None else corpus.files
         with prefix_errors(f"data.{split}"):
             return [path for name in names for path in self.resolve_files(name)]
 
-    def select_split(self, split: str) -> tuple[list[Path], float, bool]:
-        """Files of a split, the fraction of them held out, and whether the split is that held-out part."""
+    def select_split(self, split: str, corpus: CorpusConfig | None = None) -> tuple[list[Path], float, bool]:
+        """Files of a split, the fraction of them held out, and whether the split is that held-out part.
+
+        With a ``corpus``, its files only.
+        """
         share = self.valid_fraction if split != "test" and not self.valid else 0.0
-        return self.split_paths("train" if share else split), share, split == "valid"
+        return self.split_paths("train" if share else split, corpus), share, split == "valid"
 
     def resolve_files(self, name: str) -> list[Path]:
         """The files that a name or pattern matches; a UserError if there are none."""
@@ -145,7 +223,7 @@ class DataConfig(ConfigSection):
 
 
 class TokenizerConfig(ConfigSection):
-    """How text becomes tokens; trained on both sides of the training text."""
+    """How text becomes tokens; training_corpora on both sides of the training text."""
 
     kind: Choice = Choice("bpe")
     vocab_size: int = Field(
@@ -177,7 +255,7 @@ BestMetric = Literal["loss", "bleu", "chrf", "accuracy", "f1", "micro_f1", "mcc"
 
 
 class TrainConfig(ConfigSection):
-    """How the model is trained. Training stops at ``steps`` or ``epochs``, whichever comes first."""
+    """How the model is training_corpora. Training stops at ``steps`` or ``epochs``, whichever comes first."""
 
     steps: int | None = Field(
         None,
@@ -206,10 +284,10 @@ class TrainConfig(ConfigSection):
         "otherwise 0",
     )
     freeze: tuple[str, ...] = Field(
-        (), description="parts of the model that are not trained, e.g. [encoder.embedding]"
+        (), description="parts of the model that are not training_corpora, e.g. [encoder.embedding]"
     )
     lora: LoraConfig | None = Field(
-        None, description="LoRA: low-rank adapters, trained instead of the initial weights of start"
+        None, description="LoRA: low-rank adapters, training_corpora instead of the initial weights of start"
     )
     lr_factors: dict[str, float] = Field(
         default_factory=dict, description="learning rate factors of parts of the model, e.g. {classifier: 10}"
@@ -307,7 +385,9 @@ class Recipe(ConfigSection):
     tokenizer: TokenizerConfig = Field(default_factory=TokenizerConfig)
     model: ModelSpec = Field(default_factory=ModelSpec)
     train: TrainConfig
-    init_from: InitFrom | None = Field(None, description="trained initial weights, instead of random ones")
+    init_from: InitFrom | None = Field(
+        None, description="training_corpora initial weights, instead of random ones"
+    )
     distill: DistillConfig | None = Field(
         None, description="knowledge distillation from a teacher, in addition to the labels"
     )
@@ -355,7 +435,7 @@ class Recipe(ConfigSection):
                 "or data.valid=null"
             )
         if self.train.lora and not self.init_from:
-            raise UserError("train.lora requires trained weights: set init_from.run=...")
+            raise UserError("train.lora requires training_corpora weights: set init_from.run=...")
         task = TASK.get(self.task.name)
         if self.model.kind != task.kind:
             raise UserError(
@@ -376,6 +456,21 @@ class Recipe(ConfigSection):
             )
         if info.context != _FROM_RUN_CONTEXT:
             self.generation.check_effective(self.model.kind)
+        self.data.check_corpora()
+        if self.data.list_corpora("train") and self.task.name not in MIXING_TASKS:
+            raise UserError(
+                f"data.train: task {self.task.name!r} reads one corpus: name its files; tasks that mix "
+                f"several: {', '.join(MIXING_TASKS)}"
+            )
+        if self.data.tags and self.task.name != "translation":
+            raise UserError(
+                f"data.train: tags and several target languages are for task translation, not "
+                f"{self.task.name!r}"
+            )
+        if self.data.language_tags and self.train.explain_every:
+            raise UserError(
+                "train.explain_every: marks are of one target language, and the corpora have several"
+            )
         metrics = getattr(task, "metrics", ("loss",))
         required_metrics = {"best_metric": self.train.best_metric} | (
             {"eval_bleu": "bleu"} if self.train.eval_bleu else {}

@@ -37,6 +37,7 @@ _RANGES = {
 
 # pydantic's location entries for members of a union
 _UNION_BRANCH = re.compile(r"bool|float|literal\[.*\]")
+_UNION_TAG = re.compile(r"\[\w+\]")  # of a member that is chosen by the form of the value
 
 
 def from_validation_error(
@@ -48,6 +49,8 @@ def from_validation_error(
     """
     messages: dict[Any, str] = {}
     problems = error.errors(include_url=False)
+    for problem in problems:
+        problem["loc"] = tuple(part for part in problem["loc"] if not _UNION_TAG.fullmatch(str(part)))
     misspelt = [
         str(entry["loc"][-1])
         for entry in problems
@@ -149,12 +152,11 @@ def _section_hint(key: str, root: type[BaseModel]) -> str:
     inside = [
         (name, field.annotation, section_type(field.annotation)) for name, field in root.model_fields.items()
     ]
-    homes = [
-        (name, kind is not section)
-        for name, kind, section in inside
-        if section and key in section.model_fields
-    ]
-    return f"; did you mean '{min(homes, key=lambda home: home[1])[0]}.{key}'?" if homes else ""
+    homes = {
+        name: kind is not section for name, kind, section in inside if section and key in section.model_fields
+    }
+    first = [name for name, is_optional in homes.items() if is_optional == min(homes.values())]
+    return hint_text({f"{name}.{key}": f"{name}.{key}" for name in first})
 
 
 def _section_at(root: type[BaseModel], loc: Iterable[str | int]) -> type[BaseModel]:

@@ -8,14 +8,17 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from polyhead.config.corpora import CorpusConfig, as_corpora
 from polyhead.config.model import ModelConfig
 from polyhead.config.recipe import DataConfig, Recipe, TokenizerConfig, TrainConfig
 from polyhead.core import hub
 from polyhead.core.choice import Choice
 from polyhead.core.errors import MAX_INT, UserError
+from polyhead.core.i18n import tr
 from polyhead.core.registry import TASK
 from polyhead.cost.workload import BatchShape
 from polyhead.data.readers.csv import is_csv
@@ -32,11 +35,13 @@ from polyhead.train.distill import (
     check_widths,
     load_teachers,
     make_distillation_task,
+    without_teacher,
 )
 from polyhead.train.loggers import Reporters
 from polyhead.train.loop import updates_of_epochs
 from polyhead.train.loss_module import LossTask
 from polyhead.train.tasks.base import HasClasses, Task, TaskFactory, get_problem_type
+from polyhead.train.tasks.corpora import MixesCorpora, list_shares
 
 
 class RunTokenizer(NamedTuple):
@@ -120,7 +125,7 @@ def find_missing_files(recipe: Recipe) -> list[str]:
     data = recipe.data
     return [
         str(data.root / name)
-        for name in [*data.train, *(data.valid or [])]
+        for name in [*data.list_files("train"), *data.list_files("valid")]
         if not name.startswith(hub.HUB_PREFIX) and not _exists(data, name)
     ]
 
@@ -138,18 +143,17 @@ def open_data_sample(recipe: Recipe, origin: Run | None, folder: Path) -> DataSa
     """
     part: TaskFactory = TASK.get(recipe.task.name)
     # test files are used only after training and may not exist yet
-    test = recipe.data.test if all(_exists(recipe.data, name) for name in recipe.data.test or []) else None
+    test_files = recipe.data.list_files("test")
+    test = recipe.data.test if all(_exists(recipe.data, name) for name in test_files) else None
     part.check(recipe.model_copy(update={"data": recipe.data.model_copy(update={"test": test})}))
     teachers = load_teachers(recipe.distill, "cpu")  # as in the benchmark, regardless of the training device
     sample = _sample_files(recipe.data.split_paths("train"), folder / "train")
-    valid = (
-        _sample_files(recipe.data.split_paths("valid"), folder / "valid").names if recipe.data.valid else None
-    )
+    valid = _sample_files(recipe.data.split_paths("valid"), folder / "valid") if recipe.data.valid else None
     data = recipe.data.model_copy(
         update={
             "root": Path(),
-            "train": sample.names,
-            "valid": valid,
+            "train": _name_sample(recipe.data, "train", sample),
+            "valid": valid and _name_sample(recipe.data, "valid", valid),
             "test": None,
             "cache_dir": folder / "data",
         }
@@ -177,12 +181,18 @@ def open_data_sample(recipe: Recipe, origin: Run | None, folder: Path) -> DataSa
             "a sample does not give the vocabulary of the whole text: that of "
             f"{recipe.distill.teacher[tokens.teacher_index]} is assumed"
         )
+    if isinstance(inner := without_teacher(task), MixesCorpora):
+        notes += [
+            tr("corpus {name}: {share}", name=row.name, share=row.describe()) for row in list_shares(inner)
+        ]
     last = 0.5  # mean fill of the last batch of an epoch
     batches = (len(task.epoch_batches(0)) - last) / share + last
     is_table = recipe.data.format in ("tsv", "jsonl")
     is_table = is_table or infer_format(recipe.data.split_paths("train")) is not None
     is_parallel = recipe.task.name == "translation" and not is_table
     lines = sample.lines[0] if is_parallel else sum(sample.lines)
+    if is_parallel and recipe.data.list_corpora("train"):
+        lines = sum(sample.lines) // 2
     return DataSample(task, tokens.vocab_size, lines, sample.nbytes, share, batches, notes)
 
 
@@ -198,10 +208,21 @@ def _resolve_tokenizer(
         tokenizer_config.kind,
         tokenizer_config.vocab_size,
         tokenizer_config.sentinels,
+        recipe.data.tags,
     )
     if is_complete:
         return RunTokenizer(tokenizer, tokenizer.vocab_size)
     return extrapolate_tokenizer(tokenizer, tokenizer_config, teachers)
+
+
+def _name_sample(data: DataConfig, split: str, sample: SplitSample) -> list[str] | list[CorpusConfig]:
+    """The files of a sample, as the recipe names those of a split."""
+    names = iter(sample.names)
+    corpora = [
+        corpus.model_copy(update={"files": [*islice(names, len(data.split_paths(split, corpus)))]})
+        for corpus in as_corpora(getattr(data, split))
+    ]
+    return corpora or sample.names
 
 
 def _sample_files(paths: list[Path], folder: Path) -> SplitSample:

@@ -256,7 +256,7 @@ def describe_training_text(run: Run) -> Facts:
     for path in run.directory.glob("data/*/store.json") if run.directory is not None else ():
         with suppress(OSError, ValueError, KeyError, TypeError):  # damaged, or of another version
             report = json.loads(path.read_bytes())["report"]
-            is_train = data is not None and Path(data.train[0]).name in report["source_label"]
+            is_train = data is not None and Path(data.list_files("train")[0]).name in report["source_label"]
             kept = int(report["used"] if "used" in report else report["lines"])
             counts.append((is_train, kept, path.parent.name.partition("-")[0]))
     languages = [data.source_lang, data.target_lang] if data is not None and data.target_lang else None

@@ -54,5 +54,5 @@ def get_prompt_template(recipe: Recipe | None, tokenizer: Tokenizer) -> PromptTe
 
 def _is_tabular(recipe: Recipe) -> bool:
     """Whether a language model was trained on columns of tables, in which each value is a document."""
-    files = [Path(name) for name in recipe.data.train]
+    files = [Path(name) for name in recipe.data.list_files("train")]
     return recipe.task.name == "language-model" and infer_table_format(files, recipe.data.format) is not None

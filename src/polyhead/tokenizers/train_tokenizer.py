@@ -47,10 +47,13 @@ _KEEP_FRACTION = 0.7  # share of the pieces that a pruning round keeps
 _EM_ROUNDS = 2  # estimation rounds between two prunings, as in the paper's implementation
 
 
-def train_tokenizer(texts: Iterable[str], choice: Choice, vocab_size: int, sentinels: int = 0) -> Tokenizer:
+def train_tokenizer(
+    texts: Iterable[str], choice: Choice, vocab_size: int, sentinels: int = 0, tags: Sequence[str] = ()
+) -> Tokenizer:
     """Train a tokenizer of the chosen kind on raw text; the same texts give a byte-identical tokenizer.
 
-    Its last ``sentinels`` tokens are sentinels for masked spans; they count towards ``vocab_size``.
+    Its last ``sentinels`` tokens are sentinels for masked spans, and ``tags`` are special tokens after those;
+    both count towards ``vocab_size``.
     """
     choice = TOKENIZER.check(choice)
     num_read = [0]
@@ -64,10 +67,9 @@ def train_tokenizer(texts: Iterable[str], choice: Choice, vocab_size: int, senti
             num_read[0] += bool(text)
             yield text[:MAX_TRAINING_CHARACTERS]
 
-    inner = TOKENIZER.build(choice, count_texts(), vocab_size - sentinels)
-    inner.add_special_tokens(
-        [AddedToken(sentinel_token(n), special=True, normalized=False) for n in range(sentinels)]
-    )
+    inner = TOKENIZER.build(choice, count_texts(), vocab_size - sentinels - len(tags))
+    added = [*map(sentinel_token, range(sentinels)), *tags]
+    inner.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in added])
     if not num_read[0]:
         raise UserError("no text to train a tokenizer on: the training corpus is empty")
     eos = SPECIAL_TOKENS_MAP["eos_token"]

@@ -8,7 +8,7 @@ from pydantic import BaseModel
 
 from polyhead.checkpoint import checkpoint
 from polyhead.checkpoint.manifest import MANIFEST_FILE
-from polyhead.config.recipe import Recipe, TrainConfig
+from polyhead.config.recipe import DataConfig, Recipe, TrainConfig
 from polyhead.config.yaml_io import MAX_RECIPE_BYTES
 from polyhead.core.atomic_io import file_exists, read_regular_file
 from polyhead.core.errors import UserError
@@ -101,6 +101,7 @@ def check_directory(recipe: Recipe, resume: bool) -> Recipe | None:
         if key not in CHANGEABLE_KEYS
     ]
     changed_keys += ["data.max_len"] if old_recipe.data.max_len != recipe.data.max_len else []
+    changed_keys += _changed_shares(old_recipe.data, recipe.data)
     changed_keys += [
         name for name in ("task", "distill") if getattr(old_recipe, name) != getattr(recipe, name)
     ]
@@ -110,6 +111,13 @@ def check_directory(recipe: Recipe, resume: bool) -> Recipe | None:
             f"recipe; use {recipe_file}, or start a new run with out=..."
         )
     return old_recipe
+
+
+def _changed_shares(old: DataConfig, new: DataConfig) -> list[str]:
+    """Keys in which the shares of the corpora differ; their texts are compared by digests."""
+    weights = [[corpus.weight for corpus in data.list_corpora("train")] for data in (old, new)]
+    changed = ["data.temperature"] if old.temperature != new.temperature else []
+    return changed + ["weights in data.train"] * (weights[0] != weights[1])
 
 
 def list_differences(a: BaseModel, b: BaseModel, prefix: str) -> list[str]:

@@ -79,6 +79,7 @@ from polyhead.train.signals import interrupt_on_signal, stop_on_signal
 from polyhead.train.strategies.base import Strategy
 from polyhead.train.strategies.parallelize import check_parallel, parallelize
 from polyhead.train.tasks.base import Calibrates, Task, TaskFactory, get_problem_type
+from polyhead.train.tasks.corpora import corpus_facts
 from polyhead.train.train_state import TrainState, load_final_weights
 from polyhead.train.trainable_parameters import parameter_summary
 from polyhead.train.validation_examples import save_validation_examples
@@ -326,6 +327,7 @@ def _load_or_train_tokenizer(
         recipe.tokenizer.kind,
         recipe.tokenizer.vocab_size,
         recipe.tokenizer.sentinels,
+        recipe.data.tags,
     )
     duration = format_seconds(time.monotonic() - start_time)
     line = tr("tokenizer: {count:,} tokens in {time}", count=tokenizer.vocab_size, time=duration)
@@ -445,7 +447,7 @@ def _collect_facts(run: Run, task: Task, origin: str, map_fn: MapFn) -> dict[str
     facts = {"weights": origin, "valid loss": f"{metrics['loss']:.4f}"}
     if "ppl" in metrics:
         facts["valid perplexity"] = f"{metrics['ppl']:.3f}"
-    return facts
+    return facts | corpus_facts(without_teacher(task), metrics)
 
 
 def format_model_card(title: str, usage: str, facts: dict[str, str]) -> str:

@@ -392,6 +392,8 @@ def measure_name(key: str) -> str:
     """The display name of a metric."""
     if key.startswith("f1_"):
         return tr("F1 of {label}", label=key.removeprefix("f1_"))
+    if key.startswith("loss_"):
+        return tr("Loss of {corpus}", corpus=key.removeprefix("loss_"))
     return tr((SMALL_CHARTS | _METRIC_NAMES).get(key, key))
 
 

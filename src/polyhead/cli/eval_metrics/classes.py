@@ -81,7 +81,7 @@ def evaluate_classifier(
         if run.recipe:
             data = run.recipe.data
             options = {
-                "format": inherit_format(files, data.train, data.format),
+                "format": inherit_format(files, data.list_files("train"), data.format),
                 "text": data.text,
                 "label": data.label,
             }

@@ -88,7 +88,7 @@ def eval_command(run: Run, arguments: str) -> str:
 
 def print_recipe_files(recipe: Recipe, split: str) -> None:
     """Print on standard error which files of the recipe are read, since the run may be somebody else's."""
-    names = getattr(recipe.data, split) or recipe.data.train
+    names = recipe.data.list_files(split) or recipe.data.list_files("train")
     paths = [name if name.startswith(HUB_PREFIX) else str(recipe.data.root / name) for name in names]
     message = tr("reading {files}, named in the recipe of the run", files=", ".join(paths))
     print(f"polyhead: {message}", file=sys.stderr)

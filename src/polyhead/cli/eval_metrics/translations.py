@@ -26,9 +26,11 @@ from polyhead.cli.eval_metrics.printing import (
 from polyhead.cli.line_io import LineCounter, read_lines, read_terminology, to_one_line
 from polyhead.cli.options import drop_none
 from polyhead.cli.swapped_sides import SwapCheck
+from polyhead.config.recipe import DataConfig
 from polyhead.core.errors import UserError
 from polyhead.core.i18n import tr
 from polyhead.core.output_paths import expand_folders
+from polyhead.data.readers.corpora import ParallelMixture
 from polyhead.data.readers.parallel_corpus import (
     CorpusFormat,
     CorpusReport,
@@ -49,7 +51,7 @@ from polyhead.evaluate.baselines import (
 from polyhead.evaluate.bootstrap import N_RESAMPLES
 from polyhead.evaluate.metrics import Evaluation, check_metrics, compare_scores, evaluate_translations
 from polyhead.run.run import Run
-from polyhead.tokenizers.languages import default_languages, with_languages
+from polyhead.tokenizers.languages import default_languages, is_same_language, with_languages
 from polyhead.tokenizers.unknown_tokens import count_unknown
 from polyhead.train.tasks.translation import open_split_corpus
 
@@ -79,7 +81,7 @@ def evaluate_translator(
     sides = {"source": source, "target": target}
     columns = {side: parse_column(name) for side, name in sides.items() if name is not None}
     entries = None if terminology is None else read_terminology(terminology)
-    sources, references, report = load_pairs(run, files, split, limit, columns)
+    sources, references, report = load_pairs(run, files, split, limit, columns, target_lang)
     SwapCheck(run, source_lang, target_lang).check_pairs(sources, [texts[0] for texts in references])
     changes = settings | drop_none(terminology=entries, shortlist=shortlist)
     other_outputs = read_output_lines(against, report, limit) if isinstance(against, Path) else None
@@ -202,7 +204,12 @@ def count_reference_tokens(run: Run, references: list[str]) -> IdArray:
 
 
 def load_pairs(
-    run: Run, files: Sequence[str], split: str, limit: int | None, columns: dict[str, str | int]
+    run: Run,
+    files: Sequence[str],
+    split: str,
+    limit: int | None,
+    columns: dict[str, str | int],
+    target_lang: str | None = None,
 ) -> tuple[list[str], list[list[str]], CorpusReport]:
     """Load sources, the references of each and the report, from files or from a split of the recipe."""
     if columns and not files:
@@ -212,7 +219,8 @@ def load_pairs(
             _reject_labels(run, Path(files[0]))
         corpora = open_corpora(files, **(_file_options(run, files) | columns))
     else:
-        corpora = [open_split_corpus(require_split(run, split, "SOURCE TARGET"), split)]
+        recipe = require_split(run, split, "SOURCE TARGET")
+        corpora = [select_language(open_split_corpus(recipe, split), recipe.data, split, target_lang)]
     if columns and corpora[0].format == "parallel":
         raise UserError(
             f"{corpora[0].source_label} are one side each, without columns or keys: remove --source and "
@@ -224,10 +232,31 @@ def load_pairs(
     return merge_references(pair_sets, limit)
 
 
+def select_language(
+    corpus: ParallelFiles, data: DataConfig, split: str, target_lang: str | None
+) -> ParallelFiles:
+    """The corpora of a split with a target language, if it has several."""
+    if target_lang is None or not data.language_tags:
+        return corpus
+    languages = data.list_targets(split)
+    parts = [
+        part
+        for part, lang in zip(corpus.parts, languages, strict=True)
+        if is_same_language(lang, target_lang.strip("<>"))
+    ]
+    if not parts:
+        names = ", ".join(dict.fromkeys(languages))
+        raise UserError(
+            f"--target-lang {target_lang}: no corpus of data.{split} has this target; known: {names}"
+        )
+    return ParallelMixture.of(parts)
+
+
 def _reject_labels(run: Run, path: Path) -> None:
     """Raise a UserError for a table with a column of labels, of which no pair of columns is a translation."""
     table_format = infer_format([path])
-    is_trained_on_table = run.recipe is not None and len(run.recipe.data.train) == 1  # and has its columns
+    # if so, its columns are those of the table
+    is_trained_on_table = run.recipe is not None and len(run.recipe.data.list_files("train")) == 1
     if table_format is None or is_trained_on_table:
         return
     from polyhead.autoconfig.column_roles import read_columns
@@ -264,5 +293,5 @@ def _file_options(run: Run, files: Sequence[str]) -> dict[str, Any]:
     if run.recipe is None:
         return {}
     data = run.recipe.data
-    format = inherit_format(files, data.train, data.format)
+    format = inherit_format(files, data.list_files("train"), data.format)
     return {"format": format, "source": data.source, "target": data.target}

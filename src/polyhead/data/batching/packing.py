@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import NamedTuple
 
 import numpy as np
@@ -51,6 +52,12 @@ def split_documents(store: TokenStore, separator_id: int) -> Segments:
     return Segments(starts, ends - starts)
 
 
+def split_corpora(store: TokenStore, separator_id: int) -> list[Segments]:
+    """The documents of each corpus of a store."""
+    documents, bounds = split_documents(store, separator_id), store.corpus_documents
+    return [documents.select(np.arange(start, stop)) for start, stop in itertools.pairwise(bounds)]
+
+
 def cut_segments(documents: Segments, max_len: int, rng: np.random.Generator | None) -> Segments:
     """Cut documents longer than ``max_len`` tokens into segments of that length.
 
@@ -68,6 +75,12 @@ def cut_segments(documents: Segments, max_len: int, rng: np.random.Generator | N
     last = np.minimum(first + max_len, np.repeat(lengths, counts))
     first = np.maximum(first, 0)
     return Segments(np.repeat(starts, counts) + first, last - first)
+
+
+def count_segments(documents: Segments, max_len: int) -> int:
+    """The most segments that ``cut_segments`` gives, at any offset."""
+    counts = -(-documents.lengths // max_len) + (documents.lengths > max_len)
+    return int(counts.sum())
 
 
 def pack_segments(sizes: IdArray, width: int, rng: np.random.Generator) -> list[list[int]]:

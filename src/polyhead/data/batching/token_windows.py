@@ -63,14 +63,23 @@ def plan_windows(length: int, width: int, batch_rows: int, *, seed: int, epoch: 
     epoch cuts the text elsewhere and no token occurs twice. Rows that fill no batch are left out of the
     epoch.
     """
+    bits = np.random.Generator(np.random.PCG64([seed, epoch]))
+    return batch_starts(cut_windows(length, width, bits), batch_rows, bits)
+
+
+def cut_windows(length: int, width: int, bits: np.random.Generator) -> IdArray:
+    """The first token of every row of ``width`` of a text, from a random offset; a UserError below two."""
     n = (length - 1) // width
     if n < 2:
         raise UserError(
             f"{length} tokens of text are fewer than two rows of {width}; use more text or a "
             "smaller data.max_len"
         )
-    bits = np.random.Generator(np.random.PCG64([seed, epoch]))
-    starts = np.arange(n - 1) * width + bits.integers(0, width + (length - 1) % width + 1)
+    return np.arange(n - 1) * width + bits.integers(0, width + (length - 1) % width + 1)
+
+
+def batch_starts(starts: IdArray, batch_rows: int, bits: np.random.Generator) -> list[IdArray]:
+    """Shuffle the starts of rows in place and deal them out; rows that fill no batch are left out."""
     bits.shuffle(starts)
     return [
         starts[i : i + batch_rows]

@@ -48,6 +48,21 @@ class ParallelFiles(Rows):
     unit = "pair"
 
     @property
+    def parts(self) -> Sequence[ParallelFiles]:
+        """The corpora; a single one has itself."""
+        return (self,)
+
+    @property
+    def source_tags(self) -> Sequence[str]:
+        """Special tokens at the start of each source."""
+        return ()
+
+    @property
+    def settings(self) -> list[Any]:
+        """What the pairs depend on besides the files and the fields of this class."""
+        return []
+
+    @property
     def copied_side(self) -> str:
         """The file or column that is both source and target, also as a copy of itself; "" if none is."""
         if self.format != "parallel":

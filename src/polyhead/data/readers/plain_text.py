@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from polyhead.core.blank_text import is_blank
 from polyhead.core.errors import UserError
 from polyhead.core.i18n import Translate, format_english, tr
 from polyhead.data.readers.files import BOM, check_files, is_text, iter_spans
-from polyhead.data.readers.rows import join_names
+from polyhead.data.readers.rows import describe_filtered, join_names
 from polyhead.data.readers.tabular import ColumnKey, TableFormat, check_columns, infer_table_format, read_rows
 from polyhead.tokenizers.train_tokenizer import MAX_TRAINING_CHARACTERS
 
@@ -39,6 +39,16 @@ class TextReport:
     malformed: int = 0
     header: int = 0  # rows of a table that repeat its header
     bom: int = 0  # byte order marks at the start of further lines
+    n_filtered: dict[str, int] = field(default_factory=dict)  # documents that break a rule, by rule
+    parts: list[Any] = field(default_factory=list)  # the reports of several corpora
+
+    def __post_init__(self) -> None:
+        self.parts = [type(self)(**part) if isinstance(part, dict) else part for part in self.parts]
+
+    @property
+    def n_texts(self) -> tuple[int, int]:
+        """The documents that were read, and those that are used."""
+        return self.documents + sum(self.n_filtered.values()), self.documents
 
     def add(self, text: str) -> None:
         """Count more text: complete lines, except possibly the last."""
@@ -53,6 +63,8 @@ class TextReport:
 
     def describe(self, tr: Translate = tr) -> str:
         """The same line in the current language."""
+        if self.parts:
+            return tr(", ").join(part.describe(tr) for part in self.parts)
         singular = "{where}: {documents:,} document, {lines:,} lines, {characters:,} characters"
         plural = "{where}: {documents:,} documents, {lines:,} lines, {characters:,} characters"
         counts = tr(
@@ -62,6 +74,7 @@ class TextReport:
             lines=self.lines,
             characters=self.characters,
         )
+        counts += describe_filtered(self.n_filtered, tr)
         if self.malformed:
             counts += tr("; skipped {count:,} lines that are not text or too long", count=self.malformed)
         if self.header:
@@ -92,6 +105,16 @@ class TextFiles:
     @property
     def source_label(self) -> str:
         return join_names(self.files, self.empty_files)
+
+    @property
+    def parts(self) -> Sequence[TextFiles]:
+        """The corpora; a single one has itself."""
+        return (self,)
+
+    @property
+    def settings(self) -> list[Any]:
+        """What the text depends on besides the files and the fields of this class."""
+        return []
 
     @property
     def has_documents(self) -> bool:

@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
@@ -65,6 +65,16 @@ class ReadReport:
     examples: dict[str, list[str]] = field(default_factory=dict)  # locations of the first rows of each kind
     # row numbers, from 1, of the rows that were returned
     row_numbers: list[int] = field(default_factory=list)
+    n_filtered: dict[str, int] = field(default_factory=dict)  # rows that break a rule of the filter, by rule
+    parts: list[Any] = field(default_factory=list)  # the reports of several corpora
+
+    def __post_init__(self) -> None:
+        self.parts = [type(self)(**part) if isinstance(part, dict) else part for part in self.parts]
+
+    @property
+    def n_texts(self) -> tuple[int, int]:
+        """The rows that were read, and those that are used."""
+        return self.total, self.used
 
     def count_problem(self, kind: str, location: str) -> None:
         """Count a row of a kind, and keep the locations of the first ones."""
@@ -89,6 +99,8 @@ class ReadReport:
 
     def describe(self, tr: Translate = tr) -> str:
         """The same line in the current language."""
+        if self.parts:
+            return tr(", ").join(part.describe(tr) for part in self.parts)
 
         def first(kind: str) -> str:
             location = self.examples[kind][0]
@@ -104,6 +116,7 @@ class ReadReport:
         ]
         if skipped:
             text += tr("; skipped {kinds}", kinds=tr(", ").join(skipped))
+        text += describe_filtered(self.n_filtered, tr)
         if self.bom:
             text += tr(
                 "; removed {count:,} byte order marks inside the file (first: {place})",
@@ -115,6 +128,20 @@ class ReadReport:
                 "; truncated {count:,} (first: {place})", count=self.truncated, place=first("truncated")
             )
         return text
+
+
+def describe_filtered(n_filtered: Mapping[str, int], tr: Translate = tr) -> str:
+    """'; left out 12 by min_chars, 3 by unique'; "" without any."""
+    counts = [tr("{count:,} by {rule}", count=count, rule=rule) for rule, count in n_filtered.items()]
+    return tr("; filtered {counts}", counts=tr(", ").join(counts)) if counts else ""
+
+
+def add_part(total: Any, part: Any) -> None:
+    """Add the counts of one of several corpora to those of all, and keep its report."""
+    for name in (counter.name for counter in fields(total)):
+        if isinstance(count := getattr(part, name), int):
+            setattr(total, name, getattr(total, name) + count)
+    total.parts.append(part)
 
 
 def join_names(files: Sequence[Path], empty_files: Sequence[Path] = ()) -> str:

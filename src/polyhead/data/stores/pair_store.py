@@ -6,14 +6,14 @@ import os
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from polyhead.core.errors import UserError
 from polyhead.data.readers.files import fingerprint
 from polyhead.data.readers.parallel_corpus import CorpusReport, ParallelFiles, SentencePair
-from polyhead.data.readers.rows import iter_chunks
+from polyhead.data.readers.rows import add_part, iter_chunks
 from polyhead.data.stores.build_cache import FlatWriter, IdArray, IdStore
 from polyhead.tokenizers.special_tokens import Seq2SeqTemplate
 from polyhead.tokenizers.tokenizer import Tokenizer
@@ -54,6 +54,11 @@ class PairStore(IdStore):
     def __len__(self) -> int:
         return len(self.line_numbers)
 
+    @property
+    def corpus_starts(self) -> IdArray:
+        """The first row of each of several corpora, and the number of rows: (N + 1,)."""
+        return np.cumsum([0, *([part.used for part in self.report.parts] or [len(self)])])
+
     def source_tokens(self, row: int) -> IdArray:
         """The token ids of one source, as a view."""
         return self.source_ids[self.source_offsets[row] : self.source_offsets[row + 1]]
@@ -91,30 +96,43 @@ class PairStore(IdStore):
         """
         if max_len < 2:
             raise UserError(f"max_len is {max_len}; a sentence of one token and its end need 2")
-        settings = {
-            "layout": _LAYOUT,
-            "files": [fingerprint(path) for path in corpus.files],
-            "tokenizer": tokenizer.sha256,
-            "max_len": max_len,
-            "format": corpus.format,
-            "columns": [*corpus.columns_by_role.values()],
-            **(
-                {"share": [corpus.validation_fraction, corpus.is_validation]}
-                if corpus.validation_fraction
-                else {}
-            ),
-        }
+        settings: Any = [_key_settings(part, tokenizer, max_len) for part in corpus.parts]
+        settings = settings[0] if corpus.parts[0] is corpus else settings
         report = CorpusReport(corpus.source_label)
         write = partial(_write_pairs, corpus, tokenizer, max_len)
         return cls(*cls.build(cache, settings, report, write), max_len, tokenizer.seq2seq_template)
 
 
-def hash_pairs(pairs: Sequence[SentencePair], tokenizer: Tokenizer) -> list[int]:
+def _key_settings(corpus: ParallelFiles, tokenizer: Tokenizer, max_len: int) -> dict[str, Any]:
+    share = [corpus.validation_fraction, corpus.is_validation]
+    return {
+        "layout": _LAYOUT,
+        "files": [fingerprint(path) for path in corpus.files],
+        "tokenizer": tokenizer.sha256,
+        "max_len": max_len,
+        "format": corpus.format,
+        "columns": [*corpus.columns_by_role.values()],
+        **({"share": share} if corpus.validation_fraction else {}),
+        **({"rules": corpus.settings} if corpus.settings else {}),
+    }
+
+
+def hash_pairs(
+    pairs: Sequence[SentencePair], tokenizer: Tokenizer, source_tags: Sequence[str] = ()
+) -> list[int]:
     """``PairStore.hash_texts`` of pairs that are not in a store."""
-    sources = tokenizer.encode([pair.source for pair in pairs])
+    sources = _encode_sources(pairs, tokenizer, source_tags)
     targets = tokenizer.target_tokenizer.encode([pair.target for pair in pairs])
     rows = zip(sources, targets, strict=True)
     return [hash(tuple(np.array(ids, "<i4").tobytes() for ids in row)) for row in rows]
+
+
+def _encode_sources(
+    pairs: Sequence[SentencePair], tokenizer: Tokenizer, source_tags: Sequence[str]
+) -> list[list[int]]:
+    """Ids of the sources, after those of special tokens."""
+    tags = [tokenizer.token_to_id(tag) for tag in source_tags]
+    return [tags + ids for ids in tokenizer.encode([pair.source for pair in pairs])]
 
 
 def _write_pairs(
@@ -124,14 +142,21 @@ def _write_pairs(
     out: dict[str, FlatWriter],
     report: CorpusReport,
 ) -> None:
+    if corpus.parts[0] is not corpus:
+        for part in corpus.parts:
+            part_report = CorpusReport(part.source_label)
+            _write_pairs(part, tokenizer, max_len, out, part_report)
+            add_part(report, part_report)
+        return
+    n_tags = len(corpus.source_tags)
     for chunk in iter_chunks(corpus.iter_pairs(report), _CHUNK):
         encoded = zip(
             chunk,
-            tokenizer.encode([pair.source for pair in chunk]),
+            _encode_sources(chunk, tokenizer, corpus.source_tags),
             tokenizer.target_tokenizer.encode([pair.target for pair in chunk]),
             strict=True,
         )
-        rows = [row for row in encoded if _check_length(*row, max_len, report)]
+        rows = [row for row in encoded if _check_length(*row, n_tags, max_len, report)]
         out["source"].append_rows([source for _, source, _ in rows], out["source_offsets"])
         out["target"].append_rows([target for _, _, target in rows], out["target_offsets"])
         out["lines"].append([pair.line for pair, _, _ in rows])
@@ -139,10 +164,15 @@ def _write_pairs(
 
 
 def _check_length(
-    pair: SentencePair, source: list[int], target: list[int], max_len: int, report: CorpusReport
+    pair: SentencePair,
+    source: list[int],
+    target: list[int],
+    n_tags: int,
+    max_len: int,
+    report: CorpusReport,
 ) -> bool:
     """Whether a pair fits; if not, its count in the report moves from used to the kind of problem."""
-    longest, shortest = max(len(source), len(target)), min(len(source), len(target))
+    longest, shortest = max(len(source), len(target)), min(len(source) - n_tags, len(target))
     if shortest > 0 and longest < max_len:
         return True
     report.used -= 1

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from copy import copy
 from functools import partial
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from polyhead.data.readers.files import fingerprint
 from polyhead.data.readers.plain_text import TextFiles, TextReport
-from polyhead.data.stores.build_cache import FlatWriter, IdStore
+from polyhead.data.readers.rows import add_part
+from polyhead.data.stores.build_cache import FlatWriter, IdArray, IdStore
 from polyhead.tokenizers.tokenizer import Tokenizer
 
 _LAYOUT = 2  # version of the file layout; another version makes another cache
@@ -45,6 +47,31 @@ class TokenStore(IdStore):
     def __len__(self) -> int:
         return len(self.ids)
 
+    @property
+    def corpus_documents(self) -> IdArray:
+        """The first document of each of several corpora, and the number of documents: (N + 1,)."""
+        counts = [part.documents for part in self.report.parts] or [len(self.document_starts)]
+        return np.cumsum([0, *counts])
+
+    @property
+    def corpus_starts(self) -> IdArray:
+        """The first token of each of several corpora, and the number of tokens: (N + 1,)."""
+        return np.append(self.document_starts[self.corpus_documents[:-1]], len(self))
+
+    def split_corpora(self) -> list[TokenStore]:
+        """A store of each corpus, which reads the same files; a single one has itself."""
+        if not self.report.parts:
+            return [self]
+        stores, documents, starts = [], self.corpus_documents, self.corpus_starts
+        for i, report in enumerate(self.report.parts):
+            store = copy(self)
+            # the mark at the start of the next corpus ends the last document
+            store.ids = self.ids[starts[i] : starts[i + 1] + (not self.has_document_prefix)]
+            store.document_starts = self.document_starts[documents[i] : documents[i + 1]] - starts[i]
+            store.report = report
+            stores.append(store)
+        return stores
+
     def hash_texts(self, separator_id: int) -> list[int]:
         """A hash of each document, without the token ``separator_id`` between them."""
         documents = np.split(self.ids, self.document_starts[1:])
@@ -63,18 +90,23 @@ class TokenStore(IdStore):
         ``prefix_ids``: the tokens at the start of a document, if not the end of the previous one.
         """
         has_prefix = bool(prefix_ids) and list(prefix_ids) != [tokenizer.eos_id]
-        prints = [fingerprint(path) for path in text.files]
-        settings = [
-            _LAYOUT,
-            prints,
-            tokenizer.sha256,
-            text.document_separator,
-            text.fraction_range,
-            *([text.table, text.columns, "as written"] if text.table else []),
-            *([list(prefix_ids)] if has_prefix else []),
-        ]
+        settings = [_key_settings(part, tokenizer, prefix_ids if has_prefix else ()) for part in text.parts]
+        settings = settings[0] if text.parts[0] is text else settings
         write = partial(_write_tokens, text, tokenizer, prefix_ids if has_prefix else ())
         return cls(*cls.build(cache, settings, TextReport(text.source_label), write), has_prefix, prefix_ids)
+
+
+def _key_settings(text: TextFiles, tokenizer: Tokenizer, prefix_ids: Sequence[int]) -> list[Any]:
+    return [
+        _LAYOUT,
+        [fingerprint(path) for path in text.files],
+        tokenizer.sha256,
+        text.document_separator,
+        text.fraction_range,
+        *([text.table, text.columns, "as written"] if text.table else []),
+        *([list(prefix_ids)] if prefix_ids else []),
+        *text.settings,
+    ]
 
 
 def _write_tokens(
@@ -85,6 +117,22 @@ def _write_tokens(
     report: TextReport,
 ) -> None:
     mark = [tokenizer.eos_id] if text.has_documents else []
+    for part in text.parts:
+        part_report = report if part is text else TextReport(part.source_label)
+        _write_documents(part, tokenizer, prefix_ids, mark, out, part_report)
+        if part is not text:
+            add_part(report, part_report)
+    out["ids"].append(mark)
+
+
+def _write_documents(
+    text: TextFiles,
+    tokenizer: Tokenizer,
+    prefix_ids: Sequence[int],
+    mark: Sequence[int],
+    out: dict[str, FlatWriter],
+    report: TextReport,
+) -> None:
     starts_document = True
     for piece in text.read_chunks(report):
         if starts_document:
@@ -94,4 +142,3 @@ def _write_tokens(
             out["ids"].append(prefix_ids or mark)
         out["ids"].append(tokenizer.encode([piece.text])[0])
         starts_document = piece.is_last
-    out["ids"].append(mark)

@@ -6,7 +6,13 @@ from polyhead.data.readers.parallel_corpus import read_pairs
 from polyhead.evaluate.metrics import SHORT_TEXT_METRIC, score_translations
 from polyhead.run.run import Run
 from polyhead.train.samples.base import collect_attention, is_short, make_examples, shorten_text, take_samples
-from polyhead.train.tasks.translation import EVAL_PAIRS, TranslationTask, open_split_corpus, translate_sources
+from polyhead.train.tasks.translation import (
+    EVAL_PAIRS,
+    TranslationTask,
+    open_split_corpus,
+    translate_sources,
+    with_source_tags,
+)
 from polyhead.viz.samples import Samples, break_down, group_by_length, spread_by_length
 
 N_PAIRS = 32  # translated pairs
@@ -16,12 +22,16 @@ N_PAIRS = 32  # translated pairs
 def translation_samples(task: TranslationTask, run: Run) -> Samples:
     """Greedy translations of some of the first validation pairs, and scores and exact match by length."""
     assert run.recipe is not None
-    sources, references, _ = read_pairs(open_split_corpus(run.recipe, "valid"), EVAL_PAIRS)
-    rows = spread_by_length(sources, N_PAIRS)
-    sources, references = ([side[i] for i in rows] for side in (sources, references))
+    corpora = open_split_corpus(run.recipe, "valid").parts
     greedy = run.generation.model_copy(update={"beam_size": 1, "n_best": 1})
-    model = Run(run.model, run.tokenizer, greedy, run.recipe)
-    outputs = translate_sources(model, sources, map)
+    sources, references, outputs = list[str](), list[str](), list[str]()
+    for corpus in corpora:
+        all_sources, all_references, _ = read_pairs(corpus, EVAL_PAIRS)
+        model = with_source_tags(Run(run.model, run.tokenizer, greedy, run.recipe), corpus.source_tags)
+        rows = spread_by_length(all_sources, max(1, N_PAIRS // len(corpora)))
+        outputs += translate_sources(model, [all_sources[row] for row in rows], map)
+        sources += [all_sources[row] for row in rows]
+        references += [all_references[row] for row in rows]
     lengths = [len(ids) for ids in run.tokenizer.encode(sources)]
 
     def score(rows: list[int]) -> float:
@@ -32,7 +42,9 @@ def translation_samples(task: TranslationTask, run: Run) -> Samples:
         return 100 * sum(outputs[row] == references[row] for row in rows) / len(rows)
 
     groups, label = group_by_length(lengths), "length of the source in tokens"
-    short_pairs = [(s, o) for s, o in zip(sources, outputs, strict=True) if is_short(run.tokenizer, s)]
+    # of the last corpus, whose tags the model has
+    pairs = list(zip(sources, outputs, strict=True))[-len(rows) :]
+    short_pairs = [(source, output) for source, output in pairs if is_short(run.tokenizer, source)]
     maps = collect_attention(
         model,
         "cross",

@@ -124,7 +124,9 @@ class ChatTask:
         def measure_batch(rows: IdArray) -> TokenLoss:
             return causal_lm_token_loss(model, self.stores[split].collate(rows, self.pad_id))
 
-        metrics = measure_token_loss(measure_batch, self.plan_eval(split), map_fn)
+        metrics = measure_token_loss(
+            measure_batch, [self.plan_eval(split)], map_fn, self.stores[split].report
+        )
         return {name: metrics[name] for name in ("loss", "ppl")}
 
     def collect_facts(self, run: Run, map_fn: MapFn = map) -> dict[str, str]:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from polyhead.cache.factory import make_cache
 from polyhead.chat.apply_template import check_vocabulary
+from polyhead.config.corpora import CorpusConfig
 from polyhead.config.recipe import DataConfig, Recipe, TrainConfig
 from polyhead.core.errors import UserError, prefix_errors
 from polyhead.core.i18n import tr
@@ -21,6 +22,7 @@ from polyhead.core.registry import CHAT
 from polyhead.cost.decoding import cache_shape
 from polyhead.data.batching.collate import PairBatch
 from polyhead.data.batching.token_windows import TokenWindows
+from polyhead.data.readers.corpora import TextCorpus, TextMixture
 from polyhead.data.readers.detect_language import describe_mixed_languages
 from polyhead.data.readers.plain_text import TextFiles, open_text, read_text_lines
 from polyhead.data.readers.tabular import ColumnKey, inherit_format
@@ -40,6 +42,7 @@ from polyhead.tokenizers.tokenizer import Tokenizer
 from polyhead.train.distributed.process_group import MapFn
 from polyhead.train.loggers import Reporter
 from polyhead.train.tasks.base import TaskLogits, report_split, warn_learned_texts
+from polyhead.train.tasks.corpora import make_text_rules, name_losses
 
 EvaluateFn = Callable[[nn.Module, MapFn, str], dict[str, float]]
 """Metrics of a model on a split."""
@@ -51,9 +54,19 @@ def open_split_text(recipe: Recipe, split: str) -> TextFiles:
     Of TSV and JSONL files, the column ``data.text`` is read.
     """
     data = recipe.data
-    files, share, is_validation = data.select_split(split)
-    fraction_range = (1.0 - share, 1.0) if share and is_validation else (0.0, 1.0 - share)
-    return open_text(files, data.document_separator, fraction_range, data.text, data.format)
+
+    def open_files(corpus: CorpusConfig | None = None) -> TextFiles:
+        files, share, is_validation = data.select_split(split, corpus)
+        fraction_range = (1.0 - share, 1.0) if share and is_validation else (0.0, 1.0 - share)
+        return open_text(files, data.document_separator, fraction_range, data.text, data.format)
+
+    def open_one(corpus: CorpusConfig) -> TextFiles:
+        rules = make_text_rules(corpus, split, corpus.source_lang)
+        with prefix_errors(f"data.{split}"):
+            return TextCorpus.of(open_files(corpus), corpus.name, rules)
+
+    corpora = data.list_corpora(split)
+    return TextMixture.of([*map(open_one, corpora)]) if corpora else open_files()
 
 
 def iter_training_texts(recipe: Recipe) -> Iterator[str]:
@@ -72,7 +85,7 @@ def open_text_like(
     if recipe is None:
         return open_text(files, "file", columns=columns or DataConfig.model_fields["text"].default)
     data = recipe.data
-    format = inherit_format(files, data.train, data.format)
+    format = inherit_format(files, data.list_files("train"), data.format)
     return open_text(files, data.document_separator, columns=columns or data.text, format=format)
 
 
@@ -156,10 +169,12 @@ def collect_split_facts(
 
 @torch.no_grad()
 def measure_token_loss(
-    measure_batch: Callable[[Any], TokenLoss], batches: Sequence[Any], map_fn: MapFn
+    measure_batch: Callable[[Any], TokenLoss], plans: Sequence[Sequence[Any]], map_fn: MapFn, report: Any
 ) -> dict[str, float]:
-    """Loss, perplexity and accuracy per predicted token, over the rows of all batches."""
-    return TokenLoss.from_parts(map_fn(measure_batch, batches)).compute_metrics()
+    """Loss, perplexity and accuracy per predicted token, of the batches of all corpora; the loss of each."""
+    parts = [TokenLoss.from_parts(map_fn(measure_batch, batches)) for batches in plans]
+    losses = [part.compute_metrics()["loss"] for part in parts]
+    return TokenLoss.from_parts(parts).compute_metrics() | name_losses(report, losses)
 
 
 def open_stores(recipe: Recipe, tokenizer: Tokenizer, report: Reporter) -> dict[str, TokenStore]:
@@ -174,7 +189,7 @@ def open_stores(recipe: Recipe, tokenizer: Tokenizer, report: Reporter) -> dict[
         texts = stores[split].hash_texts(tokenizer.eos_id)
         warn_learned_texts(split, texts, None, training_texts, report)
     text = open_split_text(recipe, "train")
-    if text.table is None and (warning := describe_mixed_languages(text.files)):
+    if text.table is None and len(text.parts) == 1 and (warning := describe_mixed_languages(text.files)):
         report.info(tr("warning: {message}", message=warning))
     return stores
 

@@ -22,7 +22,8 @@ from polyhead.data.batching.masking import (
     row_rng,
     span_counts,
 )
-from polyhead.data.batching.packing import Segments, cut_segments, split_documents
+from polyhead.data.batching.mixture import mix_segments
+from polyhead.data.batching.packing import Segments, count_segments, cut_segments, split_corpora
 from polyhead.data.stores.build_cache import IdArray
 from polyhead.data.stores.token_store import TokenStore
 from polyhead.evaluate.baselines import Baselines, TrainingCounts, count_tokens
@@ -49,6 +50,7 @@ from polyhead.train.tasks.common import (
     seq2seq_logits,
     seq2seq_loss,
 )
+from polyhead.train.tasks.corpora import format_shares, list_shares, make_mixture
 
 _PLAN_KEY, _NOISE_KEY, _EVAL_KEY = 4, 5, 6  # first element of a random key: what is drawn
 DEFAULT_SHARES = {
@@ -128,7 +130,9 @@ class DenoisingTask:
         self.sentinels = np.array(tokenizer.sentinel_ids, dtype=np.int64)
         if noise == "spans":
             _check_spans(self.max_segment_len, self.share, span, len(self.sentinels))
-        self.documents = split_documents(self.train, tokenizer.eos_id)
+        self.corpora = split_corpora(self.train, tokenizer.eos_id)
+        self.mixture = make_mixture(data, config.seed)
+        self.corpus_sizes = [count_segments(documents, self.max_segment_len) for documents in self.corpora]
         self.identity = {split: stores[split].directory.name for split in ("train", "valid")}
         if not self.epoch_batches(0):
             raise UserError(f"{self.train.report.source_label}: no tokens to train on")
@@ -164,6 +168,8 @@ class DenoisingTask:
         task = cls(stores, tokenizer, recipe.data, recipe.train, **recipe.task.options)
         for split in recipe.data.splits[1:]:
             task.plan_eval(split)  # raises if a text is larger than a batch
+        for line in format_shares(list_shares(task)):
+            report.info(line)
         report.info(task._make_sampler(task._cut_segments(0), recipe.train.seed).describe())
         return task
 
@@ -193,7 +199,8 @@ class DenoisingTask:
             batch = to_model_device(model, self._collate_eval(split, text_rows))
             return token_losses(seq2seq_features(model, batch), model.head, batch.labels)
 
-        return measure_token_loss(measure_batch, self.plan_eval(split), map_fn)
+        plans = self._plan_corpora(split)
+        return measure_token_loss(measure_batch, plans, map_fn, self.stores[split].report)
 
     def collect_facts(self, run: Run, map_fn: MapFn = map) -> dict[str, str]:
         """Accuracy on the validation text, and all metrics on the test text if there is one."""
@@ -213,8 +220,10 @@ class DenoisingTask:
         return compute_label_baselines(counts, (batch.labels for _, batch in self.eval_batches(split)))
 
     def _cut_segments(self, epoch: int) -> Segments:
+        if self.mixture:
+            return mix_segments(self.mixture, self.corpora, self.max_segment_len, epoch)
         return cut_segments(
-            self.documents, self.max_segment_len, row_rng([_PLAN_KEY, self.config.seed, epoch])
+            self.corpora[0], self.max_segment_len, row_rng([_PLAN_KEY, self.config.seed, epoch])
         )
 
     def _max_lengths(self, segments: Segments) -> tuple[IdArray, IdArray]:
@@ -264,8 +273,13 @@ class DenoisingTask:
 
     def plan_eval(self, split: str) -> list[TextRows]:
         """The rows of every batch for evaluation; documents are split from their start, without an offset."""
-        documents = split_documents(self.stores[split], self.tokenizer.eos_id)
-        return self._plan_batches(cut_segments(documents, self.max_segment_len, None), 0, 0)
+        return [text_rows for plan in self._plan_corpora(split) for text_rows in plan]
+
+    def _plan_corpora(self, split: str) -> list[list[TextRows]]:
+        return [
+            self._plan_batches(cut_segments(documents, self.max_segment_len, None), 0, 0)
+            for documents in split_corpora(self.stores[split], self.tokenizer.eos_id)
+        ]
 
     def _collate_eval(self, split: str, text_rows: TextRows) -> PairBatch:
         """Batch for evaluation. Its noise does not depend on ``train.seed``: models are comparable."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+import numpy as np
 from torch import nn
 
 from polyhead.config.recipe import DataConfig, Recipe, TrainConfig
 from polyhead.core.errors import UserError
 from polyhead.core.registry import TASK
 from polyhead.data.batching.length_bucketing import shard_rows
+from polyhead.data.batching.mixture import plan_mixed_windows
 from polyhead.data.batching.token_windows import (
     TokenWindows,
     collate_windows,
@@ -20,7 +22,7 @@ from polyhead.data.batching.token_windows import (
 from polyhead.data.stores.build_cache import IdArray
 from polyhead.data.stores.token_store import TokenStore
 from polyhead.evaluate.baselines import Baselines, TrainingCounts, unigram_baselines
-from polyhead.evaluate.perplexity import collate_rows, compute_perplexity, plan_rows
+from polyhead.evaluate.perplexity import collate_rows, compute_perplexity, plan_rows, sum_perplexities
 from polyhead.models import CausalLM
 from polyhead.nn.loss import Loss
 from polyhead.run.run import Run
@@ -39,6 +41,7 @@ from polyhead.train.tasks.common import (
     open_stores,
     rows_per_batch,
 )
+from polyhead.train.tasks.corpora import format_shares, list_shares, make_mixture, name_losses
 
 
 @TASK.register("language-model")
@@ -77,6 +80,9 @@ class LanguageModelingTask:
                 raise UserError(
                     f"the {name} text is only one token, so there is nothing to predict; use more text"
                 )
+        self.mixture = make_mixture(data, config.seed)
+        lengths = np.diff(self.train.corpus_starts)
+        self.corpus_sizes: list[int] = (np.maximum(lengths - 1, 0) // self.width - 1).tolist()
         self.identity = {split: stores[split].directory.name for split in ("train", "valid")}
         self.epoch_batches(0)  # raises if the text is too short
 
@@ -84,10 +90,16 @@ class LanguageModelingTask:
     def open(cls, recipe: Recipe, tokenizer: Tokenizer, report: Reporter) -> LanguageModelingTask:
         """Open the task; the token stores are built, or loaded from the cache."""
         check_causal_lm_decoding(recipe, tokenizer)
-        return cls(open_stores(recipe, tokenizer, report), recipe.data, recipe.train)
+        task = cls(open_stores(recipe, tokenizer, report), recipe.data, recipe.train)
+        for line in format_shares(list_shares(task)):
+            report.info(line)
+        return task
 
     def epoch_batches(self, epoch: int) -> Sequence[IdArray]:
         """Start positions of the rows of every batch of an epoch, in order."""
+        if self.mixture:
+            starts = self.train.corpus_starts
+            return plan_mixed_windows(self.mixture, starts, self.width, self.batch_rows, epoch)
         return plan_windows(len(self.train), self.width, self.batch_rows, seed=self.config.seed, epoch=epoch)
 
     def largest_batch(self) -> IdArray:
@@ -110,7 +122,12 @@ class LanguageModelingTask:
         """Loss and perplexity per token, perplexity per word, bits per character of a text."""
         assert isinstance(model, CausalLM)
         store = self.stores[split]
-        return compute_perplexity(model, store, self.width, self.batch_rows, map_fn).compute_metrics()
+        parts = [
+            compute_perplexity(model, part, self.width, self.batch_rows, map_fn)
+            for part in store.split_corpora()
+        ]
+        losses = name_losses(store.report, [part.loss for part in parts])
+        return sum_perplexities(parts).compute_metrics() | losses
 
     def eval_batches(self, split: str) -> Iterator[tuple[IdArray, TokenWindows]]:
         """First positions and windows of the rows of a text, in order."""

@@ -14,13 +14,15 @@ from polyhead.core.errors import UserError
 from polyhead.core.registry import TASK
 from polyhead.data.batching.length_bucketing import describe_batches
 from polyhead.data.batching.masking import mask_row, row_rng
+from polyhead.data.batching.mixture import mix_segments
 from polyhead.data.batching.packing import (
     SPECIAL_PER_SEGMENT,
     PackedRows,
     collate_packed_rows,
+    count_segments,
     cut_segments,
     plan_packed_rows,
-    split_documents,
+    split_corpora,
 )
 from polyhead.data.batching.token_windows import SequenceShard, make_dummy_windows
 from polyhead.data.stores.build_cache import IdArray
@@ -47,6 +49,7 @@ from polyhead.train.tasks.common import (
     open_stores,
     rows_per_batch,
 )
+from polyhead.train.tasks.corpora import format_shares, list_shares, make_mixture
 
 _PLAN_KEY, _MASK_KEY, EVAL_KEY = 1, 2, 3  # first element of a random key: what is drawn
 
@@ -110,7 +113,10 @@ class MaskedLMTask:
         self.is_special = np.zeros(tokenizer.vocab_size, dtype=bool)
         self.is_special[tokenizer.special_ids] = True
         self.mask_id = tokenizer.mask_id
-        self.documents = split_documents(self.train, tokenizer.eos_id)
+        self.corpora = split_corpora(self.train, tokenizer.eos_id)
+        self.mixture = make_mixture(data, config.seed)
+        self.segment_len = self.width - SPECIAL_PER_SEGMENT
+        self.corpus_sizes = [count_segments(documents, self.segment_len) for documents in self.corpora]
         self.identity = {split: stores[split].directory.name for split in ("train", "valid")}
         if not self.epoch_batches(0):
             raise UserError(f"{self.train.report.source_label}: no tokens to train on")
@@ -132,19 +138,20 @@ class MaskedLMTask:
         plan = task.epoch_batches(0)
         n_positions = sum(len(batch.rows) for batch in plan) * task.width
         n_used = sum(int((batch.segments.lengths + SPECIAL_PER_SEGMENT).sum()) for batch in plan)
+        for line in format_shares(list_shares(task)):
+            report.info(line)
         report.info(describe_batches(len(plan), n_used / n_positions))
         return task
 
     def epoch_batches(self, epoch: int) -> Sequence[PackedRows]:
         """The packed rows of every batch of an epoch, in order."""
         rng = row_rng([_PLAN_KEY, self.config.seed, epoch])
-        return plan_packed_rows(
-            cut_segments(self.documents, self.width - SPECIAL_PER_SEGMENT, rng),
-            self.width,
-            self.batch_rows,
-            epoch,
-            rng,
+        segments = (
+            mix_segments(self.mixture, self.corpora, self.segment_len, epoch)
+            if self.mixture
+            else cut_segments(self.corpora[0], self.segment_len, rng)
         )
+        return plan_packed_rows(segments, self.width, self.batch_rows, epoch, rng)
 
     def largest_batch(self) -> PackedRows:
         """The first batch: all full batches have the same size."""
@@ -193,7 +200,8 @@ class MaskedLMTask:
             labels = batch.labels[batch.labels != IGNORE_INDEX]
             return token_losses(masked_lm_features(model, batch), model.head, labels)
 
-        return measure_token_loss(measure_batch, self.plan_eval(split), map_fn)
+        plans = self._plan_corpora(split)
+        return measure_token_loss(measure_batch, plans, map_fn, self.stores[split].report)
 
     def collect_facts(self, run: Run, map_fn: MapFn = map) -> dict[str, str]:
         """Accuracy on the validation text, and all metrics on the test text if there is one."""
@@ -229,9 +237,19 @@ class MaskedLMTask:
 
     def plan_eval(self, split: str) -> list[PackedRows]:
         """The packed rows of every evaluation batch; documents are split from their start, without offset."""
-        documents = split_documents(self.stores[split], self.tokenizer.eos_id)
-        segments = cut_segments(documents, self.width - SPECIAL_PER_SEGMENT, None)
-        return plan_packed_rows(segments, self.width, self.batch_rows, 0, row_rng([EVAL_KEY]))
+        return [packed_rows for plan in self._plan_corpora(split) for packed_rows in plan]
+
+    def _plan_corpora(self, split: str) -> list[list[PackedRows]]:
+        return [
+            plan_packed_rows(
+                cut_segments(documents, self.segment_len, None),
+                self.width,
+                self.batch_rows,
+                0,
+                row_rng([EVAL_KEY]),
+            )
+            for documents in split_corpora(self.stores[split], self.tokenizer.eos_id)
+        ]
 
     def collate_eval(self, split: str, packed_rows: PackedRows) -> MaskedBatch:
         """Batch of rows for evaluation. The masks do not depend on ``train.seed``: models are comparable."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from polyhead.config.recipe import DataConfig
-from polyhead.core.errors import UserError
+from polyhead.core.errors import UserError, prefix_errors
 from polyhead.data.readers.detect_language import (
     Language,
     describe_language,
@@ -22,6 +22,26 @@ class SidePair(NamedTuple):
 
     source: str
     target: str
+
+
+def check_corpora_sides(data: DataConfig, corpora: Mapping[str, ParallelFiles]) -> list[str]:
+    """``check_sides`` of each of several corpora, or of a single one."""
+    training_corpora = data.list_corpora("train")
+    if not training_corpora:
+        return check_sides(data, corpora)
+    warnings = []
+    names = {split: [corpus.name for corpus in data.list_corpora(split)] for split in corpora}
+    for corpus in training_corpora:
+        update = {"source_lang": corpus.source_lang, "target_lang": corpus.target_lang}
+        parts = {
+            split: files.parts[names[split].index(corpus.name)]
+            for split, files in corpora.items()
+            if corpus.name in names[split]
+        }
+        with prefix_errors(f"corpus {corpus.name!r}"):
+            found = check_sides(data.model_copy(update=update), parts)
+        warnings += [f"corpus {corpus.name!r}: {warning}" for warning in found]
+    return warnings
 
 
 def check_sides(data: DataConfig, corpora: Mapping[str, ParallelFiles]) -> list[str]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from itertools import chain
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain, pairwise
 
 import numpy as np
 from torch import nn
 
+from polyhead.config.corpora import CorpusConfig
 from polyhead.config.recipe import DataConfig, Recipe, TrainConfig
 from polyhead.core.errors import UserError
 from polyhead.core.i18n import tr, translate_message
@@ -21,6 +22,8 @@ from polyhead.data.batching.collate import (
     shard_pair_tokens,
 )
 from polyhead.data.batching.length_bucketing import LengthBucketSampler, shard_rows
+from polyhead.data.batching.mixture import MixedLengthSampler, Mixture
+from polyhead.data.readers.corpora import ParallelCorpus, ParallelMixture
 from polyhead.data.readers.parallel_corpus import (
     CorpusReport,
     ParallelFiles,
@@ -60,7 +63,14 @@ from polyhead.train.tasks.common import (
     seq2seq_logits,
     seq2seq_loss,
 )
-from polyhead.train.tasks.swapped_sides import check_sides
+from polyhead.train.tasks.corpora import (
+    format_shares,
+    list_shares,
+    make_mixture,
+    make_text_rules,
+    name_losses,
+)
+from polyhead.train.tasks.swapped_sides import check_corpora_sides
 
 MeasureFn = Callable[[Seq2Seq, MapFn], dict[str, float]]
 DEFAULT_COLUMNS = {side: DataConfig.model_fields[side].default for side in ("source", "target")}
@@ -101,23 +111,27 @@ class TranslationTask:
         config: TrainConfig,
         measure_fns: Sequence[MeasureFn] = (),
         title: str = "A translation model",
+        mixture: Mixture | None = None,
         *,
         token_split: Fraction = 0.0,
     ) -> None:
         self.train, self.valid, self.tokenizer = train, valid, tokenizer
-        self.stores = {"train": train, "valid": valid}
+        self.stores: Mapping[str, PairStore] = {"train": train, "valid": valid}
         self.config, self.measure_fns = config, measure_fns
         self.token_splitters = _make_token_splitters(tokenizer, token_split)
         self.title, self.identity = title, {"train": train.directory.name, "valid": valid.directory.name}
-        self.epoch_batches = self.make_sampler(train).epoch_batches
-        self.largest_batch = self.make_sampler(train).largest_batch
+        self.mixture, self.corpus_sizes = mixture, np.diff(train.corpus_starts).tolist()
+        sampler = self.make_sampler(train)
+        mixed = MixedLengthSampler(sampler, mixture, train.corpus_starts) if mixture else sampler
+        self.epoch_batches: Callable[[int], list[IdArray]] = mixed.epoch_batches
+        self.largest_batch = sampler.largest_batch
         self.plan_eval("valid")  # raises if a pair is larger than a batch
 
     @classmethod
     def check(cls, recipe: Recipe) -> None:
         """Raise a UserError if a file is missing or has no pairs, or sides are swapped."""
         corpora = {split: open_split_corpus(recipe, split) for split in recipe.data.splits}
-        files = list(corpora.values())
+        files = [part for corpus in corpora.values() for part in corpus.parts]
         if files[0].columns_by_role != DEFAULT_COLUMNS and all(
             corpus.format == "parallel" for corpus in files
         ):
@@ -125,7 +139,7 @@ class TranslationTask:
                 f"{files[0].source_label} are one side each, without columns or keys: remove "
                 "data.source and data.target"
             )
-        check_sides(recipe.data, corpora)
+        check_corpora_sides(recipe.data, corpora)
 
     @classmethod
     def iter_texts(cls, recipe: Recipe) -> Iterator[str]:
@@ -135,7 +149,10 @@ class TranslationTask:
     @classmethod
     def open(cls, recipe: Recipe, tokenizer: Tokenizer, report: Reporter) -> TranslationTask:
         """Open the task; the token stores are built, or loaded from the cache."""
-        with_languages(tokenizer)  # raises if a language is missing
+        for tag in recipe.data.tags:  # raises if a pretrained vocabulary has none
+            tokenizer.token_to_id(tag)
+        if not recipe.data.language_tags:
+            with_languages(tokenizer)  # raises if a language is missing
         check_seq2seq_decoding(recipe, tokenizer)
         max_len = min(recipe.data.max_len, recipe.model.max_len) + 1 - tokenizer.seq2seq_template.max_special
         train, valid = (
@@ -150,20 +167,19 @@ class TranslationTask:
             warn_if_few_used(store.report, recipe, report)
         lines, training_texts = valid.line_numbers.tolist(), train.hash_texts()
         warn_learned_texts("valid", valid.hash_texts(), lines, training_texts, report)
-        for warning in check_sides(
-            recipe.data, {s: open_split_corpus(recipe, s) for s in recipe.data.splits}
-        ):
+        splits = {split: open_split_corpus(recipe, split) for split in recipe.data.splits}
+        for warning in check_corpora_sides(recipe.data, splits):
             report.info(translate_message(warning))
         if recipe.data.test:
-            corpus = open_split_corpus(recipe, "test")
-            counts = CorpusReport(corpus.source_label)
-            pairs = list(corpus.iter_pairs(counts))
+            counts = CorpusReport(splits["test"].source_label)
+            lines, hashes = [], list[int]()
+            for corpus in splits["test"].parts:
+                pairs = list(corpus.iter_pairs(counts))
+                lines += [pair.line for pair in pairs]
+                hashes += hash_pairs(pairs, tokenizer, corpus.source_tags)
             report_split(report, "test", counts.describe())
-            lines = [pair.line for pair in pairs]
-            warn_learned_texts("test", hash_pairs(pairs, tokenizer), lines, training_texts, report)
-        if copy_splits := [
-            split for split in recipe.data.splits if open_split_corpus(recipe, split).copied_side
-        ]:
+            warn_learned_texts("test", hashes, lines, training_texts, report)
+        if copy_splits := [split for split, corpus in splits.items() if corpus.copied_side]:
             report.info(
                 tr(
                     "{splits}: source and target are the same text",
@@ -172,11 +188,19 @@ class TranslationTask:
             )
         languages = filter(None, (recipe.data.source_lang, recipe.data.target_lang))
         title = f"A translation model, {' to '.join(languages) or 'source to target'}"
-        references = read_pairs(open_split_corpus(recipe, "valid"), EVAL_PAIRS)[1]
-        if warning := describe_tokenizer_mismatch(recipe.data.target_lang, references):
-            report.info(warning)
+        if recipe.data.language_tags:
+            title = f"A translation model to {', '.join(sorted(recipe.data.language_tags))}"
+        for corpus, lang in zip(splits["valid"].parts, recipe.data.list_targets("valid"), strict=True):
+            references = read_pairs(corpus, EVAL_PAIRS)[1]
+            if warning := describe_tokenizer_mismatch(lang, references):
+                report.info(warning)
         measure_fns = _make_measure_fns(recipe, tokenizer)
-        task = cls(train, valid, tokenizer, recipe.train, measure_fns, title, **recipe.task.options)
+        mixture = make_mixture(recipe.data, recipe.train.seed)
+        task = cls(train, valid, tokenizer, recipe.train, measure_fns, title, mixture, **recipe.task.options)
+        if recipe.data.language_tags:
+            task.usage += f" --target-lang {recipe.data.list_targets('train')[0]}"
+        for line in format_shares(list_shares(task)):
+            report.info(line)
         report.info(task.make_sampler(train).describe())
         return task
 
@@ -198,8 +222,12 @@ class TranslationTask:
             loss = seq2seq_loss(model, collate(self.stores[split], rows, self.tokenizer), 0.0)
             return float(loss.nll), loss.count
 
-        nll, count = map(sum, zip(*map_fn(measure_batch, self.plan_eval(split)), strict=True))
+        sums = [
+            [*map(sum, zip(*map_fn(measure_batch, plan), strict=True))] for plan in self._plan_corpora(split)
+        ]
+        nll, count = map(sum, zip(*sums, strict=True))
         metrics = {"loss": nll / count, "ppl": loss_to_perplexity(nll / count)}
+        metrics |= name_losses(self.stores[split].report, [nll / count for nll, count in sums])
         for measure in self.measure_fns:
             metrics |= measure(model, map_fn)
         return metrics
@@ -211,7 +239,17 @@ class TranslationTask:
 
     def plan_eval(self, split: str) -> list[IdArray]:
         """The pairs of every batch for evaluation."""
-        return self.make_sampler(self.stores[split]).epoch_batches()
+        return [rows for plan in self._plan_corpora(split) for rows in plan]
+
+    def _plan_corpora(self, split: str) -> list[list[IdArray]]:
+        """The batches of each corpus."""
+        store, starts = self.stores[split], self.stores[split].corpus_starts
+        sampler, plans = self.make_sampler(store), []
+        for start, stop in pairwise(starts):
+            lengths = sampler.source_lengths[start:stop], sampler.target_lengths[start:stop]
+            part = sampler._replace(source_lengths=lengths[0], target_lengths=lengths[1])
+            plans.append([rows + start for rows in part.epoch_batches()])
+        return plans
 
     def make_sampler(self, store: PairStore) -> LengthBucketSampler:
         """Batch sampler over the pairs of a store."""
@@ -233,9 +271,8 @@ class TranslationTask:
         """
         assert run.recipe is not None
         sources, references, _ = read_pairs(open_split_corpus(run.recipe, split))
-        baselines = dict(
-            translation_baselines(sources, references, run.recipe.data.target_lang, counts.target)
-        )
+        lang = run.recipe.data.common_target(split)
+        baselines = dict(translation_baselines(sources, references, lang, counts.target))
         if split == "valid":
             label_counts = count_target_tokens(self.valid, run.tokenizer)
             unigram = unigram_baselines(counts.token_counts(), label_counts)
@@ -250,11 +287,22 @@ class TranslationTask:
         recipe, facts = run.recipe, {}
         assert recipe is not None
         for split in ("valid", "test") if recipe.data.test else ("valid",):
-            sources, references, _ = read_pairs(open_split_corpus(recipe, split))
-            outputs = translate_sources(run, sources, map_fn)
-            lang = recipe.data.target_lang
-            for score in evaluate_translations(outputs, references, lang, n_resamples=N_RESAMPLES).scores:
-                facts[f"{split} {score.name}"] = f"{score.value:.2f} ±{score.margin:.2f} ({score.signature})"
+            corpora = open_split_corpus(recipe, split).parts
+            texts = [translate_corpus(run, corpus, map_fn) for corpus in corpora]
+            results = [
+                (f" of {corpus.source_label}", lang, *sides)
+                for corpus, lang, sides in zip(corpora, recipe.data.list_targets(split), texts, strict=True)
+            ]
+            # no tokenizer of BLEU fits several target languages
+            if len(results) == 1 or not recipe.data.language_tags:
+                outputs, references = ([*chain.from_iterable(side)] for side in zip(*texts, strict=True))
+                whole = "", recipe.data.common_target(split), outputs, references
+                results = [whole, *results[len(results) == 1 :]]
+            for name, lang, outputs, references in results:
+                for score in evaluate_translations(outputs, references, lang, n_resamples=N_RESAMPLES).scores:
+                    facts[f"{split} {score.name}{name}"] = (
+                        f"{score.value:.2f} ±{score.margin:.2f} ({score.signature})"
+                    )
         return facts
 
 
@@ -279,15 +327,24 @@ def find_most_frequent_target(store: PairStore) -> int:
 def open_split_corpus(recipe: Recipe, split: str) -> ParallelFiles:
     """Open the files of a split as set in the recipe; validation may be a share of the training text."""
     data = recipe.data
-    files, share, is_validation = data.select_split(split)
-    return open_corpus(
-        files,
-        format=data.format,
-        source=data.source,
-        target=data.target,
-        validation_fraction=share,
-        is_validation=is_validation,
-    )
+
+    def open_one(corpus: CorpusConfig | None = None) -> ParallelFiles:
+        files, share, is_validation = data.select_split(split, corpus)
+        return open_corpus(
+            files,
+            format=data.format,
+            source=data.source,
+            target=data.target,
+            validation_fraction=share,
+            is_validation=is_validation,
+        )
+
+    def open_with_rules(corpus: CorpusConfig) -> ParallelCorpus:
+        rules = make_text_rules(corpus, split, corpus.source_lang, corpus.target_lang)
+        return ParallelCorpus.of(open_one(corpus), corpus.name, rules, data.source_tags(corpus))
+
+    corpora = data.list_corpora(split)
+    return ParallelMixture.of([*map(open_with_rules, corpora)]) if corpora else open_one()
 
 
 def _make_token_splitters(tokenizer: Tokenizer, share: float) -> tuple[TokenSplitter, TokenSplitter] | None:
@@ -304,17 +361,38 @@ def _make_measure_fns(recipe: Recipe, tokenizer: Tokenizer) -> list[MeasureFn]:
     """A function for the scores of greedy decoding on the first validation pairs, if they are needed."""
     if not recipe.train.eval_bleu and recipe.train.best_metric == "loss":
         return []
-    sources, references, _ = read_pairs(open_split_corpus(recipe, "valid"), EVAL_PAIRS)
+    corpora = open_split_corpus(recipe, "valid").parts
+    lang, limit = recipe.data.common_target("valid"), max(1, EVAL_PAIRS // len(corpora))
     greedy = recipe.generation.model_copy(update={"beam_size": 1, "n_best": 1})
 
     def measure_bleu(model: Seq2Seq, map_fn: MapFn) -> dict[str, float]:
-        outputs = translate_sources(Run(model, tokenizer, greedy), sources, map_fn)
+        run = Run(model, tokenizer, greedy)
+        texts = [translate_corpus(run, corpus, map_fn, limit) for corpus in corpora]
+        outputs, references = ([*chain.from_iterable(side)] for side in zip(*texts, strict=True))
         return {
-            metric.name: score_translations(metric, outputs, references, recipe.data.target_lang).value
+            metric.name: score_translations(metric, outputs, references, lang).value
             for metric in MAIN_TRANSLATION_METRICS
         }
 
     return [measure_bleu]
+
+
+def translate_corpus(
+    run: Run, corpus: ParallelFiles, map_fn: MapFn, limit: int | None = None
+) -> tuple[list[str], list[str]]:
+    """(outputs, references) of the first pairs of a corpus."""
+    sources, references, _ = read_pairs(corpus, limit)
+    return translate_sources(with_source_tags(run, corpus.source_tags), sources, map_fn), references
+
+
+def with_source_tags(run: Run, source_tags: Sequence[str]) -> Run:
+    """A run whose sources start with special tokens."""
+    if not source_tags:
+        return run
+    template = run.tokenizer.seq2seq_template
+    tags = (run.tokenizer.token_to_id(tag) for tag in source_tags)
+    tagged = template._replace(source_prefix=(*tags, *template.source_prefix))
+    return Run(run.model, run.tokenizer.with_seq2seq_template(tagged), run.generation, run.recipe)
 
 
 def translate_sources(run: Run, sources: Sequence[str], map_fn: MapFn) -> list[str]:
