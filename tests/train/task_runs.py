@@ -29,6 +29,7 @@ def write_texts(directory: Path) -> None:
             "tsv": "text\tlabel\n" + "".join(f"{line}\t{label}\n" for line, label in pairs),
             "number.tsv": "text\tlabel\n" + "".join(f"{line}\t{len(line)}\n" for line, _ in pairs),
             "pairs.jsonl": "".join(json.dumps(row) + "\n" for row in answers),
+            "conll": "\n".join("".join(f"{w} B-{COLOURS[w]}\n" for w in line.split()) for line, _ in pairs),
             "jsonl": "".join(json.dumps({"messages": chat}) + "\n" for chat in chats),
         }
         for suffix, content in files.items():
@@ -41,7 +42,7 @@ def task_recipe(directory: Path, task: str, out: Path, *, steps: int = 6, **trai
     if task == "translation":
         data = {"train": ["train.a", "train.b"], "valid": ["valid.a", "valid.b"], "max_len": 24}
     suffixes = {"chat": "jsonl", "classification": "tsv", "multi-label": "tsv", "regression": "number.tsv"}
-    suffixes |= {"dpo": "pairs.jsonl", "kto": "pairs.jsonl"}
+    suffixes |= {"dpo": "pairs.jsonl", "kto": "pairs.jsonl", "token-classification": "conll"}
     if suffix := suffixes.get(task):
         data = {"train": f"train.{suffix}", "valid": f"valid.{suffix}", "max_len": 30}
     layers = {"n_layers": 2, "generator_layers": 1} if task == "replaced-token-detection" else {}

@@ -118,6 +118,8 @@ class TableColumns:
             return "dpo"
         if self.values.keys() >= set(LABEL_KEYS) and "label" not in given_keys:
             return "kto"
+        if any(map(_are_spans, self.values.values())):
+            return "token-classification"
         if "label" in given_keys:
             return "classification"
         if _SIDE_NAMES.keys() & given_keys.keys() or self._find_sides(given_keys):
@@ -170,7 +172,7 @@ class TableColumns:
             if "label" not in given_keys and not candidates:
                 raise UserError(
                     f"{self.name} has the columns {self._list_names()}: none holds "
-                    f"{'numbers' if task == 'regression' else 'lists of labels'}; set data.label=..."
+                    f"{_LABEL_NOUNS[task]}; set data.label=..."
                 )
             label = given_keys.get("label", next(iter(candidates), None))
             return {"text": given_keys.get("text", self._find_text_columns(label)), "label": label}
@@ -386,11 +388,29 @@ def _is_categorical(values: list[Any]) -> bool:
     )
 
 
+def _are_spans(values: list[Any]) -> bool:
+    """Whether values are lists of spans, and some have one."""
+    lists = [value for value in values if value]
+    return bool(lists) and all(
+        isinstance(value, list)
+        and all(
+            (isinstance(item, dict) and {"start", "end", "label"} <= item.keys())
+            or (isinstance(item, list) and [*map(type, item)] == [int, int, str])
+            for item in value
+        )
+        for value in lists
+    )
+
+
 _LABEL_TESTS: Mapping[str, Callable[[list[Any]], bool]] = {
     "multi-label": lambda values: all(isinstance(value, list) for value in values),
+    "token-classification": _are_spans,
     "regression": lambda values: all(map(is_number, values)),
 }
 """What the values of the label column are, by task."""
+_LABEL_NOUNS = {
+    "multi-label": "lists of labels", "regression": "numbers", "token-classification": "spans",
+}  # fmt: skip
 
 
 def _label_name(value: Any) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -29,14 +29,18 @@ from polyhead.data.readers.labeled import (
 from polyhead.data.readers.parallel_corpus import open_corpus
 from polyhead.data.readers.plain_text import open_text
 from polyhead.data.readers.preferences import open_preferences, read_preference_texts
+from polyhead.data.readers.spans import find_conll
 from polyhead.data.readers.tabular import check_unique, infer_table_format, is_blank_line
 from polyhead.train.tasks.corpora import CorpusShare
 from polyhead.train.tasks.swapped_sides import check_sides
 
 _TASKS = (
-    "translation", "language-model", "masked-lm", "classification", "multi-label", "regression", "chat",
-    "dpo", "kto",
+    "translation", "language-model", "masked-lm", "classification", "multi-label", "regression",
+    "token-classification", "chat", "dpo", "kto",
 )  # fmt: skip
+_KINDS: Mapping[str, LabelKind] = {
+    "multi-label": "labels", "regression": "number", "token-classification": "spans",
+}  # fmt: skip
 _MAX_BYTES = 1 << 28  # bytes of text that are read; the rest is assumed to be similar
 _LANGUAGE_CODE = re.compile(r"[a-z]{2,3}([-_][A-Za-z]{2,4})?")
 _NOT_LANGUAGES = {"txt", "src", "tgt", "in", "out", "tok", "raw"}  # suffixes that look like a language code
@@ -75,9 +79,16 @@ def inspect_data(files: Sequence[str], given_keys: Keys, task: str | None = None
     table = infer_table_format(paths, section.format)
     if task is not None and task not in _TASKS:
         raise unknown_name_error("task supported by init", task, _TASKS)
-    if table is None:
+    is_conll = table != "jsonl" and task in (None, "token-classification") and find_conll(checked[0])
+    if is_conll:
+        summary = DataSummary("token-classification", data)
+    elif table is None:
         plain, notes = ("language-model", []) if task or is_folder else _infer_plain_task(paths)
         summary = DataSummary(task or plain, data, notes=notes)
+        if summary.task == "token-classification":
+            raise UserError(
+                f"{paths[0].name} is neither CoNLL, a word and a tag (B-PER) per line, nor JSONL with spans"
+            )
         if summary.task in ("classification", "multi-label", "regression", "chat", "dpo", "kto"):
             raise UserError(
                 f"task {summary.task} expects a table (TSV, CSV, JSONL or Parquet); {paths[0].name} "
@@ -97,7 +108,12 @@ def inspect_data(files: Sequence[str], given_keys: Keys, task: str | None = None
     if empty:
         names = ", ".join(path.name for path in empty)
         summary.notes = [*summary.notes, tr("empty files, which add nothing: {names}", names=names)]
-    if table is None and summary.task != "translation" and (note := describe_mixed_languages(checked)):
+    if (
+        table is None
+        and not is_conll
+        and summary.task != "translation"
+        and (note := describe_mixed_languages(checked))
+    ):
         summary.notes = [*summary.notes, note]
     if summary.task == "translation":
         data |= {**_infer_languages(section, data, table is None), **given_keys}
@@ -278,10 +294,10 @@ def _iter_row_sizes(
         summary.notes = [*summary.notes, *filter(None, [describe_similar_labels(counts)])]
         for example in labeled_files.iter_examples():
             yield _byte_lengths(*example.texts)
-    elif summary.task in ("multi-label", "regression"):
-        kind: LabelKind = "number" if summary.task == "regression" else "labels"
+    elif summary.task in _KINDS:
+        kind = _KINDS[summary.task]
         labeled_files = open_labeled(paths, format=data.format, text=data.text, label=data.label, kind=kind)
-        summary.labels = len(count_multi_labels(labeled_files)) if kind == "labels" else 0
+        summary.labels = 0 if kind == "number" else len(count_multi_labels(labeled_files))
         for example in labeled_files.iter_examples():
             yield _byte_lengths(*example.texts)
     elif summary.task == "chat":

@@ -69,6 +69,7 @@ _PORTABLE_PARTS: Mapping[str, Mapping[str, _Section]] = {
         task: {"hf": _BERT | {"pooling": "first"}, "ctranslate2": {"block": "transformer"}}
         for task in ("classification", "multi-label", "regression")
     },
+    "token-classification": {"hf": _BERT},
 }
 
 
@@ -86,13 +87,14 @@ _TITLES = {
     "classification": "A classifier",
     "multi-label": "A classifier with several labels per text",
     "regression": "A model of numbers",
+    "token-classification": "A token classifier",
     "chat": "A language model for conversations",
     "dpo": "A language model of preferences",
     "kto": "A language model of preferences",
 }
 _ROW_NAMES = {
     "translation": "pairs", "chat": "conversations", "dpo": "answers", "kto": "answers",
-    **dict.fromkeys(("classification", "multi-label", "regression"), "texts"),
+    **dict.fromkeys(("classification", "multi-label", "regression", "token-classification"), "texts"),
 }  # fmt: skip
 _LENGTH_REASONS = {
     "translation": "tokens per side; nearly all are shorter, longer ones are skipped and counted",
@@ -100,6 +102,7 @@ _LENGTH_REASONS = {
         ("classification", "multi-label", "regression"),
         "tokens; nearly all are shorter, longer ones are truncated and counted",
     ),
+    "token-classification": "tokens; longer texts are read in windows that overlap",
     "chat": "tokens; longer ones lose their last answers",
     "dpo": "tokens of a prompt with its answer; longer ones are skipped and counted",
     "kto": "tokens of a prompt with its answer; longer ones are skipped and counted",
@@ -120,6 +123,7 @@ def propose_recipe(summary: DataSummary, given_keys: Keys | None = None, export_
         "classification": (LABELED_SIZES, _propose_classification),
         "multi-label": (LABELED_SIZES, _propose_classification),
         "regression": (LABELED_SIZES, _propose_classification),
+        "token-classification": (LABELED_SIZES, _propose_token_classification),
         # of the run that it starts from
         "chat": ([SizePreset(math.inf, 0, 0, 0.0, 0, 3)], _propose_chat),
         "dpo": ([SizePreset(math.inf, 0, 0, 0.0, 0, 1)], _propose_preferences),
@@ -249,6 +253,15 @@ def _propose_classification(summary: DataSummary, given_keys: Keys, size: SizePr
         "train": _train_section(summary, given_keys, size, 512 if summary.size < 1e6 else 2048, 0.001,
             "cosine", 1.0 / 20, optimizer="adamw"),
     }  # fmt: skip
+
+
+def _propose_token_classification(summary: DataSummary, given_keys: Keys, size: SizePreset) -> _Section:
+    """As a classifier, with attention, and without a pooling."""
+    tree = _propose_classification(summary, given_keys, size)
+    tree["model"] = {key: value for key, value in tree["model"].items() if key not in ("block", "pooling")}
+    tree["model"] |= {"n_layers": 2, "position": "rope"}
+    tree["train"] |= {"best_metric": "micro_f1"}
+    return tree
 
 
 def _propose_chat(summary: DataSummary, given_keys: Keys, size: SizePreset) -> _Section:

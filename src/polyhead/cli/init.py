@@ -52,8 +52,8 @@ def run(
 
     Two files with the same number of lines give a translation model, plain text a language model, a table
     with labels a classifier, a table with two texts a translation model, a table with one text a language
-    model, conversations a chat model. Columns are detected by their names or content; task=... and
-    data.text=... override this.
+    model, conversations a chat model, CoNLL files or texts with spans a token classifier. Columns are
+    detected by their names or content; task=... and data.text=... override this.
 
     Pairs of files in three languages or more give one translator with a token for each target language.
 

@@ -13,6 +13,7 @@ VERBS = {
     "generate": ("generate", "Generate text with a language model."),
     "chat": ("chat", "Chat with a language model."),
     "classify": ("classify", "Classify texts or pairs of texts."),
+    "tag": ("tag", "Find labeled spans, such as names, in texts."),
     "score": ("score", "Compute the log-probability of translations or of lines of text."),
     "fill-mask": ("fill_mask", "Predict masked tokens."),
     "embed": ("embed", "Compute an embedding of each text."),

@@ -158,8 +158,11 @@ def _derive_sizes(sizes: Any, n_heads: int) -> dict[str, int]:
 
 
 SINGLE_LABEL: Final = "single_label_classification"
-ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
-"""What a classifier outputs for a text, by the names of transformers."""
+TOKEN_LABELS: Final = "token_classification"
+ProblemType = Literal[
+    "single_label_classification", "multi_label_classification", "regression", "token_classification"
+]
+"""What a classifier outputs for a text, by the names of transformers; TOKEN_LABELS: a label per token."""
 
 
 class ModelSpec(FrozenSettings):
@@ -411,7 +414,9 @@ class ModelConfig(ModelSpec):
     )
     labels: tuple[str, ...] = Field((), description="labels of a classifier")
     problem_type: ProblemType = Field(
-        SINGLE_LABEL, description="what a classifier outputs: one label, any number of labels, or numbers"
+        SINGLE_LABEL,
+        description="what a classifier outputs: one label, any number of labels, numbers, or labels of "
+        "tokens",
     )
     dense: tuple[ProjectionConfig, ...] = Field(
         (), description="dense maps applied to the pooled vector, in order"

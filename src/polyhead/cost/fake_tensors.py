@@ -19,7 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from polyhead.config.model import ModelConfig
 from polyhead.cost.workload import BatchShape, UnknownFormulaError
-from polyhead.models import Classifier, ReplacedTokenDetector, SentenceEncoder
+from polyhead.models import Classifier, ReplacedTokenDetector, SentenceEncoder, TokenClassifier
 from polyhead.models.build import Model, model_class
 
 
@@ -84,7 +84,7 @@ def compute_features(model: Model, inputs: tuple[Any, ...]) -> Tensor:
     if isinstance(model, ReplacedTokenDetector):
         model.generator.features(*inputs)
         return model(*inputs)
-    if isinstance(model, Classifier | SentenceEncoder):
+    if isinstance(model, Classifier | TokenClassifier | SentenceEncoder):
         return model(*inputs)
     return model.features(*inputs)
 

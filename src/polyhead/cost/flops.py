@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 
-from polyhead.config.model import AttentionShape, ModelConfig
+from polyhead.config.model import TOKEN_LABELS, AttentionShape, ModelConfig
 from polyhead.core.choice import Choice
 from polyhead.cost.workload import (
     AttentionExtent,
@@ -320,11 +320,13 @@ def _count_head(config: ModelConfig, batch_shape: BatchShape) -> list[OpCount]:
             return [OpCount("replaced or not", 1, flops, "2BSH² + 2BSH")]
         if not config.labels:
             return []
+        classes = len(config.labels)
+        if config.problem_type == TOKEN_LABELS:
+            return [OpCount("tags", 1, batch_shape.tokens * 2 * C * classes, f"2BSH x {classes}")]
         pooling = config.pooling or Choice("first", activation="tanh")
         if pooling.name not in ("first", "mean", "max", "last"):
             raise UnknownFormulaError(f"pooling {pooling.name!r}")
         mapped = pooling.options.get("activation") != "none"
-        classes = len(config.labels)
         per_token = pooling.options.get("map_first", False)
         pooled = batch_shape.tokens if per_token else batch_shape.rows
         pooler = OpCount("pooler", 1, 2 * pooled * C * C, f"2B{'S' if per_token else ''}H²")

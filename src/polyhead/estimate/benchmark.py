@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyhead.cache.factory import make_cache
-from polyhead.config.model import ModelConfig
+from polyhead.config.model import TOKEN_LABELS, ModelConfig
 from polyhead.config.recipe import TrainConfig
 from polyhead.core.choice import Choice
 from polyhead.cost.workload import BatchShape
@@ -26,6 +26,7 @@ from polyhead.models import (
     ReplacedTokenDetector,
     SentenceEncoder,
     Seq2Seq,
+    TokenClassifier,
     build,
 )
 from polyhead.nn.loss import IGNORE_INDEX, Loss, classification_loss, cross_entropy
@@ -91,11 +92,15 @@ class RandomTokenTask:
         return [rows]
 
     def count_labels(self, batch: Any) -> int:
-        return self.batch_shape.rows if self.config.labels else self.batch_shape.labels
+        per_row = self.config.labels and self.config.problem_type != TOKEN_LABELS
+        return self.batch_shape.rows if per_row else self.batch_shape.labels
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor, Tensor]) -> Loss:
         """The loss of the labels, computed as in the real tasks."""
         source, tokens, labels = batch
+        if isinstance(model, TokenClassifier):
+            labels = torch.where(labels == IGNORE_INDEX, labels, labels % len(self.config.labels))
+            return classification_loss(model(source).flatten(0, 1), labels.flatten())
         if isinstance(model, Classifier):
             return classification_loss(model(source), labels[:, 0].clamp(min=0) % len(self.config.labels))
         if isinstance(model, MaskedLM):

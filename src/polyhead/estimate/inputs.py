@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from polyhead.config.corpora import CorpusConfig, as_corpora
-from polyhead.config.model import ModelConfig
+from polyhead.config.model import TOKEN_LABELS, ModelConfig
 from polyhead.config.recipe import DataConfig, Recipe, TokenizerConfig, TrainConfig
 from polyhead.core import hub
 from polyhead.core.choice import Choice
@@ -345,11 +345,13 @@ def inputs_without_data(recipe: Recipe, origin: Run | None, missing_files: list[
     if isinstance(part, HasClasses) and not labels:
         notes.append("the classes are unknown without the text: 2 are assumed")
         labels = ("0", "1")
-    config = recipe.model.with_vocabulary(vocab_size, labels if isinstance(part, HasClasses) else ())
+    config = recipe.model.with_vocabulary(
+        vocab_size, labels if isinstance(part, HasClasses) else (), get_problem_type(part)
+    )
     length = min(recipe.data.max_len, config.max_len)
     rows = max(1, recipe.train.max_tokens // length)
     load = BatchShape(rows, length, length if config.kind == "encoder-decoder" else 0)
-    if config.labels:
+    if config.labels and config.problem_type != TOKEN_LABELS:
         load = load._replace(label_count=rows)
     elif mask := recipe.task.options.get("mask"):
         load = load._replace(label_count=max(1, round(mask * rows * length)))

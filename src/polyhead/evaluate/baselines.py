@@ -17,10 +17,12 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, NonNegativeInt, 
 from polyhead.core.atomic_io import file_exists, read_regular_file, replace_file
 from polyhead.core.errors import UserError
 from polyhead.core.i18n import Translate, tr
+from polyhead.data.readers.spans import OUTSIDE
 from polyhead.data.stores.build_cache import IdArray
 from polyhead.evaluate.classify import class_measures
 from polyhead.evaluate.metrics import KNOWN_METRICS, References, evaluate_translations, reference_lists
 from polyhead.evaluate.perplexity import Perplexity
+from polyhead.evaluate.tagging import tag_measures
 from polyhead.evaluate.text_numbers import multi_label_measures
 
 BASELINE_FILE = "baseline.json"
@@ -39,6 +41,7 @@ class TrainingCounts(BaseModel):
     target: str | None = None  # the most frequent target
     texts: NonNegativeInt = 0  # of which each has any number of labels, or a number
     mean: FiniteFloat = 0.0  # of the numbers
+    words: dict[int, str] = {}  # hash of a word -> its most frequent tag, if that is not O
     vocab_size: int = Field(0, ge=0, le=MAX_VOCABULARY)
     tokens: dict[int, NonNegativeInt] = {}  # counts by id, without zeros
 
@@ -134,7 +137,7 @@ def class_baselines(counts: Mapping[str, int], targets: ArrayLike, labels: Seque
 
 
 def multi_label_baselines(counts: TrainingCounts, targets: NDArray[Any], labels: Sequence[str]) -> Baselines:
-    """Predict for every text the most frequent labels, as many as have the best micro F1 on the training texts.
+    """Predict for every text the most frequent labels: as many as the training texts show to be best.
 
     ``targets`` are 0 or 1 for each text and label: (N, L). The loss is that of the label frequencies.
     """
@@ -156,6 +159,17 @@ def number_baselines(counts: TrainingCounts, targets: NDArray[Any]) -> Baselines
     """Predict the mean of the training texts for every text; ``targets`` are (N, 1)."""
     mean = {"pearson": 0.0, "spearman": 0.0, "loss": float(((targets - counts.mean) ** 2).mean())}
     return {name: Baseline(value, "mean number") for name, value in mean.items()}
+
+
+def tag_baselines(counts: TrainingCounts, targets: NDArray[np.int64], labels: Sequence[str]) -> Baselines:
+    """Predict for each word its most frequent tag of the training text, O for others.
+
+    The loss is that of the tag frequencies; ``targets`` (N, 3) are those of ``tag_measures``.
+    """
+    numbers = {tag: i for i, tag in enumerate(labels)}
+    tags = [numbers[counts.words.get(word, OUTSIDE)] for word in targets[:, 2].tolist()]
+    baselines = {name: Baseline(x, "word by word") for name, x in tag_measures(tags, targets, labels).items()}
+    return baselines | {"loss": class_baselines(counts.labels, targets[:, 0], labels)["loss"]}
 
 
 def translation_baselines(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -166,12 +166,13 @@ class ClassScores(NamedTuple):
     """Metrics of a classifier on labelled texts."""
 
     measures: dict[str, float]  # loss in nats, accuracy, f1, mcc, ece
-    targets: NDArray[Any]  # true class (N,), labels as 0 or 1 (N, L) or number (N, 1)
+    targets: NDArray[Any]  # class (N,), labels as 0 or 1 (N, L), number (N, 1), of ``tag_measures`` (N, 3)
     predictions: list[str]  # predicted label of each text
     confusion: ConfusionCounts | None  # (L, L)
     hardest: list[HardText]  # the texts with the least probable labels
     n_truncated: int  # number of truncated texts
     max_tokens: int  # token limit of a text
+    remarks: Mapping[str, str] = {}  # on some of the measures
 
 
 def classify(

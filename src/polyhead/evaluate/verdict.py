@@ -14,6 +14,7 @@ _TASK_GOALS = {
     "translation": "it has not learned to translate yet",
     "classification": "it has not learned to beat the majority class yet",
     "multi-label": "it has not learned to beat the frequent labels yet",
+    "token-classification": "it has not learned to find spans yet",
     "regression": "it has not learned to beat the mean number yet",
     "language-model": "it has not learned to predict text yet",
     "chat": "it has not learned to answer yet",

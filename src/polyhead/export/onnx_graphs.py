@@ -19,6 +19,7 @@ from polyhead.models import (
     ReplacedTokenDetector,
     SentenceEncoder,
     Seq2Seq,
+    TokenClassifier,
 )
 from polyhead.nn.kv import KV, WeightsHook, visible
 
@@ -64,7 +65,7 @@ TOKENS = "sequence_length"
 SOURCE = "encoder_sequence_length"
 PAST_TOKENS = "past_sequence_length"
 ALL_TOKENS = f"{PAST_TOKENS} + {TOKENS}"
-EncodingModel = Classifier | ReplacedTokenDetector | SentenceEncoder | MaskedLM
+EncodingModel = Classifier | TokenClassifier | ReplacedTokenDetector | SentenceEncoder | MaskedLM
 
 
 class ExampleSizes(NamedTuple):
@@ -140,7 +141,7 @@ class EncoderGraph(nn.Module):
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None
     ) -> tuple[Tensor, ...]:
-        """(B, T) each -> (B, L), (B, T), (B, T, V), or (B, T, C) and (B, C)."""
+        """(B, T) each -> (B, L), (B, T, L), (B, T), (B, T, V), or (B, T, C) and (B, C)."""
         pos = positions_from_mask(attention_mask)
         out = self.model(input_ids, pos, token_type_ids).float()
         pooler = self.model.pooler if isinstance(self.model, SentenceEncoder) else None

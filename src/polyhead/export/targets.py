@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from polyhead.config.model import LayerOverride, ModelConfig
+from polyhead.config.model import SINGLE_LABEL, LayerOverride, ModelConfig, ProblemType
 from polyhead.config.recipe import Recipe, TokenizerConfig
 from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError, format_value
@@ -214,8 +214,11 @@ def find_recipe_obstacles(recipe: Recipe) -> dict[str, str]:
     two classes.
     """
     tokenizer = make_sample_tokenizer(recipe.tokenizer)
-    labels = ("0", "1") if hasattr(TASK.get(recipe.task.name), "read_classes") else ()
-    return find_obstacles(recipe.model.with_vocabulary(tokenizer.vocab_size, labels), tokenizer)
+    task = TASK.get(recipe.task.name)
+    labels = ("0", "1") if hasattr(task, "read_classes") else ()
+    problem_type: ProblemType = task.problem_type if hasattr(task, "problem_type") else SINGLE_LABEL
+    config = recipe.model.with_vocabulary(tokenizer.vocab_size, labels, problem_type)
+    return find_obstacles(config, tokenizer)
 
 
 def make_sample_tokenizer(section: TokenizerConfig) -> Tokenizer:

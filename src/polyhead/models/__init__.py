@@ -10,6 +10,7 @@ from polyhead.models.masked_lm import (
     NSPModel,
     ReplacedTokenDetector,
     SentenceEncoder,
+    TokenClassifier,
 )
 from polyhead.models.seq2seq import Seq2Seq
 
@@ -24,6 +25,7 @@ __all__ = [
     "ReplacedTokenDetector",
     "SentenceEncoder",
     "Seq2Seq",
+    "TokenClassifier",
     "build",
     "preset_config",
 ]

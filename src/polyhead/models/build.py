@@ -7,19 +7,26 @@ from typing import Any
 
 import torch
 
-from polyhead.config.model import ModelConfig, ModelSpec
+from polyhead.config.model import TOKEN_LABELS, ModelConfig, ModelSpec
 from polyhead.config.presets import PRESETS
 from polyhead.core.errors import UserError, check_int, format_value, is_command_line, unknown_name_error
 from polyhead.core.registry import INIT
 from polyhead.core.strict_kwargs import strict_kwargs
 from polyhead.models.causal_lm import CausalLM
-from polyhead.models.masked_lm import Classifier, MaskedLM, NSPModel, ReplacedTokenDetector, SentenceEncoder
+from polyhead.models.masked_lm import (
+    Classifier,
+    MaskedLM,
+    NSPModel,
+    ReplacedTokenDetector,
+    SentenceEncoder,
+    TokenClassifier,
+)
 from polyhead.models.seq2seq import Seq2Seq
 from polyhead.nn.init import scale_branches
 from polyhead.nn.validate_model import check_model
 
 _SEED_RANGE = -(2**63), 2**64 - 1  # accepted by torch.manual_seed
-Model = Seq2Seq | CausalLM | MaskedLM | Classifier | SentenceEncoder | ReplacedTokenDetector
+Model = Seq2Seq | CausalLM | MaskedLM | Classifier | TokenClassifier | SentenceEncoder | ReplacedTokenDetector
 
 
 CAPABILITIES = {
@@ -28,6 +35,7 @@ CAPABILITIES = {
     "encoder": ("an encoder", "fill-mask, embed, eval or attention"),
     "encoder without a head": ("an encoder without a head", "embed or attention"),
     "classifier": ("a classifier", "classify, embed, eval or attention"),
+    "token classifier": ("a token classifier", "tag, eval or attention"),
 }
 """For each kind of model, its name in messages and the verbs that accept it."""
 METHODS = {
@@ -36,13 +44,16 @@ METHODS = {
     "encoder": "fill_mask, embed or attention_maps",
     "encoder without a head": "embed or attention_maps",
     "classifier": "classify, embed or attention_maps",
+    "token classifier": "tag or attention_maps",
 }
 """For each kind of model, the methods of a run that accept it."""
 
 
 def get_model_kind(config: ModelConfig) -> str:
-    """The kind of a config, or "classifier" for an encoder with labels."""
-    return "classifier" if config.labels else config.kind
+    """The kind of a config; "classifier" or "token classifier" for an encoder with labels."""
+    if not config.labels:
+        return config.kind
+    return "token classifier" if config.problem_type == TOKEN_LABELS else "classifier"
 
 
 def check_model_kind(config: ModelConfig, kinds: Sequence[str]) -> None:
@@ -64,7 +75,7 @@ def model_class(config: ModelConfig) -> type[Model]:
     if config.kind == "decoder":
         return CausalLM
     if config.labels:
-        return Classifier
+        return TokenClassifier if config.problem_type == TOKEN_LABELS else Classifier
     if config.generator_layers:
         return ReplacedTokenDetector
     if not config.lm_head:

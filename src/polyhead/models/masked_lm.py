@@ -92,6 +92,22 @@ class Classifier(nn.Module):
         return logits
 
 
+class TokenClassifier(nn.Module):
+    """An encoder with a linear map from each token to the labels (Devlin et al., 2018, sec. 5.3)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.encoder = Encoder(config)
+        self.dropout = Dropout(config.dropout)
+        self.classifier = nn.Linear(config.d_model, len(config.labels))
+
+    def forward(self, tokens: Tensor, pos: AnyPositions = None, segments: Tensor | None = None) -> Tensor:
+        """(B, T) -> logits (B, T, L) of the labels of each token."""
+        logits: Tensor = self.classifier(self.dropout(self.encoder(tokens, pos, segments)))
+        return logits
+
+
 class SentenceEncoder(nn.Module):
     """An encoder without a head: a vector per token, and one per text if the config has a pooling.
 

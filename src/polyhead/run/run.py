@@ -46,6 +46,7 @@ from polyhead.evaluate.scoring import (
     perplexity_of_scores,
     score_inputs,
 )
+from polyhead.evaluate.tagging import LabeledSpan, tag_texts
 from polyhead.generation.batch_decode import restore_order
 from polyhead.generation.chat import ChatSession, parse_conversation
 from polyhead.generation.detokenizer import decode_complete_chars
@@ -374,6 +375,12 @@ class Run:
         self._require_kind("classifier")
         check_text_arity(texts, len(self.recipe.data.text) if self.recipe else 0)
         return classify(self.members, texts, self.generation, batch_tokens)
+
+    def tag(self, texts: Sequence[str], batch_tokens: int = 4096) -> list[list[LabeledSpan]]:
+        """The labeled spans of each text: text, label, start and end in characters, and score."""
+        model = self._require_kind("token classifier")
+        self._require_single("tagging is")
+        return tag_texts(model, self.tokenizer, texts, self.generation, batch_tokens)
 
     def fill_mask(self, texts: Sequence[str], top_k: int = 5) -> list[list[list[MaskPrediction]]]:
         """The most likely tokens for each mask of each text, <mask> or [MASK], with their probabilities."""

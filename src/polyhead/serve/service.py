@@ -34,6 +34,7 @@ TASKS_BY_KIND = {
     "decoder": ["completions", "score", "embeddings"],
     "encoder": ["embeddings", "fill-mask"],
     "classifier": ["classify", "rerank", "embeddings"],
+    "token classifier": ["tag"],
 }
 log = logging.getLogger("polyhead.serve")
 

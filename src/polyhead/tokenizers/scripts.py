@@ -136,6 +136,11 @@ def split_words(text: str) -> list[str]:
     return _WORD.findall(text)
 
 
+def locate_words(text: str) -> list[tuple[int, int]]:
+    """Where each of ``split_words`` starts and ends, in characters."""
+    return [match.span() for match in _WORD.finditer(text)]
+
+
 def fold_text(text: str, upper_i: str = "i") -> str:
     """A text for comparison: equal for NFC and NFD, for upper and lower case, and with format characters.
 

@@ -12,7 +12,7 @@ from polyhead.config.config_sections import LoraConfig
 from polyhead.config.recipe import TrainConfig
 from polyhead.core.errors import UserError, did_you_mean
 from polyhead.core.i18n import tr
-from polyhead.models import Classifier
+from polyhead.models import Classifier, TokenClassifier
 from polyhead.nn.lora import LoraLinear
 
 
@@ -78,7 +78,7 @@ def modules_to_save(model: nn.Module, lora: LoraConfig) -> tuple[str, ...]:
     """
     if lora.modules_to_save is not None:
         return lora.modules_to_save
-    if not isinstance(model, Classifier):
+    if not isinstance(model, Classifier | TokenClassifier):
         return ()
     return tuple(
         name for name, part in model.named_children() if name != "encoder" and list(part.parameters())

@@ -36,6 +36,8 @@ def write_task_texts(directory: Path) -> Path:
     source, target = ((directory / f"train.{side}").read_text().splitlines() for side in ("de", "en"))
     rows = [f"{line}\t{'many' if len(line) > 18 else 'few'}\n" for line in target]
     (directory / "labels.tsv").write_text("text\tlabel\n" + "".join(rows))
+    spans = [{"text": line, "spans": [[0, len(line.split()[0]), "first"]]} for line in target]
+    (directory / "spans.jsonl").write_text("".join(json.dumps(row) + "\n" for row in spans))
     pairs = zip(source, target, strict=True)
     chats = [[{"role": "user", "content": a}, {"role": "assistant", "content": b}] for a, b in pairs]
     (directory / "chats.jsonl").write_text("".join(json.dumps({"messages": x}) + "\n" for x in chats))
@@ -57,6 +59,7 @@ def recipe_of(directory: Path, task: str, out: str, **train: Any) -> Recipe:
     data: dict[str, Any] = {
         "chat": {"train": ["chats.jsonl"], "valid": ["chats.jsonl"], "max_len": 32},
         "classification": {"train": ["labels.tsv"], "valid": ["labels.tsv"], "document_separator": "file"},
+        "token-classification": {"train": ["spans.jsonl"], "valid": ["spans.jsonl"], "label": "spans"},
     }
     if task != "translation":
         text = {"train": ["train.en"], "valid": ["valid.en"], "document_separator": "line", "max_len": 16}

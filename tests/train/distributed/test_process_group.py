@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.usefixtures("no_report"), pytest.mark.acceptance("G5",
 @pytest.mark.parametrize(
     ("world_size", "tasks"),
     [
-        (2, TASKS[::2]),
+        (2, [*TASKS[::2], "token-classification"]),
         (3, TASKS[1::2]),
         pytest.param(3, TASKS[::2], marks=pytest.mark.slow),
         pytest.param(2, TASKS[1::2], marks=pytest.mark.slow),

@@ -151,7 +151,7 @@ def test_class_weights_and_focal_loss_follow_their_equations(open_task):
         assert float(loss.nll) == pytest.approx(
             float(cross_entropy(logits, batch.labels, reduction="sum").detach())
         )
-    with user_error("unknown label in class_weights of task 'classification' 'goood'; did you mean 'good'"):
+    with user_error("unknown label in class_weights 'goood'; did you mean 'good'"):
         open_task(class_weights={"goood": 2.0})
 
 

@@ -23,7 +23,7 @@ from polyhead.cli.eval_metrics.printing import (
     write_output_lines,
 )
 from polyhead.cli.line_io import escape_terminal, to_one_column
-from polyhead.config.model import ProblemType
+from polyhead.config.model import TOKEN_LABELS, ProblemType
 from polyhead.core.errors import UserError
 from polyhead.core.i18n import tr
 from polyhead.data.readers.labeled import (
@@ -32,6 +32,7 @@ from polyhead.data.readers.labeled import (
     open_labeled,
     read_labeled,
 )
+from polyhead.data.readers.spans import OUTSIDE, list_span_labels
 from polyhead.data.readers.tabular import inherit_format
 from polyhead.evaluate.baselines import Baselines, read_counts
 from polyhead.evaluate.classify import (
@@ -44,6 +45,7 @@ from polyhead.evaluate.classify import (
     measure_labels,
     measure_numbers,
 )
+from polyhead.evaluate.tagging import measure_tags
 from polyhead.run.run import Run
 from polyhead.tokenizers.unknown_tokens import count_unknown
 from polyhead.train.tasks.classification import LABEL_KINDS, open_split_labeled
@@ -53,6 +55,7 @@ _MEASURE_FUNCTIONS: Mapping[ProblemType, Callable[..., ClassScores]] = {
     "single_label_classification": measure_classes,
     "multi_label_classification": measure_labels,
     "regression": measure_numbers,
+    TOKEN_LABELS: measure_tags,
 }
 
 
@@ -90,7 +93,9 @@ def evaluate_classifier(
         raise UserError(f"--text and --label require files: {eval_command(run, 'FILE --text COLUMN')}")
     else:
         dataset = open_split_labeled(require_split(run, split), split)
-    examples, report = read_labeled(dataset, run.config.labels, limit)
+    is_tagging = run.config.problem_type == TOKEN_LABELS
+    labels: Sequence[str] = list_span_labels(run.config.labels) if is_tagging else run.config.labels
+    examples, report = read_labeled(dataset, labels, limit)
     print(report.describe(), file=sys.stderr)
     given_lines, given_texts, given_labels, *_ = zip(*examples, strict=True) if examples else [()] * 3
     if run.config.problem_type == "single_label_classification":
@@ -114,29 +119,36 @@ def evaluate_classifier(
         print(f"polyhead: {message}", file=sys.stderr)
     is_regression = run.config.problem_type == "regression"
     remarks = {
-        "loss": tr("mean squared error of {count:,} texts", count=len(examples))
+        "loss": tr("nats per word")
+        if is_tagging
+        else tr("mean squared error of {count:,} texts", count=len(examples))
         if is_regression
         else tr("nats per text and label")
         if run.config.problem_type == "multi_label_classification"
         else tr("nats per text"),
         "pearson": tr("Pearson correlation"),
         "spearman": tr("Spearman correlation, of the ranks"),
-        "micro_f1": tr(
-            "F1 of all labels, from probability {threshold:g}", threshold=run.generation.threshold
-        ),
+        "micro_f1": tr("F1 of all spans, by the rules of seqeval")
+        if is_tagging
+        else tr("F1 of all labels, from probability {threshold:g}", threshold=run.generation.threshold),
         "threshold": tr("with the highest micro F1 of these texts (generation.threshold)"),
-        "accuracy": tr("fraction of {count:,} texts with exactly the right labels", count=len(examples))
+        "precision": tr("fraction of the predicted spans that are right"),
+        "recall": tr("fraction of the spans that are found"),
+        "accuracy": tr("fraction of the words with the right tag")
+        if is_tagging
+        else tr("fraction of {count:,} texts with exactly the right labels", count=len(examples))
         if run.config.problem_type == "multi_label_classification"
         else tr("fraction of {count:,} texts with the correct class", count=len(examples)),
-        "f1": tr("mean F1 of {count} classes", count=len(run.config.labels)),
+        "f1": tr("mean F1 of {count} classes", count=len(labels)),
         "mcc": tr("Matthews correlation"),
         "ece": tr("expected calibration error: mean distance of probability and accuracy"),
+        **result.remarks,
     }
     baselines: Baselines = {}
-    counts, labels = read_counts(run.directory), run.config.labels
-    if counts and (counts.texts or counts.labels.keys() == set(labels)):
+    counts, classes = read_counts(run.directory), run.config.labels
+    if counts and (counts.texts or counts.labels.keys() == set(classes)):
         objective = make_objective(run.config.problem_type, run.generation.threshold)
-        baselines = objective.baselines(counts, result.targets, labels)
+        baselines = objective.baselines(counts, result.targets, classes)
     for name, value in result.measures.items():
         label = name.removeprefix("f1_")
         remark = remarks.get(name, tr("F1 of class {label}", label=label))
@@ -146,7 +158,7 @@ def evaluate_classifier(
     remark = tr("texts/s, in {seconds:,.1f} s with the tokenizer", seconds=seconds)
     print_measure(tr("speed"), len(examples) / seconds, remark)
     if result.confusion is not None:
-        print_confusion(result.confusion, labels)
+        print_confusion(result.confusion, [OUTSIDE, *labels] if is_tagging else labels)
     print_hardest(result.hardest, is_regression)
     if output is not None:
         write_output_lines(output, map(to_one_column, result.predictions), report)

@@ -31,6 +31,9 @@ class RunEvaluator(NamedTuple):
 
 EVALUATORS = {
     "classifier": RunEvaluator("is a classifier", "labelled texts", classes.evaluate_classifier),
+    "token classifier": RunEvaluator(
+        "is a token classifier", "texts with labeled spans", classes.evaluate_classifier
+    ),
     "decoder": RunEvaluator("is a language model", "plain text", language.evaluate_language_model),
     "recovered": RunEvaluator(
         "is trained to predict masked or damaged tokens",
@@ -53,7 +56,7 @@ RECOVERY_TASKS = ("masked-lm", "replaced-token-detection", "denoising")
 def choose_evaluator(run: Run) -> RunEvaluator:
     """Return the evaluator of a run; a UserError for an encoder without a recipe, which has no task."""
     kind = run.kind
-    if run.recipe and run.recipe.task.name in RECOVERY_TASKS and kind != "classifier":
+    if run.recipe and run.recipe.task.name in RECOVERY_TASKS and "classifier" not in kind:
         kind = "recovered"
     elif run.recipe and run.recipe.task.name == "chat":
         kind = "chat"

@@ -28,7 +28,10 @@ Split = Literal["test", "valid"]
 JsonMeasures = dict[str, Any]
 """What ``polyhead eval --json`` prints."""
 # training task of a run without a recipe, by its kind
-TASK_BY_KIND = {"classifier": "classification", "decoder": "language-model", "encoder-decoder": "translation"}
+TASK_BY_KIND = {
+    "classifier": "classification", "token classifier": "token-classification",
+    "decoder": "language-model", "encoder-decoder": "translation",
+}  # fmt: skip
 
 
 def print_measure(name: str, value: float, remark: str, baseline: Baseline | None = None) -> None:

@@ -19,6 +19,7 @@ from polyhead.core.errors import UserError, did_you_mean, format_value
 from polyhead.core.i18n import Translate, tr
 from polyhead.data.readers.files import check_files
 from polyhead.data.readers.rows import ReadReport, Rows, read_limited
+from polyhead.data.readers.spans import TextSpan, parse_spans, read_conll
 from polyhead.data.readers.tabular import ColumnKey, infer_table_format
 from polyhead.tokenizers.scripts import fold_text
 
@@ -31,8 +32,8 @@ _LOOKALIKES = str.maketrans(
 _FEW_TEXTS = 20  # with more texts than this, at most half as many different labels are accepted
 
 
-LabelKind = Literal["class", "labels", "number"]
-"""What a text has: one label, any number of labels, or a number."""
+LabelKind = Literal["class", "labels", "number", "spans"]
+"""What a text has: one label, any number of labels, a number, or labeled spans."""
 
 
 class LabeledExample(NamedTuple):
@@ -44,6 +45,7 @@ class LabeledExample(NamedTuple):
     location: str  # line number; with several files also the name
     labels: tuple[str, ...] = ()  # of kind "labels"
     number: float = 0.0  # of kind "number"
+    spans: tuple[TextSpan, ...] = ()  # of kind "spans", in characters
 
 
 class LabeledReport(ReadReport):
@@ -60,6 +62,15 @@ class LabeledFiles(Rows):
     unit = "text"
     kind: LabelKind = "class"
 
+    def check_columns(self) -> None:
+        """Raise a UserError if a file lacks one of the columns; CoNLL has none."""
+        if self.format != "conll":
+            super().check_columns()
+
+    def read_file(self, path: Path) -> Iterator[tuple[int, Any]]:
+        """Yield (line number from 1, values or the kind of problem) of a file."""
+        return read_conll(path) if self.format == "conll" else super().read_file(path)
+
     def iter_examples(
         self, report: LabeledReport | None = None, labels: Sequence[str] | None = None
     ) -> Iterator[LabeledExample]:
@@ -74,11 +85,11 @@ class LabeledFiles(Rows):
             report.fractions += has_fraction(row[-1])
             example = _PARSERS[self.kind](line, row, place)
             if isinstance(example, str):
-                expected = f", label {format_value(row[-1])}, expected {_EXPECTED[self.kind]}"
+                problem, _, reason = example.partition(": ")
                 is_valid_label = self.kind == "class" and is_label(row[-1])
-                report.count_problem(
-                    example, place + expected * (example == "malformed" and not is_valid_label)
-                )
+                if problem == "malformed" and not reason and not is_valid_label:
+                    reason = f"label {format_value(row[-1])}, expected {_EXPECTED[self.kind]}"
+                report.count_problem(problem, f"{place}, {reason}" if reason else place)
                 continue
             names = (example.label,) if self.kind == "class" else example.labels
             unknown = [name for name in names if known_labels is not None and name not in known_labels]
@@ -122,7 +133,9 @@ def open_labeled(
     paths, empty = check_files(Path(root) / file for file in files)
     if format == "parallel":
         raise UserError("format 'parallel' has no labels: labelled texts must be tsv or jsonl")
-    table_format = infer_table_format(paths, format)
+    table_format: Any = infer_table_format(paths, format)
+    if kind == "spans" and table_format != "jsonl":
+        table_format = "conll"
     if table_format is None:
         raise UserError(
             f"cannot detect the format of {paths[0].name}: name it .tsv, .csv or .jsonl, or "
@@ -171,10 +184,11 @@ def count_labels(labeled_files: LabeledFiles) -> dict[str, int]:
 
 
 def count_multi_labels(labeled_files: LabeledFiles) -> dict[str, int]:
-    """How many texts have each of several labels; the labels are sorted. A UserError if there is none."""
+    """How many texts, or spans, have each of several labels, sorted. A UserError if there is none."""
     labels = Counter(label for example in labeled_files.iter_examples() for label in example.labels)
     if not labels:
-        raise UserError(f"{labeled_files.source_label}: no text has a label; there is nothing to learn")
+        noun = "span" if labeled_files.kind == "spans" else "label"
+        raise UserError(f"{labeled_files.source_label}: no text has a {noun}; there is nothing to learn")
     return {label: labels[label] for label in sorted(labels)}
 
 
@@ -271,16 +285,31 @@ def _parse_number(line: int, row: tuple[Any, ...], location: str) -> LabeledExam
     return LabeledExample(line, texts, str(value).strip(), location, number=number)
 
 
+def _parse_span_row(line: int, row: tuple[Any, ...], location: str) -> LabeledExample | str:
+    """A line with labeled spans; none is allowed."""
+    texts = _parse_texts(row)
+    if isinstance(texts, str):
+        return texts
+    spans = parse_spans(texts[0], row[-1])
+    if isinstance(spans, str):
+        return f"malformed: {spans}"
+    summary = ", ".join(f"{texts[0][start:end]} = {label}" for start, end, label in spans)
+    labels = tuple(span.label for span in spans)
+    return LabeledExample(line, texts, summary, location, labels=labels, spans=tuple(spans))
+
+
 _MAX_NUMBER = 1e18  # its square is a number of single precision
 _PARSERS: dict[LabelKind, Callable[[int, tuple[Any, ...], str], LabeledExample | str]] = {
     "class": _parse_example,
     "labels": _parse_labels,
     "number": _parse_number,
+    "spans": _parse_span_row,
 }
 _EXPECTED: dict[LabelKind, str] = {
     "class": "text, an integer, true or false",
     "labels": "a list of labels, or text with commas between them",
     "number": "a number",
+    "spans": "a list of spans",
 }
 
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -43,10 +43,8 @@ class LabeledStore(IdStore):
         self, directory: Path, report: LabeledReport, kind: LabelKind = "class", n_labels: int = 0
     ) -> None:
         super().__init__(directory, report)
-        # start of the second text and index of the label of each row, and its line in the files, from 1;
-        # where the labels of each row begin, if it may have several, and its number
+        # start of the second text and index of the label of each row, and its line in the files, from 1
         _, self.offsets, self.second_starts, self.labels, self.line_numbers = [*self.arrays.values()][:5]
-        self.label_offsets, self.numbers = [*self.arrays.values()][5:]
         self.kind_of_label, self.n_labels = kind, n_labels
         self.lengths: IdArray = np.diff(self.offsets)
 
@@ -59,10 +57,10 @@ class LabeledStore(IdStore):
         if self.kind_of_label == "class":
             return np.asarray(self.labels[rows], dtype=np.int64)
         if self.kind_of_label == "number":
-            return np.asarray(self.numbers[rows], dtype=np.float32)[:, None]
+            return np.asarray(self.arrays["numbers"][rows], dtype=np.float32)[:, None]
         targets = np.zeros((len(rows), self.n_labels), dtype=np.float32)
         for target, row in zip(targets, rows, strict=True):
-            target[self.labels[self.label_offsets[row] : self.label_offsets[row + 1]]] = 1
+            target[self.labels[slice(*self.arrays["label_offsets"][row : row + 2])]] = 1
         return targets
 
     def row_tokens(self, index: int) -> IdArray:
@@ -76,10 +74,12 @@ class LabeledStore(IdStore):
 
     def collate(self, rows: IdArray | Sequence[int], pad_id: int) -> tuple[EncoderBatch, Tensor]:
         """Collate rows into an encoder batch, with their ``targets``."""
-        batch = collate_encoder_inputs(
-            [self.row_tokens(int(row)) for row in rows], self.second_starts[rows], pad_id
-        )
-        return batch, torch.from_numpy(self.targets(rows))
+        return self.collate_inputs(rows, pad_id), torch.from_numpy(self.targets(rows))
+
+    def collate_inputs(self, rows: IdArray | Sequence[int], pad_id: int) -> EncoderBatch:
+        """Collate rows into an encoder batch."""
+        tokens = [self.row_tokens(int(row)) for row in rows]
+        return collate_encoder_inputs(tokens, self.second_starts[rows], pad_id)
 
     @classmethod
     def open_or_build(
@@ -90,7 +90,7 @@ class LabeledStore(IdStore):
         cache: str | os.PathLike[str],
         *,
         max_len: int,
-    ) -> LabeledStore:
+    ) -> Self:
         """Open the store of these files in the directory ``cache``; build it if missing or incomplete.
 
         Texts with other labels are left out, those of more than ``max_len`` tokens are cut; both are counted.
@@ -102,33 +102,34 @@ class LabeledStore(IdStore):
         kind = labeled_files.kind
         settings = [_LAYOUT, prints, tokenizer.sha256, rows, list(labels), max_len]
         settings += [kind] * (kind != "class")
-        write = partial(_write_rows, labeled_files, labels, tokenizer, max_len)
+        write = partial(cls.write_rows, labeled_files, labels, tokenizer, max_len)
         built = cls.build(cache, settings, LabeledReport(labeled_files.source_label), write)
         return cls(*built, kind, len(labels))
 
-
-def _write_rows(
-    labeled_files: LabeledFiles,
-    labels: Sequence[str],
-    tokenizer: Tokenizer,
-    max_len: int,
-    out: dict[str, FlatWriter],
-    report: LabeledReport,
-) -> None:
-    numbers = {label: number for number, label in enumerate(labels)}
-    for chunk in iter_chunks(labeled_files.iter_examples(report, labels), _CHUNK):
-        with prefix_errors("data.max_len"):
-            rows = encode_texts([example.texts for example in chunk], tokenizer, max_len)
-        for example, row in zip(chunk, rows, strict=True):
-            if row.truncated:
-                report.count_problem("truncated", example.location)
-        out["ids"].append_rows([row.ids for row in rows], out["offsets"])
-        out["seconds"].append([row.second_start for row in rows])
-        if labeled_files.kind == "class":
-            out["labels"].append([numbers[example.label] for example in chunk])
-        elif labeled_files.kind == "labels":
-            ids = [[numbers[label] for label in example.labels] for example in chunk]
-            out["labels"].append_rows(ids, out["label_offsets"])
-        else:
-            out["numbers"].append([example.number for example in chunk])
-        out["lines"].append([example.line for example in chunk])
+    @staticmethod
+    def write_rows(
+        labeled_files: LabeledFiles,
+        labels: Sequence[str],
+        tokenizer: Tokenizer,
+        max_len: int,
+        out: dict[str, FlatWriter],
+        report: LabeledReport,
+    ) -> None:
+        """Write the rows of all texts."""
+        numbers = {label: number for number, label in enumerate(labels)}
+        for chunk in iter_chunks(labeled_files.iter_examples(report, labels), _CHUNK):
+            with prefix_errors("data.max_len"):
+                rows = encode_texts([example.texts for example in chunk], tokenizer, max_len)
+            for example, row in zip(chunk, rows, strict=True):
+                if row.truncated:
+                    report.count_problem("truncated", example.location)
+            out["ids"].append_rows([row.ids for row in rows], out["offsets"])
+            out["seconds"].append([row.second_start for row in rows])
+            if labeled_files.kind == "class":
+                out["labels"].append([numbers[example.label] for example in chunk])
+            elif labeled_files.kind == "labels":
+                ids = [[numbers[label] for label in example.labels] for example in chunk]
+                out["labels"].append_rows(ids, out["label_offsets"])
+            else:
+                out["numbers"].append([example.number for example in chunk])
+            out["lines"].append([example.line for example in chunk])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from polyhead.config.model import SINGLE_LABEL, ModelConfig
+from polyhead.config.model import SINGLE_LABEL, TOKEN_LABELS, ModelConfig
 from polyhead.core.choice import Choice
 from polyhead.hf.config_map import MAX_SIZE, ConfigField, ConfigReader, ModelFields, constant
 from polyhead.hf.family import COPY, HEAD_WEIGHT, WeightRule, head_transform_name, linear, weight
@@ -31,11 +31,19 @@ BERT_SPECIAL_TOKENS = {
 }  # fmt: skip
 
 
+# families whose token classifier is a linear map of the encoder's output
+_LINEAR_TOKEN_HEADS = {
+    "Bert", "DistilBert", "Albert", "Roberta", "XLMRoberta", "Camembert", "MPNet", "Electra", "DebertaV2",
+}  # fmt: skip
+
+
 def encoder_architectures(class_prefix: str) -> dict[str, str]:
     """Return our encoder models -> the classes of a family with that prefix."""
+    token_heads = {"TokenClassifier": f"{class_prefix}ForTokenClassification"}
     return {
         "MaskedLM": f"{class_prefix}ForMaskedLM",
         "Classifier": f"{class_prefix}ForSequenceClassification",
+        **(token_heads if class_prefix in _LINEAR_TOKEN_HEADS else {}),
         "SentenceEncoder": f"{class_prefix}Model",
     }
 
@@ -112,6 +120,9 @@ def read_heads(
         labels = read_labels(reader)
         problem_type = read_problem_type(reader, labels)
         return {"labels": labels, "problem_type": problem_type, "pooling": dict(classifier_pooling)}
+    if model == "TokenClassifier":
+        reader.ignore("problem_type")
+        return {"labels": read_labels(reader), "problem_type": TOKEN_LABELS}
     return {"lm_head": False, "pooling": None if base_pooling is None else dict(base_pooling)}
 
 
@@ -187,5 +198,9 @@ def write_labels(config: ModelConfig) -> dict[str, Any]:
     return {
         "id2label": {str(i): name for i, name in enumerate(config.labels)},
         "label2id": {name: i for i, name in enumerate(config.labels)},
-        **({} if config.problem_type == SINGLE_LABEL else {"problem_type": config.problem_type}),
+        **(
+            {}
+            if config.problem_type in (SINGLE_LABEL, TOKEN_LABELS)
+            else {"problem_type": config.problem_type}
+        ),
     }

@@ -85,6 +85,7 @@ def roberta_head_rules(prefix: str) -> dict[str, tuple[WeightRule, ...]]:
             *linear("classifier.dense", "pooler.proj"),
             *linear("classifier.out_proj", "classifier"),
         ),
+        "TokenClassifier": tuple(linear("classifier", "classifier")),
         "SentenceEncoder": tuple(linear(f"{prefix}pooler.dense", "pooler.proj")),
     }
 
@@ -205,7 +206,9 @@ ELECTRA_TABLE = (
     *weight("generator_lm_head.bias", "head.bias"),
     *weight("generator_lm_head.weight", HEAD_WEIGHT),
 )
-ELECTRA_MODEL_RULES = {"Classifier": roberta_head_rules("electra.")["Classifier"]}
+ELECTRA_MODEL_RULES = {
+    name: roberta_head_rules("electra.")[name] for name in ("Classifier", "TokenClassifier")
+}
 ELECTRA_BUFFERS = r"electra\.embeddings\.(position|token_type)_ids|discriminator_predictions\..*"
 ELECTRA_TIED = {"generator_lm_head.weight": "electra.embeddings.word_embeddings.weight"}
 FAMILY.register("electra")(

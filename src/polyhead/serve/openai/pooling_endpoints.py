@@ -35,6 +35,7 @@ from polyhead.serve.openai.schemas import (
     FillBody,
     RerankBody,
     ScoreBody,
+    TagBody,
     TokenizeBody,
 )
 from polyhead.serve.service import Service
@@ -157,6 +158,24 @@ async def create_classifications(service: Service, exchange: HttpExchange, body:
         | ({"labels": list(one.labels)} if has_labels else {})
         for one in predictions
     ]
+    await _send_list(service, exchange, data, usage=_count_usage(service, items))
+
+
+async def create_tags(service: Service, exchange: HttpExchange, body: TagBody) -> None:
+    """Return the labeled spans of each text; long texts are read in windows."""
+    service.require_task("tag")
+
+    def count_tokens() -> list[tuple[Any, int]]:
+        return [
+            (text, len(ids))
+            for text, ids in zip(body.input, service.run.tokenizer.encode(body.input), strict=True)
+        ]
+
+    def tag_batch(items: list[Any]) -> Sequence[Any]:
+        return service.run.tag([text for text, _ in items])
+
+    items, results = await service.compute(("tag",), count_tokens, tag_batch, body.input)
+    data = [{"spans": [span._asdict() for span in spans]} for spans in results]
     await _send_list(service, exchange, data, usage=_count_usage(service, items))
 
 

@@ -31,6 +31,7 @@ from polyhead.serve.openai.pooling_endpoints import (
     create_mask_predictions,
     create_reranking,
     create_scores,
+    create_tags,
     detokenize,
     tokenize,
 )
@@ -200,6 +201,7 @@ ROUTES = [
     ApiRoute("POST", "/v1/translations", create_translations, "translate"),
     ApiRoute("POST", "/v1/chat/completions", create_chat_completion, "answer a conversation"),
     ApiRoute("POST", "/v1/embeddings", create_embeddings, "compute an embedding per text"),
+    ApiRoute("POST", "/v1/tag", create_tags, "find labeled spans in each text"),
     ApiRoute("POST", "/v1/classify", create_classifications, "classify each text"),
     ApiRoute("POST", "/v1/rerank", create_reranking, "order documents by their relevance to a query"),
     ApiRoute("POST", "/v1/fill-mask", create_mask_predictions, "predict masked tokens"),

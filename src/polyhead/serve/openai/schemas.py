@@ -323,6 +323,12 @@ class ClassifyBody(RequestBody):
     truncate: bool = Field(False, description="truncate a text that is too long, instead of rejecting it")
 
 
+class TagBody(RequestBody):
+    """POST /v1/tag."""
+
+    input: TextList = Field(description="texts of any length")
+
+
 class RerankBody(RequestBody):
     """POST /v1/rerank."""
 

@@ -27,6 +27,29 @@ TOOLS.classify = [() => t("Classify"), () => {
   return here.root;
 }];
 
+TOOLS.tag = [() => t("Find"), () => {
+  const input = field(() => t("Texts"), () => t("One text per line …"), { byLine: true }), found = make("div");
+  const request = (all) => ({ model: model.id, input: all });
+  const spell = (spans) => spans.map((span) => `${span.text} = ${span.label}`);
+  let answer = null;
+  const copy = () => copyButton(() => t("the spans"), () => answer.map((one) => spell(one.spans).join("\t")).join("\n"));
+  const here = tool(() => t("Find"), async ({ signal, note }) => {
+    const all = lines(input.input.value), begun = performance.now();
+    if (!all.length) { input.input.focus(); return; }
+    program("/v1/tag", request(all));
+    answer = (await (await ask("/v1/tag", request(all), signal)).json()).data;
+    put(empty(found), ...answer.map((one, i) => bars(all[i], spell(one.spans).map((name, j) => [name, one.spans[j].score]))));
+    found.prepend(put(make("div", { class: "head answer" }), create("b", {}, () => t("Spans")), copy()));
+    note(texts(answer.length, Math.round(performance.now() - begun)));
+  }, () => empty(found));
+  const result = fileOpener(here, "spans.jsonl", async (all, signal) => {
+    const { data } = await (await ask("/v1/tag", request(all), signal)).json();
+    return data.map((one, i) => JSON.stringify({ text: all[i], spans: one.spans }));
+  });
+  put(here.sheet, input.box, exampleRow(model.examples, input.set, here), found, result, here.actions);
+  return here.root;
+}];
+
 TOOLS.rank = [() => t("Rank"), () => {
   const question = field(() => t("Question"), () => t("Search text …"));
   const input = field(() => t("Texts"), () => t("One text per line, ranked by how well it answers …"), { byLine: true });

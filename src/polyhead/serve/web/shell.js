@@ -1,7 +1,7 @@
 
 /* ---- the page: what the model does, a tab for each tool, the key, the language ---- */
-const KINDS = { decoder: () => t("language model"), "encoder-decoder": () => t("encoder-decoder"), encoder: () => t("encoder"), classifier: () => t("classifier") };
-const ORDER = ["chat/completions", "completions", "translations", "classify", "rank", "fill-mask", "embeddings"];
+const KINDS = { decoder: () => t("language model"), "encoder-decoder": () => t("encoder-decoder"), encoder: () => t("encoder"), classifier: () => t("classifier"), "token classifier": () => t("token classifier") };
+const ORDER = ["chat/completions", "completions", "translations", "classify", "tag", "rank", "fill-mask", "embeddings"];
 const SHOWN_LABELS = 8;
 const place = document.querySelector("#tools");
 const isReranker = () => model.labels.length === 1; // no class, but a number

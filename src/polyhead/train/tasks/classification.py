@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from polyhead.config.model import SINGLE_LABEL, ProblemType
+from polyhead.config.model import SINGLE_LABEL, TOKEN_LABELS, ProblemType
 from polyhead.config.recipe import Recipe, TrainConfig
 from polyhead.core.errors import UserError, unknown_name_error
 from polyhead.core.i18n import tr
@@ -30,9 +30,10 @@ from polyhead.data.readers.labeled import (
 )
 from polyhead.data.stores.build_cache import IdArray
 from polyhead.data.stores.labeled_store import LabeledStore
+from polyhead.data.stores.span_store import SpanStore
 from polyhead.evaluate.baselines import Baselines, TrainingCounts
 from polyhead.evaluate.classify import calibration_error, fit_temperature, log_softmax
-from polyhead.models import Classifier
+from polyhead.models import Classifier, TokenClassifier
 from polyhead.nn.device import place_batch, to_model_device
 from polyhead.nn.loss import IGNORE_INDEX, Loss
 from polyhead.nn.packed_rows import token_rows
@@ -45,6 +46,7 @@ from polyhead.train.tasks.objectives import Objective, SingleLabel
 
 LABEL_KINDS: Mapping[ProblemType, LabelKind] = {
     SINGLE_LABEL: "class", "multi_label_classification": "labels", "regression": "number",
+    TOKEN_LABELS: "spans",
 }  # fmt: skip
 # a class without validation texts is reported if at least this many are expected; fewer may be chance
 MIN_EXPECTED_TEXTS = 5
@@ -82,8 +84,6 @@ class ClassificationTask:
     kind = "encoder"
     label_smoothing = 0.0
     metrics = ("loss", "accuracy", "f1", "mcc")
-    title = "A classifier"
-    usage = "polyhead classify . input.txt"
     shard = staticmethod(shard_rows)
 
     def __init__(
@@ -101,10 +101,10 @@ class ClassificationTask:
         calibrate: bool = False,
     ) -> None:
         if objective is None:
-            weights = _weigh_classes(class_weights, stores["train"].labels, labels)
+            weights = weigh_classes(class_weights, stores["train"].labels, labels)
             objective = SingleLabel(weights, focal_gamma if loss == "focal" else 0.0)
         self.objective, self.problem_type = objective, objective.problem_type
-        self.title, self.calibrates = objective.title, calibrate
+        self.title, self.usage, self.calibrates = objective.title, objective.usage, calibrate
         self.stores, self.labels = stores, tuple(labels)
         self.train, self.valid = stores["train"], stores["valid"]
         self.tokenizer, self.config, self.token_dropout = tokenizer, config, token_dropout
@@ -214,14 +214,13 @@ class ClassificationTask:
         return ClassificationBatch(make_dummy_input(), self.objective.dummy_labels(len(self.labels)))
 
     def count_labels(self, batch: ClassificationBatch) -> int:
-        """Number of texts."""
-        first = batch.labels.reshape(len(batch.labels), -1)[:, 0]
-        return int((first != IGNORE_INDEX).sum() - first.isnan().sum())
+        """Number of texts, or words."""
+        return int(select_targets(batch.labels, batch.labels).size(0))
 
     def loss(self, model: nn.Module, batch: ClassificationBatch) -> Loss:
         """The loss of the objective, with label smoothing, as a sum over texts."""
         batch, host = place_batch(model, batch)
-        logits = _class_logits(model, batch.inputs, host.inputs)
+        logits = class_logits(model, batch.inputs, host.inputs)
         return self.objective.loss(logits, batch.labels, self.config.label_smoothing or 0.0, host.labels)
 
     def compute_logits(self, model: nn.Module, batch: ClassificationBatch) -> TaskLogits:
@@ -245,7 +244,7 @@ class ClassificationTask:
         @torch.no_grad()
         def compute_batch(rows: IdArray) -> tuple[list[list[float]], list[int]]:
             texts, labels = to_model_device(model, self.valid.collate(rows, self.tokenizer.pad_id))
-            return _class_logits(model, texts).double().tolist(), labels.tolist()
+            return class_logits(model, texts).double().tolist(), labels.tolist()
 
         logits, labels = zip(*map_fn(compute_batch, self.plan_eval("valid")), strict=True)
         scores, targets = np.array([*chain(*logits)]), np.array([*chain(*labels)])
@@ -265,14 +264,15 @@ class ClassificationTask:
         @torch.no_grad()
         def classify_batch(rows: np.ndarray) -> tuple[float, list[list[float]]]:
             texts, labels = to_model_device(model, store.collate(rows, self.tokenizer.pad_id))
-            logits = _class_logits(model, texts)
-            return float(self.objective.loss(logits, labels, 0.0).nll), logits.tolist()
+            logits = class_logits(model, texts)
+            nll = float(self.objective.loss(logits, labels, 0.0).nll)
+            return nll, select_targets(logits, labels).tolist()
 
         plan = self.plan_eval(split)
         nll, logits = zip(*map_fn(classify_batch, plan), strict=True)
         targets = store.targets(np.concatenate(plan))
         metrics = self.objective.measure(np.array([*chain(*logits)]), targets, self.labels)
-        return {"loss": sum(nll) / len(store)} | metrics
+        return {"loss": sum(nll) / len(targets)} | metrics
 
     def collect_facts(self, run: Run, map_fn: MapFn = map) -> dict[str, str]:
         """The metrics of ``evaluate`` on the validation and, if there is one, the test text."""
@@ -316,7 +316,14 @@ class ClassificationTask:
         return tokens.masked_fill(hidden, self.tokenizer.mask_id)
 
 
-def _weigh_classes(
+def select_targets(values: Tensor, labels: Tensor) -> Tensor:
+    """The values of the texts, or of the words, with a label: (B, ...) or (B, T, ...) -> (N, ...)."""
+    if labels.is_floating_point():
+        return values[~labels[:, 0].isnan()]
+    return values[labels != IGNORE_INDEX]
+
+
+def weigh_classes(
     choice: str | Mapping[str, float], targets: IdArray, labels: Sequence[str]
 ) -> Tensor | None:
     """The weight of each class: (L,); None if all are 1. The mean over the training texts is 1."""
@@ -326,7 +333,7 @@ def _weigh_classes(
     if isinstance(choice, Mapping):
         for label in choice:
             if label not in labels:
-                raise unknown_name_error("label in class_weights of task 'classification'", label, labels)
+                raise unknown_name_error("label in class_weights", label, labels)
         weights = np.array([choice.get(label, 1.0) for label in labels])
         weights *= counts.sum() / (counts @ weights)
     else:
@@ -334,8 +341,9 @@ def _weigh_classes(
     return torch.tensor(weights, dtype=torch.float32)
 
 
-def _class_logits(model: nn.Module, inputs: EncoderBatch, host: EncoderBatch | None = None) -> Tensor:
-    assert isinstance(model, Classifier)
+def class_logits(model: nn.Module, inputs: EncoderBatch, host: EncoderBatch | None = None) -> Tensor:
+    """Logits of the texts of a batch, (B, L), or of their tokens, (B, T, L)."""
+    assert isinstance(model, Classifier | TokenClassifier)
     logits: Tensor = model(*inputs.model_args(model.config.n_segments, host))
     return logits
 
@@ -384,6 +392,6 @@ def open_labeled_store(
 ) -> LabeledStore:
     """The tokenized texts of a split, built or loaded from the cache."""
     max_len = min(recipe.data.max_len, recipe.model.max_len)
-    return LabeledStore.open_or_build(
-        open_split_labeled(recipe, split), labels, tokenizer, recipe.token_cache_dir, max_len=max_len
-    )
+    files = open_split_labeled(recipe, split)
+    store = SpanStore if files.kind == "spans" else LabeledStore
+    return store.open_or_build(files, labels, tokenizer, recipe.token_cache_dir, max_len=max_len)

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from polyhead.config.model import SINGLE_LABEL, ProblemType
+from polyhead.config.model import SINGLE_LABEL, TOKEN_LABELS, ProblemType
+from polyhead.data.readers.spans import OUTSIDE
 from polyhead.evaluate.baselines import (
     Baselines,
     TrainingCounts,
     class_baselines,
     multi_label_baselines,
     number_baselines,
+    tag_baselines,
 )
 from polyhead.evaluate.classify import class_measures
+from polyhead.evaluate.tagging import tag_measures
 from polyhead.evaluate.text_numbers import Numbers, multi_label_measures, number_measures
 from polyhead.nn.loss import IGNORE_INDEX, Loss, classification_loss, multi_label_loss, squared_error
 
@@ -27,6 +30,7 @@ class Objective(Protocol):
 
     problem_type: ProblemType
     title: str  # of the run's README.md
+    usage: str  # example command that uses the run
 
     def dummy_labels(self, n_labels: int) -> Tensor:
         """Labels of a row that has no loss."""
@@ -36,15 +40,15 @@ class Objective(Protocol):
         """The sum over the rows with labels; ``host`` are the labels on the CPU."""
         ...
 
-    def measure(self, logits: Numbers, targets: Numbers, labels: Sequence[str]) -> dict[str, float]:
+    def measure(self, logits: Numbers, targets: Any, labels: Sequence[str]) -> dict[str, float]:
         """Measures of logits (N, L) besides the loss."""
         ...
 
-    def count(self, targets: Numbers, labels: Sequence[str]) -> TrainingCounts:
+    def count(self, targets: Any, labels: Sequence[str]) -> TrainingCounts:
         """Counts of the training text for the baselines."""
         ...
 
-    def baselines(self, counts: TrainingCounts, targets: Numbers, labels: Sequence[str]) -> Baselines:
+    def baselines(self, counts: TrainingCounts, targets: Any, labels: Sequence[str]) -> Baselines:
         """Scores of trivial predictions."""
         ...
 
@@ -54,6 +58,7 @@ class SingleLabel:
 
     problem_type: ProblemType = SINGLE_LABEL
     title = "A classifier"
+    usage = "polyhead classify . input.txt"
 
     def __init__(self, weights: Tensor | None = None, gamma: float = 0.0) -> None:
         self.weights, self.gamma = weights, gamma
@@ -64,15 +69,45 @@ class SingleLabel:
     def loss(self, logits: Tensor, labels: Tensor, smoothing: float, host: Tensor | None = None) -> Loss:
         return classification_loss(logits, labels, smoothing, host, self.weights, self.gamma)
 
-    def measure(self, logits: Numbers, targets: Numbers, labels: Sequence[str]) -> dict[str, float]:
+    def measure(self, logits: Numbers, targets: Any, labels: Sequence[str]) -> dict[str, float]:
         return class_measures(logits.argmax(1), targets, labels)
 
-    def count(self, targets: Numbers, labels: Sequence[str]) -> TrainingCounts:
+    def count(self, targets: Any, labels: Sequence[str]) -> TrainingCounts:
         counts = np.bincount(targets.astype(np.int64), minlength=len(labels)).tolist()
         return TrainingCounts(labels=dict(zip(labels, counts, strict=True)))
 
-    def baselines(self, counts: TrainingCounts, targets: Numbers, labels: Sequence[str]) -> Baselines:
+    def baselines(self, counts: TrainingCounts, targets: Any, labels: Sequence[str]) -> Baselines:
         return class_baselines(counts.labels, targets, labels)
+
+
+class Tagging(SingleLabel):
+    """A tag for each word; the targets are those of ``tag_measures``."""
+
+    problem_type: ProblemType = TOKEN_LABELS
+    title = "A token classifier"
+    usage = "polyhead tag . input.txt"
+
+    def dummy_labels(self, n_labels: int) -> Tensor:
+        return torch.tensor([[IGNORE_INDEX]])
+
+    def loss(self, logits: Tensor, labels: Tensor, smoothing: float, host: Tensor | None = None) -> Loss:
+        host = None if host is None else host.flatten()
+        return super().loss(logits.flatten(0, 1), labels.flatten(), smoothing, host)
+
+    def measure(self, logits: Numbers, targets: Any, labels: Sequence[str]) -> dict[str, float]:
+        return tag_measures(logits.argmax(1), targets, labels)
+
+    def count(self, targets: Any, labels: Sequence[str]) -> TrainingCounts:
+        tags, words = targets[:, 0], dict[int, str]()
+        hashes, inverse = np.unique(targets[:, 2], return_inverse=True)
+        counts = np.zeros((len(hashes), len(labels)), dtype=np.int64)
+        np.add.at(counts, (inverse, tags), 1)
+        for word, best in zip(hashes.tolist(), counts.argmax(1).tolist(), strict=True):
+            words |= {word: labels[best]} if labels[best] != OUTSIDE else {}
+        return TrainingCounts(labels=super().count(tags, labels).labels, words=words)
+
+    def baselines(self, counts: TrainingCounts, targets: Any, labels: Sequence[str]) -> Baselines:
+        return tag_baselines(counts, targets, labels)
 
 
 class MultiLabel:
@@ -80,6 +115,7 @@ class MultiLabel:
 
     problem_type: ProblemType = "multi_label_classification"
     title = "A classifier with several labels per text"
+    usage = "polyhead classify . input.txt"
 
     def __init__(self, threshold: float) -> None:
         self.threshold = threshold
@@ -90,14 +126,14 @@ class MultiLabel:
     def loss(self, logits: Tensor, labels: Tensor, smoothing: float, host: Tensor | None = None) -> Loss:
         return multi_label_loss(logits, labels, smoothing, host)
 
-    def measure(self, logits: Numbers, targets: Numbers, labels: Sequence[str]) -> dict[str, float]:
+    def measure(self, logits: Numbers, targets: Any, labels: Sequence[str]) -> dict[str, float]:
         return multi_label_measures(1 / (1 + np.exp(-logits)), targets, self.threshold)
 
-    def count(self, targets: Numbers, labels: Sequence[str]) -> TrainingCounts:
+    def count(self, targets: Any, labels: Sequence[str]) -> TrainingCounts:
         counts = targets.sum(0).astype(int).tolist()
         return TrainingCounts(labels=dict(zip(labels, counts, strict=True)), texts=len(targets))
 
-    def baselines(self, counts: TrainingCounts, targets: Numbers, labels: Sequence[str]) -> Baselines:
+    def baselines(self, counts: TrainingCounts, targets: Any, labels: Sequence[str]) -> Baselines:
         return multi_label_baselines(counts, targets, labels)
 
 
@@ -106,6 +142,7 @@ class Regression:
 
     problem_type: ProblemType = "regression"
     title = "A model of numbers"
+    usage = "polyhead classify . input.txt"
 
     def dummy_labels(self, n_labels: int) -> Tensor:
         return torch.full((1, 1), torch.nan)
@@ -113,17 +150,17 @@ class Regression:
     def loss(self, logits: Tensor, labels: Tensor, smoothing: float, host: Tensor | None = None) -> Loss:
         return squared_error(logits, labels, host)
 
-    def measure(self, logits: Numbers, targets: Numbers, labels: Sequence[str]) -> dict[str, float]:
+    def measure(self, logits: Numbers, targets: Any, labels: Sequence[str]) -> dict[str, float]:
         return number_measures(logits[:, 0], targets[:, 0])
 
-    def count(self, targets: Numbers, labels: Sequence[str]) -> TrainingCounts:
+    def count(self, targets: Any, labels: Sequence[str]) -> TrainingCounts:
         return TrainingCounts(texts=len(targets), mean=float(targets.mean()))
 
-    def baselines(self, counts: TrainingCounts, targets: Numbers, labels: Sequence[str]) -> Baselines:
+    def baselines(self, counts: TrainingCounts, targets: Any, labels: Sequence[str]) -> Baselines:
         return number_baselines(counts, targets)
 
 
 def make_objective(problem_type: ProblemType, threshold: float) -> Objective:
     """The objective of a model, whose labels are predicted from ``threshold`` if a text has several."""
-    objectives: tuple[Objective, ...] = SingleLabel(), MultiLabel(threshold), Regression()
+    objectives: tuple[Objective, ...] = SingleLabel(), Tagging(), MultiLabel(threshold), Regression()
     return next(objective for objective in objectives if objective.problem_type == problem_type)

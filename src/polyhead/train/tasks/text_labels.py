@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from polyhead.config.model import ProblemType
 from polyhead.config.recipe import Recipe
@@ -72,7 +73,13 @@ class MultiLabelTask:
         stores = open_labeled_stores(recipe, labels, tokenizer, report)
         report_labels(stores["train"], labels, report)
         return make_objective_task(
-            MultiLabel(recipe.generation.threshold), stores, labels, recipe, tokenizer, report
+            MultiLabel(recipe.generation.threshold),
+            stores,
+            labels,
+            recipe,
+            tokenizer,
+            report,
+            **recipe.task.options,
         )
 
 
@@ -126,7 +133,7 @@ class RegressionTask:
     ) -> ClassificationTask:
         """As ``open``, with the known name of the number."""
         stores = open_labeled_stores(recipe, labels, tokenizer, report)
-        numbers = stores["train"].numbers
+        numbers = stores["train"].arrays["numbers"]
         if numbers.min() == numbers.max():
             raise UserError(
                 f"{stores['train'].report.source_label}: every text has the number {numbers[0]:g}; there is "
@@ -134,7 +141,8 @@ class RegressionTask:
             )
         low, high, mean = (f"{value:.6g}" for value in (numbers.min(), numbers.max(), numbers.mean()))
         report.info(tr("numbers from {low} to {high}, mean {mean}", low=low, high=high, mean=mean))
-        return make_objective_task(Regression(), stores, labels, recipe, tokenizer, report)
+        options = recipe.task.options
+        return make_objective_task(Regression(), stores, labels, recipe, tokenizer, report, **options)
 
 
 def make_objective_task(
@@ -144,9 +152,10 @@ def make_objective_task(
     recipe: Recipe,
     tokenizer: Tokenizer,
     report: Reporter,
+    **options: Any,
 ) -> ClassificationTask:
     """The task of opened texts, after a warning of texts that the training text has too."""
-    task = ClassificationTask(stores, labels, tokenizer, recipe.train, objective, **recipe.task.options)
+    task = ClassificationTask(stores, labels, tokenizer, recipe.train, objective, **options)
     training_texts = stores["train"].hash_texts()
     for split in [split for split in stores if split != "train"]:
         lines = stores[split].line_numbers.tolist()
