@@ -83,6 +83,7 @@ def inspect_data(files: Sequence[str], given_keys: Keys, task: str | None = None
     if is_conll:
         summary = DataSummary("token-classification", data)
     elif table is None:
+        task = task or ("token-classification" if checked[0].suffix == ".conll" else None)
         plain, notes = ("language-model", []) if task or is_folder else _infer_plain_task(paths)
         summary = DataSummary(task or plain, data, notes=notes)
         if summary.task == "token-classification":

@@ -136,6 +136,17 @@ def test_output_of_the_command_line_and_the_server(trained_run, capsys):
     assert "use tag, eval or attention" in capsys.readouterr().err
 
 
+def test_init_recognises_the_files(directory, capsys):
+    for suffix in ("jsonl", "conll"):
+        assert main(["init", str(directory / f"train.{suffix}")]) == 0
+        text = capsys.readouterr().out
+        assert "task: token-classification" in text and f"valid.{suffix}]" in text
+        assert ("label: spans" in text) == (suffix == "jsonl")
+    (directory / "pos.conll").write_text("Ann NNP\n")
+    assert main(["init", str(directory / "pos.conll")]) == 2
+    assert "is neither CoNLL, a word and a tag (B-PER) per line, nor JSONL" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("suffix", ["jsonl", "conll"])
 def test_killed_run_resumes_bit_for_bit(suffix, directory):
     whole, killed = (
