@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import polyhead as ph
-from polyhead.introspect.word_alignment import Alignment, find_words
+from polyhead.introspect.word_alignment import Alignment
+from polyhead.tokenizers.scripts import find_words
 
 Links = set[tuple[int, int]]
 # of source and translation: groups of one letter belong together, those with _ possibly

@@ -7,8 +7,9 @@ import torch
 from tests.serve.conftest import TEXTS, build_run
 
 from polyhead.core.errors import UserError
-from polyhead.introspect.word_alignment import align_pairs, find_words, format_alignment
+from polyhead.introspect.word_alignment import align_pairs, format_alignment
 from polyhead.tokenizers.languages import with_languages
+from polyhead.tokenizers.scripts import find_words
 
 TARGETS = TEXTS[::-1]
 

@@ -9,6 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from polyhead.cli.document_io import (
+    check_document_options,
+    hint_format,
+    read_document,
+    translate_whole,
+    write_document,
+)
 from polyhead.cli.line_io import (
     LineCounter,
     UnansweredLines,
@@ -18,6 +25,7 @@ from polyhead.cli.line_io import (
     print_warning,
     read_lines,
     read_lines_or_text,
+    read_terminology,
     report_unknown_outputs,
     to_one_line,
 )
@@ -103,6 +111,20 @@ def run(
             help="print ||| and the tokens with their probabilities after each translation: the:0.981",
         ),
     ] = False,
+    document: Annotated[
+        bool,
+        typer.Option(
+            "--document",
+            help="translate a whole text: its paragraphs are split into sentences, white space stays",
+        ),
+    ] = False,
+    format: Annotated[
+        str | None,
+        typer.Option(
+            help="translate a whole document of this format: text, html, markdown, srt or xliff; all but its "
+            "text stays, inline markup is placed by the aligned words"
+        ),
+    ] = None,
     truncate: Annotated[
         bool,
         typer.Option(
@@ -130,11 +152,25 @@ def run(
     polyhead translate runs/multi30k more.de --output more.en --temperature 1
     echo "Ein Hund bellt." | polyhead translate runs/multi30k --n-best 3 --scores
     polyhead translate runs/multi30k "Ein Hund bellt." --alignments --confidence
+    polyhead translate runs/multi30k page.html --format html --output page.en.html
     """
     changes = settings | drop_none(seed=seed, source_lang=source_lang, target_lang=target_lang)
     n_best = changes.pop("n_best", None)
     check_kind(directory, "encoder-decoder")
     check_output_path(output, [source, prefix, terminology], directory, others)
+    columns = Columns(scores, confidence, alignments, token_scores)
+    if document or format:
+        used = {"--prefix": prefix, "--n-best": (n_best or 1) > 1}
+        used |= {f"--{name.replace('_', '-')}": value for name, value in columns._asdict().items()}
+        check_document_options(source, format := format or "text", [name for name in used if used[name]])
+        text = read_document(source)
+        translator = load_run(directory, others, dtype, device, "encoder-decoder")
+        terms = {} if terminology is None else {"terminology": read_terminology(terminology)}
+        counter = LineCounter(prints_to_stdout=output is None)
+        changes |= {"truncate": truncate, "shortlist": shortlist, "progress": counter.show_progress, **terms}
+        write_document(translate_whole(translator, text, format, changes), output)
+        return
+    hint_format(source)
     is_text = any(map(str.isspace, source)) or not Path(source).suffix  # else a missing file is an error
     lines = read_lines_or_text(source) if is_text else read_lines(source)
     line_inputs = open_line_inputs(source, prefix, terminology)
@@ -153,7 +189,6 @@ def run(
         changes |= line_input.get_options()
     # reports an invalid option before the first line is read
     translator.translate([], n_best=n_best, **changes)
-    columns = Columns(scores, confidence, alignments, token_scores)
     if alignments or token_scores:
         translator.align_pairs([], [])
     swap_check, unanswered = SwapCheck(translator, source_lang, target_lang), UnansweredLines()

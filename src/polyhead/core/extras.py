@@ -20,14 +20,15 @@ EXTRAS = {
     "comet": ("unbabel-comet",),
     "grammar": ("llguidance",),
     "serve": ("uvicorn", "starlette", "prometheus-client"),
+    "document": ("sentencex", "markdown-it-py"),
     "export": ("onnx", "onnxscript", "onnxruntime", "ctranslate2", "gguf"),
     "wandb": ("wandb",),
     "mlflow": ("mlflow",),
 }
 # extras that "all" does not install: useful only with a service, or, of COMET, with a checkpoint of 2 GB
 SERVICES = ("wandb", "mlflow", "comet")
-# imported modules that an extra installs indirectly, or under another name
-_REQUIRED_BY_EXTRAS = {"onnx_ir": "export", "comet": "comet"}
+# modules with another name than their distribution, or installed indirectly
+_REQUIRED_BY_EXTRAS = {"onnx_ir": "export", "comet": "comet", "markdown_it": "document"}
 _ROOT = Path(__file__).parents[3]  # repository root, if installed from a clone
 
 

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import regex
 import torch
 from torch import Tensor
 
@@ -17,12 +16,9 @@ from polyhead.generation.engine.request import pad_rows, require_finite
 from polyhead.generation.token_offsets import token_offsets
 from polyhead.introspect.compute_attention import record_attention
 from polyhead.models import Model, Seq2Seq
+from polyhead.tokenizers.scripts import find_words
 from polyhead.tokenizers.special_tokens import Seq2SeqTemplate
 from polyhead.tokenizers.tokenizer import Tokenizer
-
-# scripts without spaces, in which each character is a word
-_CHARACTER_SCRIPTS = r"\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}\p{Tibetan}\p{Yi}"
-_WORD = regex.compile(rf"[{_CHARACTER_SCRIPTS}]|[^\s{_CHARACTER_SCRIPTS}]+")
 
 BATCH_TOKENS = 2048  # maximum tokens of a batch of pairs, per side
 
@@ -36,11 +32,6 @@ class AlignedPair(NamedTuple):
     tokens: list[int]  # of the translation, end of sentence included unless the model cannot read so far
     log_probs: list[float]  # of these tokens, each after those before it
     alignment: Alignment
-
-
-def find_words(text: str) -> list[tuple[int, int]]:
-    """Start and end of each word: between white space; of scripts without spaces each character."""
-    return [match.span() for match in _WORD.finditer(text)]
 
 
 def format_alignment(alignment: Alignment) -> str:

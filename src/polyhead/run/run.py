@@ -82,6 +82,7 @@ from polyhead.run.run_directory import (
     write_run_manifest,
     write_weights,
 )
+from polyhead.run.translate_document import translate_document
 from polyhead.tokenizers.display import visible_token
 from polyhead.tokenizers.input_validation import (
     normalize_stop_strings,
@@ -326,6 +327,20 @@ class Run:
             decode_complete_chars(self.tokenizer.target_tokenizer, [h.tokens for h in best])
             for best in results
         ]
+
+    def translate_document(
+        self, text: str, format: str = "text", *, refusals: dict[int, str] | None = None, **changes: Any
+    ) -> str:
+        """A document with translated sentences; ``format`` is "text", "html", "markdown", "srt" or "xliff".
+
+        What is not translated stays to the byte: markup, code, addresses, white space, times. Inline markup
+        is around the words that are aligned with its own. A sentence that is too long for the model, or that
+        a constraint leaves without output, stays too; ``refusals`` gets the reason, by its index.
+        ``changes`` are those of ``translate``, without prefix.
+        """
+        self._require_kind("encoder-decoder")
+        validate_text("text", text)
+        return translate_document(self, text, format, refusals, changes)
 
     def align_pairs(
         self,

@@ -109,6 +109,9 @@ _CLUSTER = regex.compile(r"\X\p{M}*")  # Burmese has marks outside of clusters
 _WORD = regex.compile(
     rf"(?V1)(?=[{UNSPACED_CLASSES}])\X\p{{M}}*|[\w--[{UNSPACED_CLASSES}]]+|(?=[^\w\s])\X\p{{M}}*"
 )
+# words as aligned: each character of a script without spaces is one
+_ALIGNED_CLASSES = r"\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}\p{Tibetan}\p{Yi}"
+_ALIGNED_WORD = regex.compile(rf"[{_ALIGNED_CLASSES}]|[^\s{_ALIGNED_CLASSES}]+")
 _CONTINUES_CLUSTER = regex.compile(
     r"[\p{GCB=Extend}\p{GCB=SpacingMark}\p{GCB=ZWJ}\p{GCB=Regional_Indicator}]"
 )
@@ -139,6 +142,11 @@ def split_words(text: str) -> list[str]:
 def locate_words(text: str) -> list[tuple[int, int]]:
     """Where each of ``split_words`` starts and ends, in characters."""
     return [match.span() for match in _WORD.finditer(text)]
+
+
+def find_words(text: str) -> list[tuple[int, int]]:
+    """Start and end of each word: between white space; of scripts without spaces each character."""
+    return [match.span() for match in _ALIGNED_WORD.finditer(text)]
 
 
 def fold_text(text: str, upper_i: str = "i") -> str:

@@ -261,6 +261,24 @@ def test_alignments_and_probabilities_are_those_of_the_run(translator):
     assert error["param"] == "return_alignments" and "stream" in error["message"]
 
 
+def test_documents_are_those_of_the_run(translator, monkeypatch):
+    page = "<p>Two <b>dogs</b> bark.  A dog <code>sits</code>.</p><p>12</p>\n"
+    texts = [page, "", "<pre>A dog</pre>"]
+    expected = [translator.run.translate_document(text, "html", beam_size=2) for text in texts]
+    body = {"input": texts, "format": "html", "beam_size": 2}
+    for max_batch in (translator.service.limits.max_batch, 3):
+        limits = translator.service.limits.model_copy(update={"max_batch": max_batch})
+        monkeypatch.setattr(translator.service, "limits", limits)
+        answer = translator.ask(TRANSLATE, body).json()
+        assert [one["text"] for one in answer["data"]] == expected and expected[0] != page
+        assert answer["usage"]["completion_tokens"] > 0
+    for field, value in (("n", 2), ("stream", True), ("return_alignments", True)):
+        error = get_error(translator.ask(TRANSLATE, body | {field: value}))
+        assert error["param"] == field and "format" in error["message"]
+    error = get_error(translator.ask(TRANSLATE, {"input": "<xliff", "format": "xliff"}))
+    assert error["param"] == "input" and "not well-formed" in error["message"]
+
+
 def test_ensemble_translates_without_attention(translator):
     assert translator.ask("/v1/models/tiny").json()["polyhead"]["attention"] is True
     run = ensemble_runs([translator.run, build_run("encoder-decoder", d_model=24)])

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from polyhead.core.errors import format_value
+from polyhead.core.errors import UserError, format_value
+from polyhead.data.documents.document import Document
+from polyhead.data.readers.rows import iter_chunks
 from polyhead.generation.text_engine import PreparedRequest
 from polyhead.introspect.compute_attention import cross_map
 from polyhead.introspect.word_alignment import AlignedPair, align_pairs
+from polyhead.run.translate_document import open_document, render_translations
 from polyhead.serve.api_errors import invalid_value_error, unsupported_parameter_error
 from polyhead.serve.engine_thread import ClientStream, ClientStreams, OutputDelta
 from polyhead.serve.http.http_exchange import HttpExchange, finite_or_none
@@ -108,6 +111,9 @@ async def create_translations(service: Service, exchange: HttpExchange, body: Tr
     request.
     """
     service.require_task("translations")
+    if body.format:
+        await translate_documents(service, exchange, body)
+        return
     for name in ("return_attention", *READING_FIELDS):
         if not getattr(body, name):
             continue
@@ -118,10 +124,7 @@ async def create_translations(service: Service, exchange: HttpExchange, body: Tr
                 name,
                 f"{name} is supported for a single model, not for an ensemble of {len(service.run.members)}",
             )
-    languages = {
-        f"{side}_lang": name for side, name in (("source", body.source), ("target", body.target)) if name
-    }
-    if languages and body.return_attention:
+    if (body.source or body.target) and body.return_attention:
         raise unsupported_parameter_error(
             "return_attention", "return_attention is supported only for the run's own language pair"
         )
@@ -131,8 +134,7 @@ async def create_translations(service: Service, exchange: HttpExchange, body: Tr
         place = {"index": stream.index, "alternative": delta.row}
         return {**place, "text": delta.text, "finish_reason": delta.finish_reason}
 
-    options: dict[str, Any] = languages | ({"terminology": body.terminology} if body.terminology else {})
-    prepare_requests = partial(build_requests, service, body, body.input, **options)
+    prepare_requests = partial(build_requests, service, body, body.input, **translation_options(body))
     num_chars = count_reading_chars(service, body, total_length(body.input))
     async with service.open_streams(
         prepare_requests, len(body.input), num_chars, is_streaming=body.stream
@@ -156,6 +158,58 @@ async def create_translations(service: Service, exchange: HttpExchange, body: Tr
                 entry["attention"] = await compute_attention(service, source, outputs[0]["text"])
             data.append(entry)
         await exchange.send_json({**head, "data": data, "usage": service.count_usage(streams.members)})
+
+
+def translation_options(body: TranslationBody) -> dict[str, Any]:
+    """The languages and the terminology of a request, as options of the engine."""
+    options = {"source_lang": body.source, "target_lang": body.target, "terminology": body.terminology}
+    return {name: value for name, value in options.items() if value}
+
+
+async def translate_documents(service: Service, exchange: HttpExchange, body: TranslationBody) -> None:
+    """Translate documents: of each, at most ``max_batch`` sentences at a time."""
+    fields: dict[str, Any] = {
+        "stream": body.stream,
+        "n": body.n > 1,
+        "return_attention": body.return_attention,
+    }
+    fields |= {name: getattr(body, name) for name in READING_FIELDS}
+    for name in filter(fields.get, fields):
+        raise unsupported_parameter_error(name, f"{name} cannot be combined with format")
+    languages = body.source or None, body.target or None
+
+    def open_documents() -> list[Document]:
+        try:
+            return [open_document(service.run, text, body.format or "", *languages) for text in body.input]
+        except UserError as error:
+            raise invalid_value_error("input", str(error)) from None
+
+    documents = await service.run_in_executor(open_documents, total_length(body.input))
+    data, members = list[dict[str, Any]](), list[ClientStream]()
+    for index, document in enumerate(documents):
+        tokens = list[Sequence[int]]()
+        for texts in iter_chunks(document.sentences, service.limits.max_batch):
+            prepare_requests = partial(build_requests, service, body, texts, **translation_options(body))
+            num_chars = count_reading_chars(service, body, total_length(texts))
+            async with service.open_streams(
+                prepare_requests, len(texts), num_chars, is_streaming=False
+            ) as streams:
+                async for _ in streams.iter_updates():
+                    pass
+                outputs = [member.output for member in streams.members if member.output]
+                tokens += [output.request.result()[0].tokens for output in outputs]
+                members += streams.members
+
+        render = partial(render_documents, service, *languages)
+        (text,) = await service.compute_more(("documents", *languages), render, [(document, tokens)])
+        data.append({"index": index, "text": text, "finish_reason": "stop"})
+    head = make_response_head("trans", "translation", service)
+    await exchange.send_json({**head, "data": data, "usage": service.count_usage(members)})
+
+
+def render_documents(service: Service, source: str | None, target: str | None, items: list[Any]) -> list[str]:
+    """Documents, each with the tokens of its translated sentences, as texts."""
+    return [render_translations(service.run, document, tokens, source, target) for document, tokens in items]
 
 
 async def read_outputs(

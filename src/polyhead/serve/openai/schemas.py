@@ -250,6 +250,10 @@ class TranslationBody(SamplingParams):
     """POST /v1/translations."""
 
     input: TextList = Field(description="texts to translate")
+    format: Literal["text", "html", "markdown", "srt", "xliff"] | None = Field(
+        None,
+        description="each text is a document of this format: its sentences are translated, the rest stays",
+    )
     source: str = Field("", description="source language of a multilingual model")
     target: str = Field("", description="target language of a multilingual model")
     terminology: TermTable = Field(

@@ -1,0 +1,283 @@
+"""Segments of a document: text with inline markup, its sentences, and the same markup in a translation."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from polyhead.data.documents.sentences import split_sentences
+from polyhead.tokenizers.scripts import find_words, is_unspaced_char
+
+URL = re.compile(
+    r"(?:https?://|ftp://|www\.)[^\s<>\"\\]*[^\s<>\"\\.,;:!?)\]}'。，]|[\w.+-]+@[\w-]+(?:\.\w+)+"
+)
+MAX_MARKUP_DEPTH = 50  # of nested markup; deeper markup is copied where it is
+WordLinks = Sequence[tuple[int, int]]
+Range = tuple[int, int]
+
+
+class Piece(NamedTuple):
+    """A part of a document: text, inline markup, which is copied, or a break between segments."""
+
+    kind: Literal["text", "open", "close", "atom", "break"]
+    start: int
+    raw: str
+    text: str = ""  # without escapes
+    name: str = ""  # what opens and closes belongs together if it has the same name
+
+
+@dataclass
+class Segment:
+    """What is translated as one text; its translation replaces the characters from ``start`` to ``end``."""
+
+    start: int
+    end: int
+    pieces: list[Piece]
+    prefix: str = ""  # added before and after the translation
+    suffix: str = ""
+    finish: Callable[[str], str | None] = str  # the translation as it is written; None: the source stays
+
+    @property
+    def has_letters(self) -> bool:
+        """Whether there is something to translate."""
+        return any(map(str.isalpha, "".join(piece.text for piece in self.pieces)))
+
+
+@dataclass
+class MarkupSpan:
+    """Markup around the characters from ``start`` to ``end``, or at one place."""
+
+    raw: str
+    start: int
+    end: int
+    name: str = ""
+    close: str = ""
+    children: list[MarkupSpan] = field(default_factory=list)
+
+
+def group_pieces(pieces: Iterable[Piece], finish: Callable[[str], str | None] = str) -> Iterator[Segment]:
+    """Yield the segments between breaks that have letters, without white space and atoms at their ends."""
+    group = list[Piece]()
+    for piece in [*pieces, Piece("break", 0, "")]:
+        if piece.kind != "break":
+            group.append(piece)
+            continue
+        kept = [i for i, one in enumerate(group) if one.text.strip() or one.kind in ("open", "close")]
+        if kept:
+            first, last = group[kept[0]], group[kept[-1]]
+            bare = group[kept[0] : kept[-1] + 1]
+            segment = Segment(first.start, last.start + len(last.raw), bare, finish=finish)
+            yield from [segment] * segment.has_letters
+        group = []
+
+
+class SegmentText:
+    """The sentences of a segment, and the segment with their translations."""
+
+    def __init__(self, segment: Segment, language: str, escape: Callable[[str], str]) -> None:
+        self.segment, self.escape = segment, escape
+        pieces = [part for piece in segment.pieces for part in _split_addresses(piece, escape)]
+        self.text, self.root = build_tree(pieces)
+        self.sentences = split_sentences(self.text, language)
+        cleaned = [self._clean(*sentence) for sentence in self.sentences]
+        self.sources = ["".join(self.text[i] if i >= 0 else " " for i in places) for places in cleaned]
+        self.sources = [source if any(map(str.isalpha, source)) else "" for source in self.sources]
+        self.places = cleaned
+
+    def _clean(self, start: int, end: int) -> list[int]:
+        """Where each character of a sentence comes from; -1: one space for all the white space there.
+
+        None before punctuation that markup without text separates from its word, nor between the lines of a
+        script without spaces.
+        """
+        points, places = _list_points(self.root), list[int]()
+        for match in re.finditer(r"\s+|\S+", self.text[start:end]):
+            a, b = start + match.start(), start + match.end()
+            if not match[0].isspace():
+                places += range(a, b)
+                continue
+            is_gap = self.text[b] in ".,;:!?…)。，！？" and any(a <= point <= b for point in points)
+            is_unspaced = "\n" in match[0] and all(is_unspaced_char(self.text[i]) for i in (a - 1, b))
+            places += [-1] * (not is_gap and not is_unspaced)
+        return places
+
+    def render(self, translations: Sequence[str | None], alignments: Sequence[WordLinks]) -> str:
+        """The segment with the translations of its sentences; one that is None stays."""
+        target, done, ranges = "", 0, [(0, 0)] * len(self.text)
+        for i, ((start, end), output) in enumerate(zip(self.sentences, translations, strict=True)):
+            self._copy(range(done, start), len(target) - done, ranges)
+            target += self.text[done:start]
+            if output is None:
+                self._copy(range(start, end), len(target) - start, ranges)
+                output = self.text[start:end]
+            else:
+                output = output.strip()
+                if target and done == start and output and not is_unspaced_char(output[0]):
+                    target += " "  # between sentences, in a language that needs it
+                clean = self.sources[i]
+                for place, span in _map_characters(clean, output, alignments[i]).items():
+                    if self.places[i][place] >= 0:
+                        ranges[self.places[i][place]] = span[0] + len(target), span[1] + len(target)
+                for place in range(start, end):  # what is left out is after what is before it
+                    if place not in self.places[i]:
+                        ranges[place] = (ranges[place - 1][1] if place > start else len(target),) * 2
+            target, done = target + output, end
+        self._copy(range(done, len(self.text)), len(target) - done, ranges)
+        return _Placer(self.text, target + self.text[done:], ranges, self.sentences, self.escape).render(
+            self.root
+        )
+
+    @staticmethod
+    def _copy(places: range, shift: int, ranges: list[Range]) -> None:
+        for place in places:
+            ranges[place] = place + shift, place + shift + 1
+
+
+class _Placer:
+    """Writes the target with the markup of the source; ``ranges`` has the place of each of its characters."""
+
+    def __init__(
+        self,
+        source: str,
+        target: str,
+        ranges: list[Range],
+        sentences: list[Range],
+        escape: Callable[[str], str],
+    ) -> None:
+        self.source, self.target, self.ranges = source, target, ranges
+        self.sentences, self.escape, self.done, self.output = sentences, escape, 0, ""
+
+    def render(self, root: MarkupSpan) -> str:
+        self._emit(root.children, len(self.target))
+        self._copy(len(self.target))
+        return self.output
+
+    def _emit(self, spans: Sequence[MarkupSpan], limit: int) -> None:
+        """Append spans up to a place of the target; each begins where the one before has ended."""
+        for start, end, span in sorted(
+            ((*self._place(one), one) for one in spans), key=lambda entry: entry[0]
+        ):
+            start = min(max(start, self.done), limit)
+            end = min(max(end, start), limit)
+            self._copy(start)
+            is_inside = span.start == span.end and any(a < span.start < b for a, b in self.sentences)
+            if is_inside and self.source[span.start - 1].isspace() and self.output[-1:].strip():
+                self.output += " "
+            self.output += span.raw
+            self._emit(span.children, end)
+            self._copy(end)
+            self.output += span.close
+            if is_inside and self.source[span.start].isspace() and self.target[end : end + 1].isalnum():
+                self.output += " "
+
+    def _copy(self, end: int) -> None:
+        """Append the target up to a place."""
+        self.output += self.escape(self.target[self.done : end])
+        self.done = max(self.done, end)
+
+    def _place(self, span: MarkupSpan) -> Range:
+        """Start and end of a span in the target: around the longest part that belongs to its characters."""
+        found = sorted(self.ranges[i] for i in range(span.start, span.end) if not self.source[i].isspace())
+        runs = list[Range]()
+        for start, end in found:
+            if runs and (start <= runs[-1][1] or not any(map(str.isalnum, self.target[runs[-1][1] : start]))):
+                runs[-1] = runs[-1][0], max(end, runs[-1][1])
+            else:
+                runs.append((start, end))
+        places = [max(runs, key=lambda run: run[1] - run[0])] if runs else []
+        places += [self._place(child) for child in span.children]
+        before, after = self.source[: span.start][-1:], self.source[span.start :][:1]
+        if not places and before.isspace() and after.strip():
+            places = [(self.ranges[span.start][0],) * 2]  # with the word that follows without a space
+        if not places:
+            last = next((i for i in range(span.start - 1, -1, -1) if self._is_known(i)), -1)
+            point = self.ranges[last][1] if last >= 0 else 0
+            places = [(point, point)]
+        return min(a for a, _ in places), max(b for _, b in places)
+
+    def _is_known(self, i: int) -> bool:
+        """Whether a character is a word's, or between sentences."""
+        return not self.source[i].isspace() or not any(a <= i < b for a, b in self.sentences)
+
+
+def _map_characters(source: str, target: str, alignment: WordLinks) -> dict[int, Range]:
+    """The range of the target for each character of the words of a sentence.
+
+    A word has the words aligned with it, or else the one at its relative place. Punctuation around it has the
+    punctuation around them; the characters of a copied word have their copies.
+    """
+    words, others, mapped = find_words(source), find_words(target), dict[int, Range]()
+    for i, (start, end) in enumerate(words):
+        linked = sorted({j for a, j in alignment if a == i and j < len(others)})
+        if not linked and others:
+            linked = [(2 * i + 1) * len(others) // (2 * len(words))]
+        if not linked:
+            mapped |= dict.fromkeys(range(start, end), (0, 0))
+            continue
+        run = [j for k, j in enumerate(linked) if j == linked[0] + k]  # without those that are farther away
+        first, last = others[run[0]][0], others[run[-1]][1]
+        core, other_core = _find_core(source, start, end), _find_core(target, first, last)
+        for place in range(start, end):
+            if source[start:end] == target[first:last]:
+                mapped[place] = first + place - start, first + place - start + 1
+            elif place < core[0]:
+                mapped[place] = first, other_core[0]
+            else:
+                mapped[place] = other_core if place < core[1] else (other_core[1], last)
+    return mapped
+
+
+def _find_core(text: str, start: int, end: int) -> Range:
+    """The part of a word without the punctuation around it."""
+    letters = [i for i in range(start, end) if text[i].isalnum()]
+    return (letters[0], letters[-1] + 1) if letters else (start, end)
+
+
+def build_tree(pieces: Sequence[Piece]) -> tuple[str, MarkupSpan]:
+    """The text of the pieces, and a root with their markup; what opens or closes nothing is at one place."""
+    text, stack = "", [MarkupSpan("", 0, 0)]
+
+    def close_unmatched(depth: int) -> None:
+        while len(stack) > depth:
+            span = stack.pop()
+            stack[-1].children += [MarkupSpan(span.raw, span.start, span.start), *span.children]
+
+    for piece in pieces:
+        text += piece.text
+        depth = next((i for i in range(len(stack) - 1, 0, -1) if stack[i].name == piece.name), 0)
+        if piece.kind == "open" and len(stack) < MAX_MARKUP_DEPTH:
+            stack.append(MarkupSpan(piece.raw, len(text), len(text), piece.name))
+        elif piece.kind == "close" and depth:
+            close_unmatched(depth + 1)
+            span = stack.pop()
+            span.end, span.close = len(text), piece.raw
+            stack[-1].children.append(span)
+        elif piece.kind != "text":
+            stack[-1].children.append(MarkupSpan(piece.raw, len(text), len(text)))
+    close_unmatched(1)
+    return text, stack[0]
+
+
+def _list_points(span: MarkupSpan) -> list[int]:
+    """The places of all markup without text."""
+    points = [child.start for child in span.children if child.start == child.end]
+    return points + [point for child in span.children for point in _list_points(child)]
+
+
+def _split_addresses(piece: Piece, escape: Callable[[str], str]) -> Iterator[Piece]:
+    """Yield the parts of a text between addresses, which are copied."""
+    done = 0
+    for match in URL.finditer(piece.text):
+        yield piece._replace(text=piece.text[done : match.start()])
+        yield Piece("atom", piece.start, escape(match[0]))
+        done = match.end()
+    yield piece._replace(text=piece.text[done:])
+
+
+def escape_xml(text: str) -> str:
+    """Text as it is written between tags, without characters that XML has not."""
+    text = re.sub("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "", text)
+    return html.escape(text, quote=False)

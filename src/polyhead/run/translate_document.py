@@ -1,0 +1,79 @@
+"""Translation of documents: their sentences are translated, their markup is placed by aligned words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from polyhead.config.model import ModelConfig
+from polyhead.config.recipe import Recipe
+from polyhead.core.errors import UserError, format_value
+from polyhead.core.i18n import tr
+from polyhead.data.documents.document import Document
+from polyhead.generation.detokenizer import decode_complete_chars
+from polyhead.generation.engine.request import Hypothesis
+from polyhead.introspect.word_alignment import align_pairs
+from polyhead.tokenizers.languages import default_languages, with_languages
+from polyhead.tokenizers.tokenizer import Tokenizer
+
+
+class Translator(Protocol):
+    """What a run offers that translates."""
+
+    tokenizer: Tokenizer
+    recipe: Recipe | None
+    members: list[tuple[Any, Tokenizer]]
+
+    @property
+    def config(self) -> ModelConfig: ...
+    def hypotheses(self, texts: Sequence[str], **changes: Any) -> list[list[Hypothesis]]: ...
+
+
+def translate_document(
+    run: Translator, text: str, format: str, refusals: dict[int, str] | None, changes: dict[str, Any]
+) -> str:
+    """Translate a document: see ``Run.translate_document``."""
+    for name in ("prefix", "n_best"):
+        if changes.get(name) is not None:
+            raise UserError(
+                f"{name} is {format_value(changes[name])}: it is for lists of texts, not documents"
+            )
+    languages = changes.get("source_lang"), changes.get("target_lang")
+    document, refusals = open_document(run, text, format, *languages), {} if refusals is None else refusals
+    sentences, template = list(document.sentences), with_languages(run.tokenizer, *languages)
+    limit = run.config.max_len - len(template.encoder_input(()))
+    for i, ids in enumerate([] if changes.get("truncate") else run.tokenizer.encode(sentences)):
+        if len(ids) > limit:
+            message = "{count:,} tokens, the model's maximum is {most:,}"
+            refusals[i], sentences[i] = tr(message, count=len(ids), most=limit), ""
+    rows = run.hypotheses(sentences, n_best=1, refusals=refusals, **changes)
+    tokens = [best[0].tokens if best and i not in refusals else [] for i, best in enumerate(rows)]
+    return render_translations(run, document, tokens, *languages)
+
+
+def open_document(
+    run: Translator, text: str, format: str, source_lang: str | None, target_lang: str | None
+) -> Document:
+    """Read a document in the languages of a run; a UserError if it is not of its format."""
+    data, defaults = run.recipe and run.recipe.data, default_languages(run.tokenizer)
+    source = source_lang or (data and data.source_lang) or defaults["source"]
+    return Document(text, format, source, target_lang or (data and data.target_lang) or defaults["target"])
+
+
+def render_translations(
+    run: Translator,
+    document: Document,
+    tokens: Sequence[Sequence[int]],
+    source_lang: str | None,
+    target_lang: str | None,
+) -> str:
+    """The document with the tokens of its translated sentences, whose words the first model aligns."""
+    (model, tokenizer), template = run.members[0], with_languages(run.tokenizer, source_lang, target_lang)
+    outputs = decode_complete_chars(run.tokenizer.target_tokenizer, list(map(list, tokens)))
+    rows = [i for i, has_markup in enumerate(document.has_markup) if has_markup and tokens[i]]
+    sources = [document.sentences[i] for i in rows]
+    pairs = align_pairs(model, tokenizer, template, sources, [tokens[i] for i in rows]) if rows else []
+    alignments = {i: pair.alignment for i, pair in zip(rows, pairs, strict=True)}
+    return document.render(
+        [text or None for text in outputs], [alignments.get(i, []) for i in range(len(tokens))]
+    )
