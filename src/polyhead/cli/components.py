@@ -15,6 +15,7 @@ from polyhead.core.errors import UserError, did_you_mean, format_value, unknown_
 from polyhead.core.key_aliases import NAME_ALIASES, aliased_name
 from polyhead.core.registry import (
     ALL_REGISTRIES,
+    AUGMENT,
     CACHE,
     CHAT,
     FEATURE_MAP,
@@ -86,6 +87,7 @@ RECIPE_KEYS = {
     OPTIMIZER.kind: ["train.optimizer"],
     SCHEDULE.kind: ["train.schedule"],
     TOKENIZER.kind: ["tokenizer.kind"],
+    AUGMENT.kind: ["data.augment"],
     CHAT.kind: ["generation.chat"],
     GRAMMAR.kind: ["generation.grammar"],
 }

@@ -41,7 +41,7 @@ from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError, format_value, prefix_errors
 from polyhead.core.messages import from_validation_error
 from polyhead.core.output_paths import did_you_mean_path, list_folder_texts
-from polyhead.core.registry import OPTIMIZER, SCHEDULE, TASK, TOKENIZER, Registry
+from polyhead.core.registry import AUGMENT, OPTIMIZER, SCHEDULE, TASK, TOKENIZER, Registry
 
 ColumnRef = Annotated[str | int, BeforeValidator(lambda value: _check_column(value))]
 ColumnRefs = Annotated[
@@ -105,6 +105,11 @@ class DataConfig(ConfigSection):
         description="maximum number of tokens per side, longer pairs are skipped and counted; for plain "
         "text, number of tokens per row",
     )
+    augment: list[Choice] = Field(
+        [],
+        description="changes of training pairs, different in each epoch: caps, title, no_stop, typos, noise, "
+        "emoji, urls, numbers, tags; validation and test text stay",
+    )
     cache_dir: Path | None = Field(None, description="directory for caching the tokenized text between runs")
 
     @field_validator("train")
@@ -123,6 +128,11 @@ class DataConfig(ConfigSection):
                 "remove data.format"
             )
         return value
+
+    @field_validator("augment")
+    @classmethod
+    def _check_parts(cls, choices: list[Choice]) -> list[Choice]:
+        return [AUGMENT.check(choice) for choice in choices]
 
     def check_corpora(self) -> None:
         """Raise a UserError if the corpora of the splits do not fit together."""
@@ -447,6 +457,11 @@ class Recipe(ConfigSection):
             raise UserError(
                 "model.generator_layers is for task replaced-token-detection; task "
                 f"{self.task.name!r} {unused_hint if self.model.generator_layers else needed_hint}"
+            )
+        if self.data.augment and (self.distill or not getattr(task, "augments", False)):
+            raise UserError(
+                f"data.augment is for task translation without distill; task {self.task.name!r} "
+                f"{'with distill ' * bool(self.distill)}does not use it: remove it"
             )
         if self.distill and not hasattr(task, "compute_logits"):
             supported = (name for name in TASK.names() if hasattr(TASK.get(name), "compute_logits"))

@@ -158,6 +158,7 @@ POOLING: Registry[Any] = Registry("pooling", "polyhead.nn.pooling", "config")
 CACHE: Registry[Any] = Registry("cache", "polyhead.cache", "shape n_rows max_len")
 SPECULATIVE: Registry[Any] = Registry("speculative", "polyhead.run.speculative", "target")
 TOKENIZER: Registry[Any] = Registry("tokenizer", "polyhead.tokenizers.train_tokenizer", "texts vocab_size")
+AUGMENT: Registry[Any] = Registry("augment", "polyhead.data.augment")
 CHAT: Registry[Any] = Registry("chat", "polyhead.chat")
 GRAMMAR: Registry[Any] = Registry("grammar", "polyhead.grammar")
 OPTIMIZER: Registry[Any] = Registry("optimizer", "polyhead.train.optim", "model lr")
@@ -178,6 +179,7 @@ ALL_REGISTRIES: tuple[Registry[Any], ...] = (
     CACHE,
     SPECULATIVE,
     TOKENIZER,
+    AUGMENT,
     CHAT,
     GRAMMAR,
     OPTIMIZER,

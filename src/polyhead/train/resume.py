@@ -100,7 +100,8 @@ def check_directory(recipe: Recipe, resume: bool) -> Recipe | None:
         for key in list_differences(getattr(old_recipe, section), getattr(recipe, section), section)
         if key not in CHANGEABLE_KEYS
     ]
-    changed_keys += ["data.max_len"] if old_recipe.data.max_len != recipe.data.max_len else []
+    data_keys = list_differences(old_recipe.data, recipe.data, "data")
+    changed_keys += [key for key in data_keys if key in ("data.max_len", "data.augment")]
     changed_keys += _changed_shares(old_recipe.data, recipe.data)
     changed_keys += [
         name for name in ("task", "distill") if getattr(old_recipe, name) != getattr(recipe, name)

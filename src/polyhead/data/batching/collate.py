@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from polyhead.data.augment import PairAugmenter
 from polyhead.data.batching.token_windows import SequenceShard
 from polyhead.data.stores.build_cache import IdArray
 from polyhead.data.stores.pair_store import PairStore
@@ -46,11 +47,26 @@ def collate(store: PairStore, rows: IdArray | Sequence[int], tokenizer: Tokenize
 
 
 def collate_token_split(
-    store: PairStore, rows: IdArray, tokenizer: Tokenizer, splitters: Sequence[TokenSplitter]
+    store: PairStore,
+    rows: IdArray,
+    tokenizer: Tokenizer,
+    splitters: Sequence[TokenSplitter],
+    augmenter: PairAugmenter | None = None,
 ) -> PairBatch:
-    """Collate rows with some source and target tokens split into two shorter ones, at random in each call."""
-    sides = zip(_gather_sides(store, rows), splitters, strict=True)
-    sources, targets = (split(ids, lengths, store.max_len - 1) for (ids, lengths), split in sides)
+    """Collate rows with some source and target tokens split into two shorter ones, at random in each call.
+
+    With an ``augmenter`` the texts are changed before; a row of epoch e is its number + e * len(store).
+    """
+    if augmenter:
+        epoch, rows = divmod(rows, len(store))
+        pairs = [(store.source_tokens(row), store.target_tokens(row)) for row in rows]
+        changed = zip(*augmenter(epoch.tolist(), rows.tolist(), pairs), strict=True)
+        sources, targets = map(_concat_rows, changed)
+    else:
+        sources, targets = _gather_sides(store, rows)
+    if splitters:
+        sides = zip((sources, targets), splitters, strict=True)
+        sources, targets = (split(ids, lengths, store.max_len - 1) for (ids, lengths), split in sides)
     return _make_batch(sources, targets, tokenizer)
 
 

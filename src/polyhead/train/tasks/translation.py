@@ -10,10 +10,12 @@ from torch import nn
 
 from polyhead.config.corpora import CorpusConfig
 from polyhead.config.recipe import DataConfig, Recipe, TrainConfig
+from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError
 from polyhead.core.i18n import tr, translate_message
 from polyhead.core.option_types import Fraction
 from polyhead.core.registry import TASK
+from polyhead.data.augment import PairAugmenter
 from polyhead.data.batching.collate import (
     PairBatch,
     collate,
@@ -93,6 +95,8 @@ class TranslationTask:
     """
 
     kind = "encoder-decoder"
+    augments = True
+    augmenter: PairAugmenter | None = None
     label_smoothing = 0.1  # Vaswani et al., 2017, sec. 5.4
     metrics = ("loss", *(metric.name for metric in MAIN_TRANSLATION_METRICS))
     labels: tuple[str, ...] = ()
@@ -123,7 +127,7 @@ class TranslationTask:
         self.mixture, self.corpus_sizes = mixture, np.diff(train.corpus_starts).tolist()
         sampler = self.make_sampler(train)
         mixed = MixedLengthSampler(sampler, mixture, train.corpus_starts) if mixture else sampler
-        self.epoch_batches: Callable[[int], list[IdArray]] = mixed.epoch_batches
+        self.epoch_batches: Callable[..., list[IdArray]] = mixed.epoch_batches
         self.largest_batch = sampler.largest_batch
         self.plan_eval("valid")  # raises if a pair is larger than a batch
 
@@ -201,13 +205,22 @@ class TranslationTask:
             task.usage += f" --target-lang {recipe.data.list_targets('train')[0]}"
         for line in format_shares(list_shares(task)):
             report.info(line)
+        if recipe.data.augment:
+            task.augment_pairs(recipe.data.augment)
         report.info(task.make_sampler(train).describe())
         return task
 
+    def augment_pairs(self, parts: Sequence[Choice]) -> None:
+        """Change training pairs by parts; the numbers of rows in a batch then also tell the epoch."""
+        self.augmenter = PairAugmenter(parts, self.tokenizer, self.config.seed, self.train.max_len - 1)
+        plan, n_rows = self.epoch_batches, len(self.train)
+        self.epoch_batches = lambda epoch=0: [rows + epoch * n_rows for rows in plan(epoch)]
+
     def collate(self, rows: np.ndarray) -> PairBatch:
-        """Padded batch of some training pairs, with token splitting."""
-        if self.token_splitters:
-            return collate_token_split(self.train, rows, self.tokenizer, self.token_splitters)
+        """Padded batch of some training pairs, with augmentation and token splitting."""
+        if self.token_splitters or self.augmenter:
+            splitters = self.token_splitters or ()
+            return collate_token_split(self.train, rows, self.tokenizer, splitters, self.augmenter)
         return collate(self.train, rows, self.tokenizer)
 
     def loss(self, model: nn.Module, batch: PairBatch) -> Loss:

@@ -1,0 +1,245 @@
+"""Augmentation of training pairs: changes as people write text, different in each epoch.
+
+They are a function of (seed, epoch, row), so they are the same after a resume and with any number of
+processes. Where both sides change they change alike, so the model learns to keep what it reads.
+
+Options:
+  rate: share of the pairs that are changed
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from itertools import takewhile
+from random import Random
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyhead.core.choice import Choice
+from polyhead.core.option_types import Fraction
+from polyhead.core.registry import AUGMENT
+from polyhead.tokenizers.tokenizer import Tokenizer
+
+Pair = tuple[str, str]
+EMOJI = ["😀", "😂", "🙂", "😉", "😍", "🤔", "😢", "😡", "👍", "👎", "🙏", "👋", "🎉", "❤️", "🔥", "✅"]
+NOISE = ["*", "#", "|", "~", "_", "^", "=", "+", "·", "•", "…", "-", "--", '"', "'", "«", "»"]
+TAGS = ("b", "i", "u", "em", "strong", "span", "a", "g")
+_LETTERS = "abcdefghijklmnopqrstuvwxyz"
+
+
+class Augmenter(NamedTuple):
+    """A part: the share of the pairs that it changes, and how."""
+
+    rate: float
+    change: Callable[[str, str, Random], Pair]
+
+
+class PairAugmenter:
+    """All parts of a recipe, applied one after the other to the texts of tokenized pairs."""
+
+    def __init__(self, choices: Sequence[Choice], tokenizer: Tokenizer, seed: int, max_len: int) -> None:
+        self.parts: list[Augmenter] = [AUGMENT.build(choice) for choice in choices]
+        self.tokenizer, self.seed, self.max_len = tokenizer, seed, max_len
+
+    def __call__(
+        self,
+        epochs: Sequence[int],
+        rows: Sequence[int],
+        pairs: Sequence[tuple[NDArray[np.int32], NDArray[np.int32]]],
+    ) -> list[tuple[list[int], list[int]]]:
+        """Tokens of pairs -> the same after augmentation; each has its epoch and its row number.
+
+        A pair that would be longer than the maximum, or would have an unknown token, stays.
+        """
+        sides = self.tokenizer, self.tokenizer.target_tokenizer
+        result = [(source.tolist(), target.tolist()) for source, target in pairs]
+        special = {*self.tokenizer.special_ids}
+        marks = [[*takewhile(special.__contains__, source)] for source, _ in result]  # such as language tags
+        seeds = zip(epochs, rows, strict=True)
+        randoms = [
+            Random(f"{self.seed} {epoch} {row}") for epoch, row in seeds
+        ]  # a text: the same everywhere
+        chosen = [[part for part in self.parts if random.random() < part.rate] for random in randoms]
+        changed = [i for i, parts in enumerate(chosen) if parts]
+        decoded = [one.decode([result[i][side] for i in changed]) for side, one in enumerate(sides)]
+        texts: list[Pair] = list(zip(*decoded, strict=True))
+        for k, i in enumerate(changed):
+            for part in chosen[i]:
+                texts[k] = part.change(*texts[k], randoms[i])
+        encoded = [tokenizer.encode([pair[side] for pair in texts]) for side, tokenizer in enumerate(sides)]
+        for i, *new in zip(changed, *encoded, strict=True):
+            is_known = all(
+                tokenizer.unknown_id not in ids or tokenizer.unknown_id in old
+                for tokenizer, ids, old in zip(sides, new, result[i], strict=True)
+            )
+            new[0] = marks[i] + new[0]
+            if is_known and all(0 < len(ids) <= self.max_len for ids in new):
+                result[i] = new[0], new[1]
+        return result
+
+
+@AUGMENT.register("caps")
+def caps(*, rate: Fraction = 0.05) -> Augmenter:
+    """Both sides in capitals.
+
+    When: titles and shouting; scripts without capitals do not change
+    Recipe: data: {augment: [caps]}
+    """
+    return Augmenter(rate, lambda source, target, random: (source.upper(), target.upper()))
+
+
+@AUGMENT.register("title")
+def title(*, rate: Fraction = 0.05) -> Augmenter:
+    """Both sides With a Capital at the Beginning of Each Word.
+
+    When: headlines
+    Recipe: data: {augment: [title]}
+    """
+    return Augmenter(rate, lambda source, target, random: (_capitalize(source), _capitalize(target)))
+
+
+@AUGMENT.register("no_stop")
+def no_stop(*, rate: Fraction = 0.1) -> Augmenter:
+    """Both sides without the full stop at their end, if both have one.
+
+    When: chat, labels, headings
+    Recipe: data: {augment: [no_stop]}
+    """
+
+    def remove_stops(source: str, target: str, random: Random) -> Pair:
+        bare = [re.sub(r"(?<![.。])\s*[.。]\s*$", "", text) for text in (source, target)]
+        return (
+            (bare[0], bare[1]) if all(bare) and bare[0] != source and bare[1] != target else (source, target)
+        )
+
+    return Augmenter(rate, remove_stops)
+
+
+@AUGMENT.register("typos")
+def typos(*, rate: Fraction = 0.1, share: Fraction = 0.1) -> Augmenter:
+    """Typing errors in the source: two letters swapped, one missing, doubled or another.
+
+    Paper: Belinkov and Bisk, 2018
+    When: text without corrections
+    Recipe: data: {augment: [{name: typos, share: 0.1}]}
+    Options:
+      share: share of the words of a changed source that get an error; words of fewer than 4 letters stay
+    """
+
+    def mistype(word: str, random: Random) -> str:
+        if len(word) < 4 or not word.isalpha() or random.random() >= share:
+            return word
+        i, kind = 1 + int(random.random() * (len(word) - 2)), int(random.random() * 4)
+        letter = _LETTERS[int(random.random() * 26)] if kind == 3 else word[i] * (2 * (kind == 2))
+        middle = word[i + 1] + word[i] if kind == 0 else letter
+        return word[:i] + middle + word[i + 2 - (kind > 0) :]
+
+    return Augmenter(rate, lambda source, target, random: (_map_words(mistype, source, random), target))
+
+
+@AUGMENT.register("noise")
+def noise(*, rate: Fraction = 0.05, share: Fraction = 0.1) -> Augmenter:
+    """Characters in the source that have no meaning: * # | and others, between words.
+
+    When: text from web pages, OCR, or with remains of markup
+    Recipe: data: {augment: [{name: noise, share: 0.1}]}
+    Options:
+      share: share of the words of a changed source with such a character before them
+    """
+
+    def disturb(word: str, random: Random) -> str:
+        return word if random.random() >= share else f"{_pick(NOISE, random)} {word}"
+
+    return Augmenter(rate, lambda source, target, random: (_map_words(disturb, source, random), target))
+
+
+@AUGMENT.register("emoji")
+def emoji(*, rate: Fraction = 0.05) -> Augmenter:
+    """An emoji at the beginning or the end of both sides.
+
+    When: chat; the tokenizer needs bytes, or the emoji in its training text
+    Recipe: data: {augment: [emoji]}
+    """
+    return Augmenter(
+        rate, lambda source, target, random: _add_to_both(source, target, _pick(EMOJI, random), random)
+    )
+
+
+@AUGMENT.register("urls")
+def urls(*, rate: Fraction = 0.05) -> Augmenter:
+    """A web or mail address at the beginning or the end of both sides.
+
+    When: addresses have to come through as they are
+    Recipe: data: {augment: [urls]}
+    """
+
+    def add_address(source: str, target: str, random: Random) -> Pair:
+        sizes = [
+            2 + int(random.random() * 4) for _ in range(2)
+        ]  # short: a batch is as wide as its longest row
+        page, name = ("".join(_pick(_LETTERS, random) for _ in range(size)) for size in sizes)
+        host = f"{name}.{_pick(('com', 'org', 'net', 'de', 'cn'), random)}"
+        kinds = f"https://{host}/{page}", f"https://{host}", f"www.{host}", f"{page}@{host}"
+        address = _pick(kinds, random)
+        return _add_to_both(source, target, address, random)
+
+    return Augmenter(rate, add_address)
+
+
+@AUGMENT.register("numbers")
+def numbers(*, rate: Fraction = 0.1) -> Augmenter:
+    """Numbers that are on both sides become others with as many digits, the same on both.
+
+    When: numbers have to come through as they are
+    Recipe: data: {augment: [numbers]}
+    """
+
+    def replace_numbers(source: str, target: str, random: Random) -> Pair:
+        for number in sorted({*re.findall(r"\d+", source)} & {*re.findall(r"\d+", target)}):
+            low, size = (10 ** (len(number) - 1) if len(number) > 1 else 0), len(number)
+            other, pattern = str(low + int(random.random() * (10**size - low))), rf"(?<!\d){number}(?!\d)"
+            source, target = re.sub(pattern, other, source), re.sub(pattern, other, target)
+        return source, target
+
+    return Augmenter(rate, replace_numbers)
+
+
+@AUGMENT.register("tags")
+def tags(*, rate: Fraction = 0.05) -> Augmenter:
+    """Inline tags around a word that is on both sides, such as a name, or else around the whole of both.
+
+    When: markup inside of the text has to stay, where ``translate --format`` does not place it
+    Recipe: data: {augment: [tags]}
+    """
+
+    def add_tags(source: str, target: str, random: Random) -> Pair:
+        name, words = _pick(TAGS, random), [re.findall(r"[\w-]+", text) for text in (source, target)]
+        shared = sorted(word for word in {*words[0]} if [side.count(word) for side in words] == [1, 1])
+        pattern = rf"(?<![\w-]){re.escape(_pick(shared, random))}(?![\w-])" if shared else r"(?s)^.*$"
+        source, target = (re.sub(pattern, rf"<{name}>\g<0></{name}>", text) for text in (source, target))
+        return source, target
+
+    return Augmenter(rate, add_tags)
+
+
+def _pick(values: Sequence[str], random: Random) -> str:
+    return values[int(random.random() * len(values))]
+
+
+def _capitalize(text: str) -> str:
+    return re.sub(r"\S+", lambda match: match[0][:1].upper() + match[0][1:], text)
+
+
+def _map_words(change: Callable[[str, Random], str], text: str, random: Random) -> str:
+    """The text with each word, without the white space around it, changed."""
+    return re.sub(r"\w+|[^\w\s]+", lambda match: change(match[0], random), text)
+
+
+def _add_to_both(source: str, target: str, addition: str, random: Random) -> Pair:
+    """Both sides with an addition at the beginning or the end."""
+    if random.random() < 0.2:
+        return f"{addition} {source}", f"{addition} {target}"
+    return f"{source} {addition}", f"{target} {addition}"
