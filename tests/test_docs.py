@@ -37,7 +37,19 @@ TRANSLATED_PAGES = "guide explain serving other_engines compare cost distributed
 PAIRS = [("README.md", "README.zh-CN.md")]
 PAIRS += [(f"docs/{page}.md", f"docs/{page}.zh-CN.md") for page in TRANSLATED_PAGES.split()]
 WITHOUT_EQUATION = {"cache", "tokenizer", "none"}  # kinds, and parts
-WITHOUT_PAPER = {"none", "tanh", "sigmoid", "static", "constant", "char", "byte", "exp", "plain"}
+WITHOUT_PAPER = {
+    "urls",
+    "numbers",
+    "none",
+    "tanh",
+    "sigmoid",
+    "static",
+    "constant",
+    "char",
+    "byte",
+    "exp",
+    "plain",
+}
 EXCERPT = re.compile(r"# (src/\S+)\n")
 FILE = re.compile(r"# ((?!src/)\S+/\S+\.py)\n")
 SHOWN_BY_ACTING = {  # pages whose blocks for the shell are run as well

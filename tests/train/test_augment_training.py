@@ -71,7 +71,7 @@ def test_resumed_training_reads_the_same_texts(recipe, tmp_path):
     assert whole == parts and len(whole) == 12
     assert len({path.read_bytes() for path in tmp_path.glob("*/model.safetensors")}) == 1
     changed = with_data(recipe, augment=[]).model_copy(update={"out": tmp_path / "whole"})
-    with user_error("data.augment differs"):
+    with user_error("data.augment differ from"):
         run_training(changed, report=Notes(), resume=True)
 
 

@@ -85,6 +85,7 @@ class PairAugmenter:
 def caps(*, rate: Fraction = 0.05) -> Augmenter:
     """Both sides in capitals.
 
+    Paper: Bogoychev et al., 2023 (OpusTrainer)
     When: titles and shouting; scripts without capitals do not change
     Recipe: data: {augment: [caps]}
     """
@@ -95,6 +96,7 @@ def caps(*, rate: Fraction = 0.05) -> Augmenter:
 def title(*, rate: Fraction = 0.05) -> Augmenter:
     """Both sides With a Capital at the Beginning of Each Word.
 
+    Paper: Bogoychev et al., 2023 (OpusTrainer)
     When: headlines
     Recipe: data: {augment: [title]}
     """
@@ -105,6 +107,7 @@ def title(*, rate: Fraction = 0.05) -> Augmenter:
 def no_stop(*, rate: Fraction = 0.1) -> Augmenter:
     """Both sides without the full stop at their end, if both have one.
 
+    Paper: Bogoychev et al., 2023 (OpusTrainer)
     When: chat, labels, headings
     Recipe: data: {augment: [no_stop]}
     """
@@ -144,6 +147,7 @@ def typos(*, rate: Fraction = 0.1, share: Fraction = 0.1) -> Augmenter:
 def noise(*, rate: Fraction = 0.05, share: Fraction = 0.1) -> Augmenter:
     """Characters in the source that have no meaning: * # | and others, between words.
 
+    Paper: Bogoychev et al., 2023 (OpusTrainer)
     When: text from web pages, OCR, or with remains of markup
     Recipe: data: {augment: [{name: noise, share: 0.1}]}
     Options:
@@ -160,6 +164,7 @@ def noise(*, rate: Fraction = 0.05, share: Fraction = 0.1) -> Augmenter:
 def emoji(*, rate: Fraction = 0.05) -> Augmenter:
     """An emoji at the beginning or the end of both sides.
 
+    Paper: Bogoychev et al., 2023 (OpusTrainer)
     When: chat; the tokenizer needs bytes, or the emoji in its training text
     Recipe: data: {augment: [emoji]}
     """
@@ -211,6 +216,7 @@ def numbers(*, rate: Fraction = 0.1) -> Augmenter:
 def tags(*, rate: Fraction = 0.05) -> Augmenter:
     """Inline tags around a word that is on both sides, such as a name, or else around the whole of both.
 
+    Paper: Bogoychev et al., 2023 (OpusTrainer)
     When: markup inside of the text has to stay, where ``translate --format`` does not place it
     Recipe: data: {augment: [tags]}
     """

@@ -93,6 +93,7 @@ def test_random_units_keep_their_elements(sources, seed):
     [
         ("<xliff version='1.2'><file></xliff>", "not well-formed XML: mismatched tag"),
         ("", "not well-formed XML"),
+        (f"<xliff version='1.2'>{'<g>' * 5000}{'</g>' * 5000}</xliff>", "nested more than 100 deep"),
         ("<tmx version='1.4'/>", "the document is <tmx>; expected <xliff> of version 1.2 or 2.0"),
         ("<xliff version='3'/>", "version '3'; expected"),
         ("<!DOCTYPE a [<!ENTITY b 'c'>]><xliff version='1.2'>&b;</xliff>", "document type is not supported"),

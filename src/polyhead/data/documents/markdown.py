@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import re
+from bisect import bisect
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache, partial
@@ -19,7 +20,7 @@ _FRONT_MATTER = re.compile(r"---[^\S\n]*\n.*?^---[^\S\n]*$", re.DOTALL | re.MULT
 _TARGET = r"\((?:[^()\\\n]|\\.|\([^()\n]*\))*+\)|\[[^\[\]]*+\]"  # of a link
 # what is copied: code, images, brackets without a target (references, footnotes, boxes of tasks), addresses
 _PART = re.compile(
-    rf"(?P<atom>(?P<ticks>`++)(?:(?!(?P=ticks)).)+?(?P=ticks)(?!`)|!\[[^\[\]]*+\](?:{_TARGET})?"
+    rf"(?P<atom>(?P<ticks>`++)(?:(?!(?P=ticks)).){{1,1000}}?(?P=ticks)(?!`)|!\[[^\[\]]*+\](?:{_TARGET})?"
     rf"|\[[^\[\]]*+\](?!\(|\[)|<[a-z][\w+.-]*:[^\s<>]*+>|{URL.pattern})"
     rf"|(?P<html><(?P<slash>/?)(?P<tag>[a-zA-Z][\w-]*+)[^<>]*+>)"
     rf"|(?P<close>\](?:{_TARGET}))|(?P<open>\[)|(?P<mark>\*\*|__|~~|[*_])"
@@ -61,9 +62,10 @@ def _read_pieces(content: str, places: list[int]) -> Iterator[Piece]:
     """Yield the pieces of the content of a block, whose lines begin at ``places``."""
     line_starts, opened = [0, *(match.end() for match in re.finditer("\n", content))], set[str]()
     for match in _PART.finditer(content):
-        line = content.count("\n", 0, match.start())
+        line = bisect(line_starts, match.start()) - 1
         place, raw = places[line] + match.start() - line_starts[line], match[0]
-        before, after = content[: match.start()][-1:].strip(), content[match.end() :][:1].strip()
+        before = content[max(match.start() - 1, 0) : match.start()].strip()
+        after = content[match.end() : match.end() + 1].strip()
         if match["mark"] and (raw != "_" or not (before.isalnum() and after.isalnum())) and (before or after):
             yield Piece("close" if before and raw in opened else "open", place, raw, name=raw)
             opened ^= {raw}

@@ -12,7 +12,7 @@ from polyhead.data.documents.sentences import split_sentences
 from polyhead.tokenizers.scripts import find_words, is_unspaced_char
 
 URL = re.compile(
-    r"(?:https?://|ftp://|www\.)[^\s<>\"\\]*[^\s<>\"\\.,;:!?)\]}'。，]|[\w.+-]+@[\w-]+(?:\.\w+)+"
+    r"(?:https?://|ftp://|www\.)[^\s<>\"\\]*[^\s<>\"\\.,;:!?)\]}'。，]|(?<![\w.+-])[\w.+-]{1,64}@[\w-]+(?:\.\w+)+"
 )
 MAX_MARKUP_DEPTH = 50  # of nested markup; deeper markup is copied where it is
 WordLinks = Sequence[tuple[int, int]]
@@ -81,7 +81,7 @@ class SegmentText:
         self.segment, self.escape = segment, escape
         pieces = [part for piece in segment.pieces for part in _split_addresses(piece, escape)]
         self.text, self.root = build_tree(pieces)
-        self.sentences = split_sentences(self.text, language)
+        self.sentences, self._points = split_sentences(self.text, language), {*_list_points(self.root)}
         cleaned = [self._clean(*sentence) for sentence in self.sentences]
         self.sources = ["".join(self.text[i] if i >= 0 else " " for i in places) for places in cleaned]
         self.sources = [source if any(map(str.isalpha, source)) else "" for source in self.sources]
@@ -93,13 +93,13 @@ class SegmentText:
         None before punctuation that markup without text separates from its word, nor between the lines of a
         script without spaces.
         """
-        points, places = _list_points(self.root), list[int]()
+        places = list[int]()
         for match in re.finditer(r"\s+|\S+", self.text[start:end]):
             a, b = start + match.start(), start + match.end()
             if not match[0].isspace():
                 places += range(a, b)
                 continue
-            is_gap = self.text[b] in ".,;:!?…)。，！？" and any(a <= point <= b for point in points)
+            is_gap = self.text[b] in ".,;:!?…)。，！？" and not self._points.isdisjoint(range(a, b + 1))
             is_unspaced = "\n" in match[0] and all(is_unspaced_char(self.text[i]) for i in (a - 1, b))
             places += [-1] * (not is_gap and not is_unspaced)
         return places
@@ -121,8 +121,9 @@ class SegmentText:
                 for place, span in _map_characters(clean, output, alignments[i]).items():
                     if self.places[i][place] >= 0:
                         ranges[self.places[i][place]] = span[0] + len(target), span[1] + len(target)
+                known = {*self.places[i]}
                 for place in range(start, end):  # what is left out is after what is before it
-                    if place not in self.places[i]:
+                    if place not in known:
                         ranges[place] = (ranges[place - 1][1] if place > start else len(target),) * 2
             target, done = target + output, end
         self._copy(range(done, len(self.text)), len(target) - done, ranges)
@@ -148,12 +149,15 @@ class _Placer:
         escape: Callable[[str], str],
     ) -> None:
         self.source, self.target, self.ranges = source, target, ranges
-        self.sentences, self.escape, self.done, self.output = sentences, escape, 0, ""
+        self.escape, self.done, self.last_char = escape, 0, ""
+        self.parts, self.is_inside = list[str](), [False] * (len(source) + 1)  # of a sentence, by place
+        for start, end in sentences:
+            self.is_inside[start + 1 : end] = [True] * (end - start - 1)
 
     def render(self, root: MarkupSpan) -> str:
         self._emit(root.children, len(self.target))
         self._copy(len(self.target))
-        return self.output
+        return "".join(self.parts)
 
     def _emit(self, spans: Sequence[MarkupSpan], limit: int) -> None:
         """Append spans up to a place of the target; each begins where the one before has ended."""
@@ -163,19 +167,23 @@ class _Placer:
             start = min(max(start, self.done), limit)
             end = min(max(end, start), limit)
             self._copy(start)
-            is_inside = span.start == span.end and any(a < span.start < b for a, b in self.sentences)
-            if is_inside and self.source[span.start - 1].isspace() and self.output[-1:].strip():
-                self.output += " "
-            self.output += span.raw
+            is_inside = span.start == span.end and self.is_inside[span.start]
+            if is_inside and self.source[span.start - 1].isspace() and self.last_char.strip():
+                self._append(" ")
+            self._append(span.raw)
             self._emit(span.children, end)
             self._copy(end)
-            self.output += span.close
+            self._append(span.close)
             if is_inside and self.source[span.start].isspace() and self.target[end : end + 1].isalnum():
-                self.output += " "
+                self._append(" ")
+
+    def _append(self, text: str) -> None:
+        self.parts.append(text)
+        self.last_char = text[-1:] or self.last_char
 
     def _copy(self, end: int) -> None:
         """Append the target up to a place."""
-        self.output += self.escape(self.target[self.done : end])
+        self._append(self.escape(self.target[self.done : end]))
         self.done = max(self.done, end)
 
     def _place(self, span: MarkupSpan) -> Range:
@@ -189,18 +197,18 @@ class _Placer:
                 runs.append((start, end))
         places = [max(runs, key=lambda run: run[1] - run[0])] if runs else []
         places += [self._place(child) for child in span.children]
-        before, after = self.source[: span.start][-1:], self.source[span.start :][:1]
+        before, after = (
+            self.source[max(span.start - 1, 0) : span.start],
+            self.source[span.start : span.start + 1],
+        )
         if not places and before.isspace() and after.strip():
             places = [(self.ranges[span.start][0],) * 2]  # with the word that follows without a space
         if not places:
-            last = next((i for i in range(span.start - 1, -1, -1) if self._is_known(i)), -1)
+            places_before = range(span.start - 1, -1, -1)
+            last = next((i for i in places_before if self.source[i].strip() or not self.is_inside[i]), -1)
             point = self.ranges[last][1] if last >= 0 else 0
             places = [(point, point)]
         return min(a for a, _ in places), max(b for _, b in places)
-
-    def _is_known(self, i: int) -> bool:
-        """Whether a character is a word's, or between sentences."""
-        return not self.source[i].isspace() or not any(a <= i < b for a, b in self.sentences)
 
 
 def _map_characters(source: str, target: str, alignment: WordLinks) -> dict[int, Range]:
@@ -220,8 +228,9 @@ def _map_characters(source: str, target: str, alignment: WordLinks) -> dict[int,
         run = [j for k, j in enumerate(linked) if j == linked[0] + k]  # without those that are farther away
         first, last = others[run[0]][0], others[run[-1]][1]
         core, other_core = _find_core(source, start, end), _find_core(target, first, last)
+        is_copy = source[start:end] == target[first:last]
         for place in range(start, end):
-            if source[start:end] == target[first:last]:
+            if is_copy:
                 mapped[place] = first + place - start, first + place - start + 1
             elif place < core[0]:
                 mapped[place] = first, other_core[0]

@@ -27,13 +27,18 @@ def split_sentences(text: str, language: str) -> list[tuple[int, int]]:
 
 def find_paragraphs(text: str) -> list[tuple[int, int]]:
     """Start and end of each paragraph: between blank lines, or each line unless the lines are wrapped."""
-    paragraphs = list[tuple[int, int]]()
-    for block in re.finditer(r"(?:[^\n]*\S[^\n]*(?:\n|\Z))+", text):
-        lines = [match.span() for match in re.finditer(r"[^\n]+", block[0])]
-        if is_wrapped([block[0][a:b] for a, b in lines]):
-            lines = [(lines[0][0], lines[-1][1])]
-        paragraphs += [(a + block.start(), b + block.start()) for a, b in lines]
-    return paragraphs
+    blocks, end = list[list[tuple[int, int]]](), -2
+    for match in re.finditer(r"[^\n]+", text):
+        if match.start() > end + 1:
+            blocks.append([])
+        if not match[0].isspace():
+            blocks[-1].append(match.span())
+            end = match.end()
+    whole = (lines for lines in blocks if lines and is_wrapped([text[a:b] for a, b in lines]))
+    wrapped = {lines[0]: (lines[0][0], lines[-1][1]) for lines in whole}
+    return [
+        span for lines in blocks for span in ([wrapped[lines[0]]] if lines and lines[0] in wrapped else lines)
+    ]
 
 
 def is_wrapped(lines: list[str]) -> bool:

@@ -19,6 +19,7 @@ _PART = re.compile(
 )
 _ATTRIBUTE = re.compile(r"([^\s=]+)\s*=\s*(?:\"([^\"]*)\"|'([^']*)')")
 _PAIRS = {"bpt": "ept", "bx": "ex", "sc": "ec", "sm": "em"}  # which belong together by their ids
+MAX_ELEMENT_DEPTH = 100
 _PAIRED_ELEMENTS = ("g", "pc", "mrk")
 _TO_TRANSLATE = ("new", "needs-translation", "initial")  # states of units
 
@@ -38,7 +39,14 @@ class _Part(NamedTuple):
 def find_xliff_segments(text: str, target_language: str = "") -> Iterator[Segment]:
     """Yield the units to translate, at the places of their targets; a UserError if it is no XLIFF."""
     parser = expat.ParserCreate("utf-8")
-    parser.StartDoctypeDeclHandler = _reject_doctype
+    parser.StartDoctypeDeclHandler, opened = _reject_doctype, list[str]()
+
+    def open_element(name: str, attributes: dict[str, str]) -> None:
+        opened.append(name)
+        if len(opened) > MAX_ELEMENT_DEPTH:
+            raise UserError(f"xliff: elements are nested more than {MAX_ELEMENT_DEPTH} deep")
+
+    parser.StartElementHandler, parser.EndElementHandler = open_element, lambda name: opened.pop()
     try:
         parser.Parse(text.encode(), True)
     except expat.ExpatError as error:
@@ -93,9 +101,11 @@ def _find_units(text: str, part: _Part, translate: str) -> Iterator[Segment]:
     segment = Segment(0, 0, list(_read_pieces(text, source)))
     name = re.split(r"[\s>]", text[source.start + 1 :], maxsplit=1)[0].removesuffix("source") + "target"
     if target is None:
-        blank = re.search(r"\s*\Z", text[: source.start])
+        blank = source.start
+        while text[blank - 1].isspace():
+            blank -= 1
         segment.start = segment.end = found.get("seg-source", source).end
-        segment.prefix, segment.suffix = f"{blank[0] if blank else ''}<{name}>", f"</{name}>"
+        segment.prefix, segment.suffix = f"{text[blank : source.start]}<{name}>", f"</{name}>"
     elif target.inner_start == target.end:  # <target/>
         segment.start, segment.end = target.start, target.end
         segment.prefix, segment.suffix = f"{text[target.start : target.end - 2].rstrip()}>", f"</{name}>"
