@@ -36,7 +36,7 @@ PAGES = sorted(
 TRANSLATED_PAGES = "guide explain serving other_engines compare cost distributed checkpoints"
 PAIRS = [("README.md", "README.zh-CN.md")]
 PAIRS += [(f"docs/{page}.md", f"docs/{page}.zh-CN.md") for page in TRANSLATED_PAGES.split()]
-WITHOUT_EQUATION = {"cache", "tokenizer", "none"}  # kinds, and parts
+WITHOUT_EQUATION = {"augment", "cache", "tokenizer", "none"}  # kinds, and parts
 WITHOUT_PAPER = {
     "urls",
     "numbers",
