@@ -101,13 +101,7 @@ class SubGenLayer(RowLayer):
     row_tensors: Mapping[str, int] = {"k": 0, "v": 0, "pos": -1, "count": 0}
 
     def __init__(
-        self,
-        shape: CacheShape,
-        n_rows: int,
-        recent: int,
-        n_clusters: int,
-        radius: float,
-        n_samples: int = 0,
+        self, shape: CacheShape, n_rows: int, recent: int, n_clusters: int, radius: float, n_samples: int = 0
     ) -> None:
         super().__init__()
         self.recent, self.ring_size, self.n_clusters, self.radius = recent, recent + 1, n_clusters, radius

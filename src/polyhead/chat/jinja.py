@@ -324,10 +324,7 @@ def _common_len(a: str, b: str) -> int:
 def find_call_style(texts: Mapping[CallStyle, str], call: ToolCall) -> CallStyle | None:
     """The style in which a template writes this call, by what it wrote in each: preferably as JSON."""
     ((key, value),) = json.loads(call.arguments).items()
-    patterns = (
-        rf'(?s){call.name}.*"{key}"\s*:\s*"{value}"',
-        rf"(?s){call.name}.*{key}.*{value}",
-    )
+    patterns = (rf'(?s){call.name}.*"{key}"\s*:\s*"{value}"', rf"(?s){call.name}.*{key}.*{value}")
     return next((style for p in patterns for style, text in texts.items() if re.search(p, text)), None)
 
 

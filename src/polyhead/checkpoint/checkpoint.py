@@ -265,9 +265,7 @@ def read_state(path: Path) -> dict[str, Any]:
 
 
 def read_newest_checkpoint(
-    root: Path | str,
-    before_step: float = math.inf,
-    read: Callable[[Path], Checkpoint] = read_checkpoint,
+    root: Path | str, before_step: float = math.inf, read: Callable[[Path], Checkpoint] = read_checkpoint
 ) -> Checkpoint | None:
     """The valid checkpoint of the highest step; damaged ones are skipped with a warning.
 

@@ -137,10 +137,7 @@ class TerminalChat:
         text = "".join(print_answer(delta.text for delta in answer))
         answer.cancel()
         if len(prompt.messages) < len(messages):
-            print(
-                "polyhead: the conversation is too long: its oldest messages are dropped",
-                file=sys.stderr,
-            )
+            print("polyhead: the conversation is too long: its oldest messages are dropped", file=sys.stderr)
         self.history = [*prompt.messages, Message("assistant", text)]
         self.turn += 1
         return answer.num_unknown_tokens > 0

@@ -20,8 +20,7 @@ def run(
         Path | None, typer.Argument(metavar="RECIPE", help="path of a recipe (YAML): the base design")
     ] = None,
     changes: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="KEY=VALUE", help="changes to the recipe for all designs"),
+        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="changes to the recipe for all designs")
     ] = None,
     vary: Annotated[
         list[str] | None,

@@ -33,8 +33,7 @@ def run(
     source: Annotated[str, typer.Option(metavar="LOCALE", help="source language, e.g. en, fr, pt_BR")] = "en",
     target: Annotated[str, typer.Option(metavar="LOCALE", help="target language, e.g. zh, de, ja")] = "zh",
     translate: Annotated[
-        str | None,
-        typer.Option(metavar="TEXT", help="print only the translation of this text"),
+        str | None, typer.Option(metavar="TEXT", help="print only the translation of this text")
     ] = None,
     output: Annotated[
         Path | None,

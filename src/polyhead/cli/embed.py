@@ -88,8 +88,7 @@ def _encode_json_lines(rows: Iterable[dict[str, Any]]) -> bytes:
 @config_options(GenerationConfig, *verb_settings("embed"), heading="Vectors")
 def run(
     directory: Annotated[
-        Path,
-        typer.Argument(metavar="RUN", help="path of a trained encoder, classifier or language model"),
+        Path, typer.Argument(metavar="RUN", help="path of a trained encoder, classifier or language model")
     ],
     source: TextSource = "-",
     *,

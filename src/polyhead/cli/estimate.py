@@ -59,8 +59,7 @@ def run(
         _Count(help="number of rows decoded together; may be repeated", show_default="1 and 32"),
     ] = None,
     data_parallel: Annotated[
-        int,
-        _Ranks(help="number of data-parallel ranks: each has the whole model and a share of the batch"),
+        int, _Ranks(help="number of data-parallel ranks: each has the whole model and a share of the batch")
     ] = 1,
     tensor_parallel: Annotated[
         int, _Ranks(help="number of tensor-parallel ranks, which share every layer")

@@ -76,9 +76,7 @@ def run(
     target: Annotated[
         str | None,
         typer.Option(
-            metavar="COLUMN",
-            help="translation models: column or key of the reference",
-            show_default=FROM_RUN,
+            metavar="COLUMN", help="translation models: column or key of the reference", show_default=FROM_RUN
         ),
     ] = None,
     metric: Annotated[

@@ -10,13 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from polyhead.cli.line_io import (
-    LineCounter,
-    UnansweredLines,
-    print_warning,
-    read_lines,
-    read_lines_or_text,
-)
+from polyhead.cli.line_io import LineCounter, UnansweredLines, print_warning, read_lines, read_lines_or_text
 from polyhead.cli.options import Device, Dtype, EnsembleOption, OutputFile, check_kind
 from polyhead.cli.output_file import check_output_path, open_output
 from polyhead.core.blank_text import is_blank

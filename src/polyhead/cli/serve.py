@@ -36,8 +36,7 @@ LIMIT_KEYS = [
 @config_options(Limits, *LIMIT_KEYS, heading="Limits", default=None)
 def run(
     directory: Annotated[
-        str | None,
-        typer.Argument(metavar="RUN", help="path of a trained run or of a published checkpoint"),
+        str | None, typer.Argument(metavar="RUN", help="path of a trained run or of a published checkpoint")
     ] = None,
     runs: Annotated[
         Path | None,
@@ -102,8 +101,7 @@ def run(
     dtype: Dtype = "fp32",
     device: Device = "auto",
     log: Annotated[
-        bool,
-        typer.Option("--log/--no-log", help="log each request on standard error, without its text"),
+        bool, typer.Option("--log/--no-log", help="log each request on standard error, without its text")
     ] = True,
     **settings: Any,
 ) -> None:

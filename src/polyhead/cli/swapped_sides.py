@@ -6,12 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from polyhead.core.i18n import translate_message
-from polyhead.data.readers.detect_language import (
-    BY_WORDS,
-    Language,
-    describe_language,
-    detect_wrong_language,
-)
+from polyhead.data.readers.detect_language import BY_WORDS, Language, describe_language, detect_wrong_language
 from polyhead.run.run import Run
 from polyhead.run.run_examples import read_examples
 

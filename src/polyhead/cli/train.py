@@ -33,8 +33,7 @@ def run(
         typer.Argument(metavar="KEY=VALUE", help="changes to the recipe, e.g. model.d_model=256"),
     ] = None,
     resume: Annotated[
-        bool,
-        typer.Option("--resume", help="resume from the newest checkpoint, bit for bit, or start a run"),
+        bool, typer.Option("--resume", help="resume from the newest checkpoint, bit for bit, or start a run")
     ] = False,
     processes: Annotated[
         int,
@@ -49,8 +48,7 @@ def run(
         typer.Option(help="also log the metrics to Weights & Biases or MLflow; same as train.log"),
     ] = None,
     listing: Annotated[
-        bool,
-        typer.Option("--keys", help="list all recipe keys and exit", callback=show_keys, is_eager=True),
+        bool, typer.Option("--keys", help="list all recipe keys and exit", callback=show_keys, is_eager=True)
     ] = False,
 ) -> None:
     """Train a model from raw text with a recipe.

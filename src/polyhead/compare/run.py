@@ -257,12 +257,7 @@ def publish_results(plan: ComparisonPlan, results: dict[tuple[str, int], JsonDic
     rows = build_result_rows(plan, results)
     write_json_file(
         plan.out / "compare.json",
-        {
-            "task": plan.base.task.name,
-            "budget": str(plan.budget),
-            "seeds": list(plan.seeds),
-            "rows": rows,
-        },
+        {"task": plan.base.task.name, "budget": str(plan.budget), "seeds": list(plan.seeds), "rows": rows},
     )
     write_csv(plan.out / "compare.csv", rows)
     write_compare_page(plan.out / "compare.html", rows, plan)

@@ -19,13 +19,7 @@ from typing import Any, Generic, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from polyhead.core.choice import Choice
-from polyhead.core.errors import (
-    UserError,
-    check_finite,
-    format_value,
-    known_names_hint,
-    unknown_name_error,
-)
+from polyhead.core.errors import UserError, check_finite, format_value, known_names_hint, unknown_name_error
 from polyhead.core.messages import from_validation_error
 from polyhead.core.plugins import load_plugin
 

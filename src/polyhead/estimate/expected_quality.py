@@ -41,10 +41,7 @@ _MEASUREMENTS = (
     Measurement("classification", "SST-2, 2 classes", 67_349, 1.2e6, "accuracy 81.5", OWN_RESULTS),
 )  # fmt: skip
 # other tasks count bytes
-CORPUS_UNITS = {
-    "translation": "{count:,} pairs",
-    "classification": "{count:,} texts",
-}
+CORPUS_UNITS = {"translation": "{count:,} pairs", "classification": "{count:,} texts"}
 
 
 def find_measurements(task: str, text: Mapping[str, float]) -> list[Measurement]:

@@ -24,10 +24,7 @@ _DTYPES = {
     "int8_float32": "int8_float32",
 }
 # maximum RMS error relative to the standard deviation of the outputs: in fp32, and with rounded weights
-_TOLERANCES = (
-    1e-3,
-    0.2,
-)
+_TOLERANCES = (1e-3, 0.2)
 
 
 def check_ct2(model: Model, dtype: str) -> None:

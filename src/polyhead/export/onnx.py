@@ -27,11 +27,7 @@ from polyhead.models import Model
 
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "int8": torch.float32}
 # maximum RMS error relative to the standard deviation of the outputs, before quantization
-_TOLERANCES = {
-    "fp32": 1e-3,
-    "fp16": 3e-2,
-    "int8": 1e-3,
-}
+_TOLERANCES = {"fp32": 1e-3, "fp16": 3e-2, "int8": 1e-3}
 # maximum bytes of weights in a graph's file, as the format ends at 2 GB; larger ones use a separate file
 MAX_GRAPH_BYTES = 2**31 - 2**24
 TRACE_SIZES, VERIFY_SIZES = ExampleSizes(2, 3, 5, 4), (ExampleSizes(1, 6, 4, 0), ExampleSizes(3, 1, 2, 7))

@@ -34,10 +34,7 @@ def save_tokenizer(run: Run, directory: Path) -> None:
     encoder = run.config.kind == "encoder"
     reach = (run.generation.embed_max_len if encoder else None) or run.config.max_len
     _with_post_processor(run).save(
-        directory,
-        has_segments=run.config.n_segments > 1,
-        chat_template=template,
-        max_len=reach,
+        directory, has_segments=run.config.n_segments > 1, chat_template=template, max_len=reach
     )
 
 

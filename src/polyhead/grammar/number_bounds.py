@@ -114,8 +114,7 @@ def _check_combined_bounds(value: Any, root: Any) -> None:
         for branch in _get_list(schema, key)
     ]
     for schema, other in chain(
-        permutations(base, 2),
-        *(chain(product(base, branch), product(branch, base)) for branch in branches),
+        permutations(base, 2), *(chain(product(base, branch), product(branch, base)) for branch in branches)
     ):
         for key, _, name in _find_faulty(_number_bounds(schema), _number_bounds(other)):
             raise UserError(

@@ -17,7 +17,7 @@ T = TypeVar("T")
 # multimodal families whose text-only models are supported
 _MULTIMODAL_FAMILIES = {
     "gemma3": "This Gemma 3 is multimodal; text-only models ('gemma3_text'), such as google/gemma-3-1b-it, "
-    "are supported",
+    "are supported"
 }
 
 

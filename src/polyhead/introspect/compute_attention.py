@@ -278,11 +278,7 @@ def pair_maps(
 
 
 def self_maps(
-    model: Model,
-    tokenizer: Tokenizer,
-    ids: list[int],
-    title: str,
-    second_start: int,
+    model: Model, tokenizer: Tokenizer, ids: list[int], title: str, second_start: int
 ) -> dict[str, AttentionMap]:
     """The "self" map of an encoder or a decoder alone: each token attends to the tokens visible to it.
 

@@ -19,7 +19,7 @@ from polyhead.kernels.program import UnsupportedLayerError
 from polyhead.kernels.stored_layers import StoredLayers
 from polyhead.nn.attention.softmax import Attention
 from polyhead.nn.embedding import Head
-from polyhead.nn.replace_modules import replace_modules
+from polyhead.nn.override import replace_modules
 from polyhead.nn.stack import Stack
 
 QUANTIZED_LINEARS: dict[str, LinearFactory] = {"int8": make_int8_linear, "int4": make_int4_linear}

@@ -1,14 +1,15 @@
-"""Functions that a context can replace by a faster form."""
+"""Functions replaced by a faster form in a context, and modules by ones of subclasses."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import wraps
 from typing import Any, TypeVar, cast
 
 import torch
+from torch import nn
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 CallHandler = Callable[[Callable[..., Any], Any, Any], Any]
@@ -50,3 +51,18 @@ def replace_calls(handler: CallHandler | None) -> Iterator[None]:
         yield
     finally:
         _active.handler = previous
+
+
+def replace_modules(model: nn.Module, classes: Mapping[nn.Module, type[nn.Module]]) -> None:
+    """Put an instance of a subclass of its class in place of each module inside a model; not of the model.
+
+    Both share one dictionary of attributes, so that a reference to the module sees the same weights and
+    buffers; its calls are those of the old class.
+    """
+    replacements: dict[nn.Module | None, nn.Module] = {}
+    for module, subclass in classes.items():
+        replacements[module] = subclass.__new__(subclass)
+        object.__setattr__(replacements[module], "__dict__", module.__dict__)
+    for parent in list(model.modules()):
+        children = parent._modules
+        children.update({name: replacements.get(child, child) for name, child in children.items()})

@@ -57,11 +57,7 @@ class ClientStream:
     """
 
     def __init__(
-        self,
-        index: int,
-        request: PreparedRequest,
-        queue: asyncio.Queue[StreamUpdate],
-        is_streaming: bool,
+        self, index: int, request: PreparedRequest, queue: asyncio.Queue[StreamUpdate], is_streaming: bool
     ) -> None:
         self.index, self.request, self.is_streaming = index, request, is_streaming
         self.queue: asyncio.Queue[StreamUpdate] | None = queue  # None: the client has disconnected

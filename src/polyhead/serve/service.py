@@ -157,12 +157,7 @@ class Service:
     def check_model(self, model: str) -> None:
         """Reject a request for another model id."""
         if model not in ("", self.name):
-            raise ApiError(
-                404,
-                "model_not_found",
-                f"unknown model; this service has {self.name!r}",
-                "model",
-            )
+            raise ApiError(404, "model_not_found", f"unknown model; this service has {self.name!r}", "model")
 
     def check_queue(self, num_texts: int = 1) -> None:
         """Reject a request if the queue has no room for its texts or the engine thread is dead."""

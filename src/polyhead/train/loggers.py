@@ -19,13 +19,7 @@ from polyhead.core.extras import install_command
 from polyhead.core.i18n import tr
 from polyhead.core.json_io import decode_json
 from polyhead.viz.run_page import flatten_tree
-from polyhead.viz.run_record import (
-    COUNTERS,
-    StepTime,
-    format_seconds,
-    interpolate_seconds,
-    read_metrics,
-)
+from polyhead.viz.run_record import COUNTERS, StepTime, format_seconds, interpolate_seconds, read_metrics
 
 MetricsRow = Mapping[str, float]
 

@@ -247,8 +247,7 @@ def token_section(tokens: TokenPoints, embedding: TsneResult) -> PageSection:
     points, share = pca(x)
     shares = tr(" and ").join(f"{100 * float(s):.1f} %" for s in share)
     of_components = tr(
-        "The two axes have {shares} of the variance; the remaining distances are not visible.",
-        shares=shares,
+        "The two axes have {shares} of the variance; the remaining distances are not visible.", shares=shares
     )
     of_tsne = tr(
         "Neighbourhoods of about {n} tokens by cosine; near tokens are similar; distances between groups "

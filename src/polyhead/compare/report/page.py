@@ -381,10 +381,7 @@ def make_palette(done_rows: ResultRows) -> str:
 
 
 def render_result(
-    rows: ResultRows,
-    done_rows: ResultRows,
-    complete_rows: ResultRows,
-    plan: ComparisonPlan,
+    rows: ResultRows, done_rows: ResultRows, complete_rows: ResultRows, plan: ComparisonPlan
 ) -> PageSection:
     """Tiles with the best designs that were measured on the whole text; a list of those that did not run."""
     tiles = [(tr("designs"), str(len(rows)), tr("{n} measured", n=len(done_rows)))]

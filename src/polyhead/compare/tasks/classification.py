@@ -10,12 +10,7 @@ from torch import Tensor
 
 from polyhead.compare.cost_metrics import average_batch_size, loss_and_ppl
 from polyhead.compare.io import JsonDict
-from polyhead.compare.significance import (
-    BootstrapTest,
-    class_statistics,
-    f1_from_sums,
-    matthews_from_sums,
-)
+from polyhead.compare.significance import BootstrapTest, class_statistics, f1_from_sums, matthews_from_sums
 from polyhead.compare.tasks.base import (
     COMPARED_TASKS,
     EvalBatch,

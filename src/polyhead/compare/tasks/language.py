@@ -203,10 +203,7 @@ class ComparedTranslation:
         *(make_measure(m.name, SacrebleuTest(m)) for m in MAIN_TRANSLATION_METRICS),
     )
     page_words = PageWords(
-        "sentences",
-        "forward pass including the encoder, per target token",
-        "greedy",
-        has_fixed_units=True,
+        "sentences", "forward pass including the encoder, per target token", "greedy", has_fixed_units=True
     )
     encode_memory = staticmethod(encode_empty_source)
 

@@ -12,12 +12,7 @@ import torch
 from torch import Tensor
 
 from polyhead.core.array_types import Ints
-from polyhead.generation.engine.request import (
-    Decoder,
-    Request,
-    pad_rows,
-    start_step,
-)
+from polyhead.generation.engine.request import Decoder, Request, pad_rows, start_step
 from polyhead.generation.shortlist.shortlist import Shortlist, ShortlistHead
 from polyhead.nn.cache import Cache, PrefixCache
 from polyhead.nn.kv import EncoderMemory

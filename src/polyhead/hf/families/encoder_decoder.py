@@ -30,10 +30,7 @@ _ENCODER_FIELDS = ("d_model", "n_heads", "d_ff", "norm", "feed_forward", "n_segm
                    "norm_first", "embedding_norm")  # fmt: skip
 _DECODERS = {"bert": ("bert", "gpt2"), "roberta": ("roberta",)}  # model_type of the encoder -> of the decoder
 # field that both sides have in common -> its key
-_COMMON_FIELDS = {
-    "position": "pad_token_id",
-    "max_len": "max_position_embeddings",
-}
+_COMMON_FIELDS = {"position": "pad_token_id", "max_len": "max_position_embeddings"}
 
 
 def _decoder_type(config: ModelConfig) -> str:

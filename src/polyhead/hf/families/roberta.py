@@ -142,10 +142,7 @@ MPNET_KEYS = (
     require("pad_token_id", PAD, is_written=True),
     constant(position={"name": "learned", "offset": PAD + 1}),
     constant(layer_pattern=[{"position": {"name": "t5", "buckets": BUCKETS}}]),
-    ConfigField(
-        _read_mpnet_positions,
-        lambda config: {"max_position_embeddings": config.max_len + PAD + 1},
-    ),
+    ConfigField(_read_mpnet_positions, lambda config: {"max_position_embeddings": config.max_len + PAD + 1}),
 )
 BLOCK = "mpnet.encoder.layer.{n}"
 MPNET_TABLE = (

@@ -236,10 +236,7 @@ def _read_olmo3_layer_types(reader: ConfigReader, fields: ModelFields) -> ModelF
             "attention": fields["attention"] | {"window": size},
             "position": positions[SLIDING_ATTENTION],
         }
-    return {
-        "position": positions[FULL_ATTENTION],
-        "layer_pattern": build_pattern(kinds, overrides),
-    }
+    return {"position": positions[FULL_ATTENTION], "layer_pattern": build_pattern(kinds, overrides)}
 
 
 def _write_olmo3_layer_types(config: ModelConfig) -> dict[str, Any]:

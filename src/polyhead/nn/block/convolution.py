@@ -158,12 +158,7 @@ def gate(x: Tensor) -> Tensor:
 
 @BLOCK.register("gated_conv")
 def gated_conv_block(
-    config: ModelSpec,
-    shape: AttentionShape,
-    position: Position,
-    cross: bool,
-    *,
-    kernel: TwoOrMore = 3,
+    config: ModelSpec, shape: AttentionShape, position: Position, cross: bool, *, kernel: TwoOrMore = 3
 ) -> ConvBlock:
     """A gated convolution over neighbouring tokens; in a decoder, followed by attention to the source.
 

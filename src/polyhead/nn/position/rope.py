@@ -219,11 +219,7 @@ class Rope(Position):
         return self
 
     def prepare(
-        self,
-        pos: Tensor | None,
-        length: int,
-        device: torch.device,
-        head_counts: Iterable[int] | None = None,
+        self, pos: Tensor | None, length: int, device: torch.device, head_counts: Iterable[int] | None = None
     ) -> Rope:
         """A copy with cos and sin at pos (B, T), by default for the numbers of query and key heads.
 

@@ -233,7 +233,7 @@ async def create_mask_predictions(service: Service, exchange: HttpExchange, body
             "masks": [
                 [{"token_str": f.token, "score": f.probability, "sequence": f.text} for f in mask]
                 for mask in masks
-            ],
+            ]
         }
         for masks in predictions
     ]

@@ -41,10 +41,7 @@ class Trunk(NamedTuple):
 def find_trunks(model: nn.Module) -> list[Trunk]:
     """The trunks of a model, in the order of execution: encoder and decoder, or only one."""
     if isinstance(model, Seq2Seq):
-        return [
-            Trunk(model, "encoder_embedding", "encoder"),
-            Trunk(model, "decoder_embedding", "decoder"),
-        ]
+        return [Trunk(model, "encoder_embedding", "encoder"), Trunk(model, "decoder_embedding", "decoder")]
     return [Trunk(model if isinstance(model, CausalLM) else model.encoder, "embedding", "stack")]
 
 

@@ -154,9 +154,7 @@ class StageState:
         }
 
     def load_optimizers(
-        self,
-        optimizers: Sequence[Optimizer],
-        states: Sequence[tuple[Mapping[str, Tensor], Any]],
+        self, optimizers: Sequence[Optimizer], states: Sequence[tuple[Mapping[str, Tensor], Any]]
     ) -> None:
         """Load the state of this process's parameters from tensors and descriptions of a whole model."""
         entries: dict[str, dict[str, Any]] = {}

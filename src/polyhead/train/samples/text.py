@@ -151,9 +151,7 @@ def _break_down_losses(run: Run, rows: list[TokenWindows]) -> list[Breakdown]:
         row = to_model_device(run.model, row)
         has_label = row.labels != IGNORE_INDEX
         losses += label_nlls(
-            run.model.head,
-            causal_lm_features(run.model, row)[has_label],
-            row.labels[has_label],
+            run.model.head, causal_lm_features(run.model, row)[has_label], row.labels[has_label]
         )
         labels += row.labels[has_label].tolist()
         positions += (has_label[0].nonzero().flatten() + 1).tolist()

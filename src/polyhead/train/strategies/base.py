@@ -19,13 +19,7 @@ from polyhead.train.loss_module import LossModule, LossTask
 from polyhead.train.optim import list_parameters
 from polyhead.train.precision import autocast
 from polyhead.train.train_state import TrainState
-from polyhead.train.update import (
-    PendingMetrics,
-    StepMetrics,
-    can_defer_metrics,
-    queue_update,
-    update_weights,
-)
+from polyhead.train.update import PendingMetrics, StepMetrics, can_defer_metrics, queue_update, update_weights
 
 
 class TrainingTask(LossTask, Protocol):
