@@ -41,7 +41,9 @@ from polyhead.train.loggers import Reporters
 from polyhead.train.loop import updates_of_epochs
 from polyhead.train.loss_module import LossTask
 from polyhead.train.tasks.base import HasClasses, Task, TaskFactory, get_problem_type
+from polyhead.train.tasks.common import count_causal_lm_labels
 from polyhead.train.tasks.corpora import MixesCorpora, list_shares
+from polyhead.train.tasks.preferences import PreferenceBatch
 
 
 class RunTokenizer(NamedTuple):
@@ -428,6 +430,8 @@ def batch_shape_of(config: ModelConfig, task: LossTask, batch: Any) -> BatchShap
     label_count = task.count_labels(batch)
     if isinstance(batch, DistillBatch):
         batch = batch.student
+    if isinstance(batch, PreferenceBatch):
+        batch, label_count = batch.answers, count_causal_lm_labels(batch.answers)
     if config.kind == "encoder-decoder":
         rows, length = batch.target.shape
         return BatchShape(rows, length, batch.source.size(1), label_count)

@@ -17,6 +17,7 @@ import polyhead as ph
 from polyhead.cli import main
 from polyhead.config.recipe import Recipe
 from polyhead.core.registry import TASK
+from polyhead.estimate.inputs import batch_shape_of
 from polyhead.nn.preference_loss import KL_BLOCK
 from polyhead.run.recipe import load_recipe
 from polyhead.train.reference import read_reference, refuse_new_reference, set_references
@@ -177,6 +178,17 @@ def test_blocks_of_kto_are_not_split(directory):
     expected = [*store.ids[store.offsets[3] : prompt], *store.ids[answer : store.offsets[other + 1]]]
     batch = store.collate_mismatched(np.array([3]), pad, 32)
     assert batch.tokens[0].tolist() == expected[:-1] and batch.labels[0, -1] == expected[-1]
+
+
+def test_estimate_counts_both_answers(trained_run, capsys):
+    _, run, recipe, _ = trained_run
+    assert main(["estimate", str(recipe.out / "recipe.yaml"), "--no-probe", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)
+    opened = TASK.get(recipe.task.name).open(run.recipe, run.tokenizer, Notes())
+    batch = opened.collate(opened.largest_batch())
+    shape = batch_shape_of(run.config, opened, batch)
+    assert shape.rows == len(batch.reference) == batch.answers.tokens.size(0)
+    assert shape.label_count == int((batch.answers.labels >= 0).sum())
 
 
 def test_mistakes_are_refused(directory):
