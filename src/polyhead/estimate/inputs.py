@@ -400,7 +400,9 @@ def _random_inputs(
 
 def inputs_with_data(recipe: Recipe, sample: DataSample) -> EstimateInputs:
     """Inputs of a recipe with its text: batches as in training."""
-    config = recipe.model.with_vocabulary(sample.vocab_size, sample.task.labels)
+    config = recipe.model.with_vocabulary(
+        sample.vocab_size, sample.task.labels, get_problem_type(sample.task)
+    )
     if isinstance(sample.task, DistillationTask):
         check_widths(sample.task, config.d_model)
     samples = [

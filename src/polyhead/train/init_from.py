@@ -125,8 +125,9 @@ def check_parts(recipe: Recipe, origin: Run | None) -> None:
     vocab_size, labels = recipe.tokenizer.vocab_size, tuple("01")
     if origin:
         vocab_size, labels = origin.config.vocab_size, origin.config.labels or labels
-    has_classes = isinstance(TASK.get(recipe.task.name), HasClasses)
-    model = meta_model(recipe.model.with_vocabulary(vocab_size, labels if has_classes else ()))
+    task = TASK.get(recipe.task.name)
+    labels = labels if isinstance(task, HasClasses) else ()
+    model = meta_model(recipe.model.with_vocabulary(vocab_size, labels, get_problem_type(task)))
     if origin and recipe.init_from:
         load_init_weights(model, origin, recipe.init_from.layer_stride, train.lora)
     prepare_trainable(model, train)

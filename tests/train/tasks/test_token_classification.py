@@ -1,6 +1,7 @@
 import json
 import os
 import signal
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from polyhead.tokenizers.train_tokenizer import train_tokenizer
 from polyhead.train.run_training import run_training
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("no_report")]
+ROOT = Path(__file__).resolve().parents[3]
 NAMES = {"PER": ["Ann Lee", "Bo", "Cleo"], "LOC": ["Rome", "New York"]}
 
 
@@ -142,6 +144,8 @@ def test_init_recognises_the_files(directory, capsys):
         text = capsys.readouterr().out
         assert "task: token-classification" in text and f"valid.{suffix}]" in text
         assert ("label: spans" in text) == (suffix == "jsonl")
+    assert main(["estimate", str(ROOT / "recipes" / "facts-en.yaml"), f"data.root={directory}"]) == 0
+    assert "548,875 parameters" not in (text := capsys.readouterr().out) and "parameters" in text
     (directory / "pos.conll").write_text("Ann NNP\n")
     assert main(["init", str(directory / "pos.conll")]) == 2
     assert "is neither CoNLL, a word and a tag (B-PER) per line, nor JSONL" in capsys.readouterr().err
