@@ -107,3 +107,12 @@ def test_random_pages_keep_their_tokens(data, seed):
 )
 def test_pages_without_text_stay(text):
     assert check_untouched(text, "markdown") == []
+
+
+def test_blocks_that_would_lose_markup_stay():
+    text = "Ein **(gut)** da\n\nBild\n"
+    table = {
+        "Ein (gut) da": ("你好(好)你", [(0, 0), (0, 1), (1, 2), (1, 3), (1, 4), (2, 5)]),
+        "Bild": ("图", []),
+    }
+    assert translate_with(text, "markdown", table) == text.replace("Bild", "图")
