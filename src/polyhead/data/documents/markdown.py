@@ -54,8 +54,10 @@ def find_markdown_segments(text: str) -> Iterator[Segment]:
             cursor = max(cursor, places[-1] + len(line))
         if -1 not in places:  # else the block has escapes, such as \| in a table: it stays
             newline = text[places[0] + len(lines[0]) : places[1]] if len(places) > 1 else "\n"
-            finish = partial(check_markup, token.content, env, newline)
-            yield from group_pieces(_read_pieces(token.content, places), finish)
+            for segment in group_pieces(_read_pieces(token.content, places)):
+                content = "".join(piece.raw for piece in segment.pieces)
+                segment.finish = partial(check_markup, content, env, newline)
+                yield segment
 
 
 def _read_pieces(content: str, places: list[int]) -> Iterator[Piece]:
@@ -88,7 +90,7 @@ def check_markup(content: str, env: dict[str, Any], newline: str, output: str) -
     """
     escaped = _BLOCK_START.sub(r"\1\\\2", output, count=1) if _BLOCK_START.match(output) else output
     blocks = [token.type for token in make_parser().parse(escaped, dict(env))]
-    is_same = _list_markup(escaped, env) <= _list_markup(content, env)
+    is_same = _list_markup(escaped, env) == _list_markup(content, env)
     is_one = blocks == ["paragraph_open", "inline", "paragraph_close"]
     return escaped.replace("\n", newline) if is_same and is_one else None
 
