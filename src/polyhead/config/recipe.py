@@ -233,7 +233,7 @@ class DataConfig(ConfigSection):
 
 
 class TokenizerConfig(ConfigSection):
-    """How text becomes tokens; training_corpora on both sides of the training text."""
+    """How text becomes tokens; trained on both sides of the training text."""
 
     kind: Choice = Choice("bpe")
     vocab_size: int = Field(
@@ -265,7 +265,7 @@ BestMetric = Literal["loss", "bleu", "chrf", "accuracy", "f1", "micro_f1", "mcc"
 
 
 class TrainConfig(ConfigSection):
-    """How the model is training_corpora. Training stops at ``steps`` or ``epochs``, whichever comes first."""
+    """How the model is trained. Training stops at ``steps`` or ``epochs``, whichever comes first."""
 
     steps: int | None = Field(
         None,
@@ -294,10 +294,10 @@ class TrainConfig(ConfigSection):
         "otherwise 0",
     )
     freeze: tuple[str, ...] = Field(
-        (), description="parts of the model that are not training_corpora, e.g. [encoder.embedding]"
+        (), description="parts of the model that are not trained, e.g. [encoder.embedding]"
     )
     lora: LoraConfig | None = Field(
-        None, description="LoRA: low-rank adapters, training_corpora instead of the initial weights of start"
+        None, description="LoRA: low-rank adapters, trained instead of the initial weights of start"
     )
     lr_factors: dict[str, float] = Field(
         default_factory=dict, description="learning rate factors of parts of the model, e.g. {classifier: 10}"
@@ -395,9 +395,7 @@ class Recipe(ConfigSection):
     tokenizer: TokenizerConfig = Field(default_factory=TokenizerConfig)
     model: ModelSpec = Field(default_factory=ModelSpec)
     train: TrainConfig
-    init_from: InitFrom | None = Field(
-        None, description="training_corpora initial weights, instead of random ones"
-    )
+    init_from: InitFrom | None = Field(None, description="trained initial weights, instead of random ones")
     distill: DistillConfig | None = Field(
         None, description="knowledge distillation from a teacher, in addition to the labels"
     )
@@ -445,7 +443,7 @@ class Recipe(ConfigSection):
                 "or data.valid=null"
             )
         if self.train.lora and not self.init_from:
-            raise UserError("train.lora requires training_corpora weights: set init_from.run=...")
+            raise UserError("train.lora requires trained weights: set init_from.run=...")
         task = TASK.get(self.task.name)
         if self.model.kind != task.kind:
             raise UserError(
