@@ -29,7 +29,7 @@ def test_recipes_are_listed_and_printed(cli):
     lines = cli("init", "--example").out.splitlines()
     names = [path.stem for path in sorted((ROOT / "recipes").glob("*.yaml"))]
     assert [line.split()[0] for line in lines] == names
-    assert "sst2                  Sentiment of film reviews, two classes, from scratch" in lines
+    assert "sst2                   Sentiment of film reviews, two classes, from scratch" in lines
     assert cli("init", "--example", "sst2").out == (ROOT / "recipes/sst2.yaml").read_text()
     out = cli("init", "--example", "dates-en-zh").out
     assert yaml.safe_load(out)["data"]["root"] == str(CORPUS)

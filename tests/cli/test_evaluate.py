@@ -7,7 +7,7 @@ from polyhead.cli import evaluate, translate
 from polyhead.cli.eval_metrics.dispatch import EVALUATORS
 from polyhead.config.generation_config import SAMPLING_KEYS, GenerationConfig
 
-COMMON = {"directory", "files", "split", "others", "dtype", "device"}
+COMMON = {"directory", "files", "split", "others", "dtype", "device", "as_json"}
 
 
 def test_options_are_those_of_the_measurements():

@@ -28,7 +28,7 @@ def test_every_key_of_a_recipe_is_listed(cli):
     lines = cli("train", "--keys").out.splitlines()
     assert "train.lr: float = 0.001  peak learning rate" in lines
     for start in (
-        "data.test: list[str] | null = null  ",
+        "data.test: list[str] | list[CorpusConfig] | null = null  ",
         "model.position: part = sinusoidal  ",
         "init_from.layer_stride: int = 1  use the first layer and every n-th after it; 2 halves the depth",
         "train.lora.r: int = 8  rank of the adapters",

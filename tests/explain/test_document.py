@@ -11,6 +11,7 @@ from tests.hf.conftest import make
 from torch import nn
 
 from polyhead.config.model import ModelConfig
+from polyhead.config.recipe import DataConfig
 from polyhead.core.errors import UserError
 from polyhead.core.registry import ATTENTION, BLOCK, FEED_FORWARD, NORM, POOLING, POSITION
 from polyhead.explain.document import count_numbers, count_shown, describe_training_text, explain
@@ -287,9 +288,8 @@ def test_training_text_is_that_of_files(tmp_path):
     run = helpers.make_run()
     assert describe_training_text(run) == {"languages": None, "examples": (0, "")}
     run.directory = tmp_path
-    run.recipe = SimpleNamespace(
-        data=SimpleNamespace(source_lang="en", target_lang="de", train=["t/train.en"])
-    )
+    data = DataConfig(train=["t/train.en", "t/train.de"], source_lang="en", target_lang="de")
+    run.recipe = SimpleNamespace(data=data)
     stores = {
         "pairs-a": {"total": 4100, "used": 4000, "source_label": "train.en + train.de"},
         "pairs-b": {"used": 200, "source_label": "valid.en + valid.de"},

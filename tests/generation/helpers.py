@@ -6,7 +6,6 @@ import torch
 import yaml
 
 from polyhead.config.model import ModelConfig
-from polyhead.generation.decoding.beam_search import beam_search
 from polyhead.generation.decoding.sampling import RandomStreams, Sampling
 from polyhead.models import build
 
@@ -76,9 +75,3 @@ def stop_rows(steps, n_rows, n_tokens=2):
             return rows
         rows[token.row].append(token.id)
         send = {token.row} if token.row % 3 == 0 and len(rows[token.row]) == n_tokens else None
-
-
-def greedy_search(model, source, source_pos, **options):
-    """One output per row (B, S), by beam search with one beam."""
-    options = {"beam_size": 1, "early_stopping": True} | options
-    return [best for (best,) in beam_search(model, source, source_pos, **options)]

@@ -9,6 +9,7 @@ from tests.hf.load_helpers import load_model
 from tests.hf.tables import make_case
 
 import polyhead as ph
+from polyhead.kernels.linear import make_linear
 from polyhead.kernels.pack_model import QUANTIZED_LINEARS, linear_factory, pack_model, packed_dtype
 from polyhead.nn.state import named_state
 from polyhead.run.load import LOAD_DTYPES
@@ -67,10 +68,10 @@ def test_large_model_is_never_in_memory_twice(is_published, tmp_path, monkeypatc
     """The weights that packing takes are the file's, with fast also where they have the dtype."""
     mapped_flags = {}
 
-    def pack_and_record(model, factory):
+    def pack_and_record(model, factory=None, layers=None):
         projections = [x for name, x in model.named_parameters() if name.endswith("_proj.weight")]
         mapped_flags[dtype] = {is_mapped(x, directory / "model.safetensors") for x in projections}
-        return pack_model(model, factory)
+        return pack_model(model, factory or make_linear, layers)
 
     directory, stored_dtype = tmp_path / "checkpoint", "bf16"
     make_case(directory, "llama-0")
@@ -79,7 +80,8 @@ def test_large_model_is_never_in_memory_twice(is_published, tmp_path, monkeypatc
     else:
         ph.load(directory).save(tmp_path / "run")
         directory, stored_dtype = tmp_path / "run", "fp32"
-    monkeypatch.setattr("polyhead.run.load.pack_model", pack_and_record)
+    for module in ("load", "packed_weights"):
+        monkeypatch.setattr(f"polyhead.run.{module}.pack_model", pack_and_record)
     dtypes = ("int8", "int4", "bf16", "fp32")
     for dtype in dtypes:
         ph.load(directory, dtype=dtype, fast=True)

@@ -31,6 +31,7 @@ COMMANDS = {  # RUN is the hostile one
     "generate": "generate RUN dogs",
     "chat": "chat RUN",
     "classify": "classify RUN lines",
+    "tag": "tag RUN lines",
     "score": "score RUN lines",
     "fill-mask": "fill-mask RUN masks",
     "embed": "embed RUN lines",

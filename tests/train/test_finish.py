@@ -70,7 +70,6 @@ def test_unusable_test_text_is_refused_at_start(task, files, message, texts_dir,
         ("translation", {"stop_tokens": ["<nuk>"]}, "stop_tokens: no token '<nuk>' in the vocabulary"),
         ("translation", {"cache": Choice("state")}, "generation.cache: cache 'state' stores a recurrent"),
         ("translation", {"cache": Choice("h2o", budget=1)}, "cache 'h2o': a budget of 1 tokens"),
-        ("translation", {"cache": Choice("paged", block_size=0)}, "cache 'paged': block_size is 0"),
     ],
 )
 def test_unusable_generation_settings_are_refused_at_start(task, generation, message, texts_dir):

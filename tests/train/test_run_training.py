@@ -87,7 +87,9 @@ def test_ten_sentences_are_memorized_with_their_ends(memorized_run):
         assert float(logits.softmax(-1)[0, -1, eos]) > 0.8  # smoothing keeps it from 1
     assert notes.series("bleu", "valid")[-1] == pytest.approx(100)
     assert notes.series("chrf", "valid")[-1] == pytest.approx(100)
-    assert read_facts(run_dir / "README.md")["valid bleu"].startswith("100.00 (nrefs:1|case:mixed")
+    assert read_facts(run_dir / "README.md")["valid bleu"].startswith(
+        "100.00 ±0.00 (nrefs:1|bs:1000|seed:12345|case:mixed"
+    )
     assert re.fullmatch(
         r"finished at step \d+: valid BLEU 100.00 \(baseline [\d.]+, .*\), chrF 100.00 \(baseline .*\)\n"
         "it beats the baseline",
@@ -117,7 +119,10 @@ def test_run_directory_is_complete_and_loads(memorized_run):
     table = [re.split(r"(?<!\\)\|", line)[1:-1] for line in card.splitlines() if line.startswith("|")]
     assert {len(cells) for cells in table} == {2}  # as GitHub counts cells: a third one would not be shown
     (bleu,) = [value for name, value in table if name.strip() == "valid bleu"]
-    assert re.fullmatch(r" 100\.00 \(nrefs:1\|case:mixed\|.*\|version:[\d.]+\) ", bleu.replace("\\|", "|"))
+    assert re.fullmatch(
+        r" 100\.00 ±0\.00 \(nrefs:1\|bs:1000\|seed:12345\|case:mixed\|.*\|version:[\d.]+\) ",
+        bleu.replace("\\|", "|"),
+    )
 
 
 def write_pairs(corpus_dir) -> list[tuple[str, str]]:

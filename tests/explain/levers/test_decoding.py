@@ -177,7 +177,7 @@ def test_merging_cache_has_no_errors_by_position():
         ({"name": "windo"}, "windo"),
         ({"name": "window", "windows": 2}, "windows"),
         (3, "is not a component"),
-        ({"name": "h2o", "budget": 0}, "budget of 0"),
+        ({"name": "h2o", "budget": 0}, "0 is out of range: expected at least 1"),
         ({"name": "low_rank", "rank": 12}, "rank is 12, but the text has 9 tokens"),
         ({"name": "low_rank", "rank": 2, "projection": "x.safetensors"}, "'projection' names a file"),
         ({"name": "quantized", "group": 10**9}, "'group' must be at most 4096, got 1000000000"),

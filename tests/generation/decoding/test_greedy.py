@@ -1,11 +1,10 @@
 import numpy as np
 import pytest
 import torch
-from tests.generation.helpers import greedy_search
 from tests.generation.table_helpers import BOS, EOS, Table
 
 from polyhead.core.errors import UserError
-from polyhead.generation.decoding.beam_search import beam_search
+from polyhead.generation.decoding.beam_search import beam_search, greedy_search
 
 SOURCES = [(1, 2, 3), (3, 2, 1), (1, 1, 1), (2, 3, 3), (3, 3, 3)]
 LIMITS = [7, 1, 4, 9, 2]

@@ -31,9 +31,7 @@ class RunEvaluator(NamedTuple):
 
 EVALUATORS = {
     "classifier": RunEvaluator("is a classifier", "labelled texts", classes.evaluate_classifier),
-    "token classifier": RunEvaluator(
-        "is a token classifier", "texts with labeled spans", classes.evaluate_classifier
-    ),
+    "token classifier": RunEvaluator("is a token classifier", "labelled texts", classes.evaluate_classifier),
     "decoder": RunEvaluator("is a language model", "plain text", language.evaluate_language_model),
     "recovered": RunEvaluator(
         "is trained to predict masked or damaged tokens",
@@ -75,7 +73,9 @@ def filter_options(evaluator: RunEvaluator, options: Mapping[str, Any]) -> dict[
     given = drop_none(**options)
     unfit: dict[str, list[str]] = {}
     for name in given.keys() - evaluator.options:
-        data = " and ".join(other.data_description for other in EVALUATORS.values() if name in other.options)
+        data = " and ".join(
+            dict.fromkeys(other.data_description for other in EVALUATORS.values() if name in other.options)
+        )
         unfit.setdefault(data, []).append("--" + name.replace("_", "-"))
     if unfit:
         reason = f"this run {evaluator.run_description} and is evaluated on {evaluator.data_description}"

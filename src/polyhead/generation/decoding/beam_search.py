@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 from itertools import accumulate
 from math import isnan
-from typing import Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -420,3 +420,21 @@ def _select_extensions(
     request = np.arange(requests)[:, None]
     columns = total[request, order], order // per_row, ids.reshape(requests, -1)[request, order]
     return zip(*(column.tolist() for column in columns), strict=True)
+
+
+def greedy_search(
+    model: Decoder,
+    source: Tensor,
+    source_pos: Tensor | None,
+    *,
+    max_new_tokens: Sequence[int],
+    **options: Any,
+) -> list[Hypothesis]:
+    """Decode one output per row (B, S) with the most likely token at each step: beam search with one beam.
+
+    ``options`` are those of ``beam_search``.
+    """
+    hypotheses = beam_search(
+        model, source, source_pos, beam_size=1, early_stopping=True, max_new_tokens=max_new_tokens, **options
+    )
+    return [best for (best,) in hypotheses]
