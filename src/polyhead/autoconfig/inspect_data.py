@@ -180,11 +180,11 @@ def inspect_corpora(corpora: Sequence[dict[str, Any]], given_keys: Keys) -> Data
             )
         fractions = [summary.data.get("valid_fraction", 0.1) for summary in summaries]
         total.data["valid_fraction"] = max(fractions)
-    names, sizes = [corpus["name"] for corpus in corpora], [summary.rows for summary in summaries]
-    mixture = Mixture(tuple(names), (1.0,) * len(names), given_keys.get("temperature", 1), 0)
-    for name, size, drawn in zip(names, sizes, mixture.count_texts(sizes), strict=True):
-        share = CorpusShare(name, size, size, drawn, drawn / sum(sizes), drawn / size)
-        total.notes.append(tr("corpus {name}: {share}", name=name, share=share.describe()))
+    sizes = [summary.rows for summary in summaries]
+    mixture = Mixture((1.0,) * len(sizes), given_keys.get("temperature", 1), 0)
+    for corpus, size, drawn in zip(corpora, sizes, mixture.count_texts(sizes), strict=True):
+        share = CorpusShare(corpus["name"], size, size, drawn / sum(sizes), drawn / size)
+        total.notes.append(tr("corpus {name}: {share}", name=share.name, share=share.describe()))
     return total
 
 

@@ -42,7 +42,7 @@ from polyhead.train.loop import updates_of_epochs
 from polyhead.train.loss_module import LossTask
 from polyhead.train.tasks.base import HasClasses, Task, TaskFactory, get_problem_type
 from polyhead.train.tasks.common import count_causal_lm_labels
-from polyhead.train.tasks.corpora import MixesCorpora, list_shares
+from polyhead.train.tasks.corpora import MixesCorpora
 from polyhead.train.tasks.preferences import PreferenceBatch
 
 
@@ -184,9 +184,9 @@ def open_data_sample(recipe: Recipe, origin: Run | None, folder: Path) -> DataSa
             f"{recipe.distill.teacher[tokens.teacher_index]} is assumed"
         )
     if isinstance(inner := without_teacher(task), MixesCorpora):
-        notes += [
-            tr("corpus {name}: {share}", name=row.name, share=row.describe()) for row in list_shares(inner)
-        ]
+        for row in inner.shares:
+            row = row._replace(texts=round(row.texts / share), used=round(row.used / share))
+            notes.append(tr("corpus {name}: {share}", name=row.name, share=row.describe()))
     last = 0.5  # mean fill of the last batch of an epoch
     batches = (len(task.epoch_batches(0)) - last) / share + last
     is_table = recipe.data.format in ("tsv", "jsonl")
@@ -219,11 +219,11 @@ def _resolve_tokenizer(
 
 def _name_sample(data: DataConfig, split: str, sample: SplitSample) -> list[str] | list[CorpusConfig]:
     """The files of a sample, as the recipe names those of a split."""
-    names = iter(sample.names)
-    corpora = [
-        corpus.model_copy(update={"files": [*islice(names, len(data.split_paths(split, corpus)))]})
-        for corpus in as_corpora(getattr(data, split))
-    ]
+    names, corpora = iter(sample.names), []
+    for corpus in as_corpora(getattr(data, split)):
+        files = [*islice(names, len(data.split_paths(split, corpus)))]
+        most = corpus.max_texts and math.ceil(corpus.max_texts * sample.sampled_bytes / sample.nbytes)
+        corpora.append(corpus.model_copy(update={"files": files, "max_texts": most}))
     return corpora or sample.names
 
 

@@ -107,21 +107,6 @@ class Perplexity(NamedTuple):
         }
 
 
-def sum_perplexities(parts: Sequence[Perplexity]) -> Perplexity:
-    """The perplexity of several texts as one."""
-    total, *others = parts
-    for part in others:
-        total = Perplexity(
-            total.nll + part.nll,
-            total.tokens + part.tokens,
-            total.words + part.words,
-            total.characters + part.characters,
-            total.malformed + part.malformed,
-            total.unknown_tokens + part.unknown_tokens,
-        )
-    return total
-
-
 def text_perplexity(
     model: CausalLM, tokenizer: Tokenizer, text: TextFiles, width: int, batch_tokens: int
 ) -> Perplexity:

@@ -8,7 +8,7 @@ from pydantic import BaseModel
 
 from polyhead.checkpoint import checkpoint
 from polyhead.checkpoint.manifest import MANIFEST_FILE
-from polyhead.config.recipe import DataConfig, Recipe, TrainConfig
+from polyhead.config.recipe import Recipe, TrainConfig
 from polyhead.config.yaml_io import MAX_RECIPE_BYTES
 from polyhead.core.atomic_io import file_exists, read_regular_file
 from polyhead.core.errors import UserError
@@ -101,8 +101,10 @@ def check_directory(recipe: Recipe, resume: bool) -> Recipe | None:
         if key not in CHANGEABLE_KEYS
     ]
     data_keys = list_differences(old_recipe.data, recipe.data, "data")
-    changed_keys += [key for key in data_keys if key in ("data.max_len", "data.augment")]
-    changed_keys += _changed_shares(old_recipe.data, recipe.data)
+    changed_keys += [key for key in data_keys if key in ("data.max_len", "data.augment", "data.temperature")]
+    both = (old_recipe.data.list_corpora("train"), recipe.data.list_corpora("train"))
+    weights = [[corpus.weight for corpus in corpora] for corpora in both]
+    changed_keys += ["weights in data.train"] * (weights[0] != weights[1])
     changed_keys += [
         name for name in ("task", "distill") if getattr(old_recipe, name) != getattr(recipe, name)
     ]
@@ -112,13 +114,6 @@ def check_directory(recipe: Recipe, resume: bool) -> Recipe | None:
             f"recipe; use {recipe_file}, or start a new run with out=..."
         )
     return old_recipe
-
-
-def _changed_shares(old: DataConfig, new: DataConfig) -> list[str]:
-    """Keys in which the shares of the corpora differ; their texts are compared by digests."""
-    weights = [[corpus.weight for corpus in data.list_corpora("train")] for data in (old, new)]
-    changed = ["data.temperature"] if old.temperature != new.temperature else []
-    return changed + ["weights in data.train"] * (weights[0] != weights[1])
 
 
 def list_differences(a: BaseModel, b: BaseModel, prefix: str) -> list[str]:

@@ -79,7 +79,7 @@ from polyhead.train.signals import interrupt_on_signal, stop_on_signal
 from polyhead.train.strategies.base import Strategy
 from polyhead.train.strategies.parallelize import check_parallel, parallelize
 from polyhead.train.tasks.base import Calibrates, Task, TaskFactory, get_problem_type
-from polyhead.train.tasks.corpora import corpus_facts
+from polyhead.train.tasks.corpora import MixesCorpora, corpus_facts, format_shares
 from polyhead.train.train_state import TrainState, load_final_weights
 from polyhead.train.trainable_parameters import parameter_summary
 from polyhead.train.validation_examples import save_validation_examples
@@ -350,6 +350,8 @@ def _open_task(
     """
     factory: TaskFactory = TASK.get(recipe.task.name)
     task = factory.open(recipe, tokenizer, report)
+    for line in format_shares(task.shares) if isinstance(task, MixesCorpora) else ():
+        report.info(line)
     config = recipe.model.with_vocabulary(
         max(min_vocab_size, tokenizer.target_tokenizer.vocab_size), task.labels, get_problem_type(task)
     )

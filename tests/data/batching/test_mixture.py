@@ -11,7 +11,7 @@ SIZES = [7, 50, 3]
 
 
 def make_mixture(weights=(1, 1, 1), temperature=1.0, seed=3):
-    return Mixture(tuple("abc"[: len(weights)]), tuple(map(float, weights)), temperature, seed)
+    return Mixture(tuple(map(float, weights)), temperature, seed)
 
 
 # weight * size^(1/T) by hand: 2 * 7 : 50 : 3 of 60 texts is 12.54 : 44.78 : 2.69, and so on
@@ -24,6 +24,8 @@ def make_mixture(weights=(1, 1, 1), temperature=1.0, seed=3):
         ((1, 3), 2, [100, 900], [100, 900]),  # 10 : 90
         ((1, 1), 1e9, [100, 900], [500, 500]),
         ((1, 1), 0.5, [100, 900], [12, 988]),  # 10,000 : 810,000 is 12.2 : 987.8
+        ((1, 1), 1e-4, [100, 900], [0, 1000]),  # a power that overflows
+        ((1e308, 1e308), 1, [100, 900], [100, 900]),
         ((2, 1, 1), 1, SIZES, [12, 45, 3]),  # the two that are left go to .78 and .69
         ((1, 1, 1), 1, [1, 1, 1], [1, 1, 1]),
         ((1, 1, 2), 1, [1, 1, 1], [1, 1, 1]),  # 0.75 : 0.75 : 1.5

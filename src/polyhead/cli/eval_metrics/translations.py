@@ -30,11 +30,11 @@ from polyhead.config.recipe import DataConfig
 from polyhead.core.errors import UserError
 from polyhead.core.i18n import tr
 from polyhead.core.output_paths import expand_folders
-from polyhead.data.readers.corpora import ParallelMixture
 from polyhead.data.readers.parallel_corpus import (
     CorpusFormat,
     CorpusReport,
     ParallelFiles,
+    merge_corpora,
     merge_references,
     open_corpus,
     read_pairs,
@@ -249,7 +249,7 @@ def select_language(
         raise UserError(
             f"--target-lang {target_lang}: no corpus of data.{split} has this target; known: {names}"
         )
-    return ParallelMixture.of(parts)
+    return merge_corpora(parts)
 
 
 def _reject_labels(run: Run, path: Path) -> None:

@@ -1,9 +1,9 @@
 """Which texts of several corpora an epoch has: a pure function of (seed, epoch).
 
 An epoch has as many texts as all corpora together. Their shares are p_i ∝ w_i n_i^(1/T), for n_i texts of
-weight w_i (Arivazhagan et al., 2019, sec. 4.2; Liu et al., 2020). So with equal weights at T = 1 an epoch has
-each text once. Of corpus i, epoch e has the texts from e k_i to (e + 1) k_i of an endless sequence of passes
-over it, each in its own random order: no text comes again before all others of its corpus did.
+weight w_i (Arivazhagan et al., 2019; mBART, Liu et al., 2020, with α = 1/T). So with equal weights at T = 1
+an epoch has each text once. Of corpus i, epoch e has the texts from e k_i to (e + 1) k_i of an endless
+sequence of passes over it, each in its own random order: no text comes again before all others of its corpus.
 """
 
 from __future__ import annotations
@@ -15,16 +15,15 @@ import numpy as np
 
 from polyhead.data.batching.length_bucketing import LengthBucketSampler
 from polyhead.data.batching.packing import Segments, count_segments, cut_segments
-from polyhead.data.batching.token_windows import batch_starts, cut_windows
+from polyhead.data.batching.token_windows import batch_starts, count_windows, cut_windows
 from polyhead.data.stores.build_cache import IdArray
 
-_ORDER_KEY, OFFSET_KEY = 4, 5  # first element of a random key: what is drawn
+_ORDER_KEY, _OFFSET_KEY = 4, 5  # first element of a random key: what is drawn
 
 
 class Mixture(NamedTuple):
     """Corpora and how often their texts are used."""
 
-    names: tuple[str, ...]
     weights: tuple[float, ...]
     temperature: float
     seed: int
@@ -34,8 +33,10 @@ class Mixture(NamedTuple):
 
         Shares are rounded down; the texts that are left go to the largest remainders.
         """
+        # both relative to the largest, so that no power overflows
         scores = [
-            weight * size ** (1 / self.temperature) for weight, size in zip(self.weights, sizes, strict=True)
+            weight / max(self.weights) * (size / max(sizes)) ** (1 / self.temperature)
+            for weight, size in zip(self.weights, sizes, strict=True)
         ]
         shares = [sum(sizes) * score / sum(scores) for score in scores]
         counts = [int(share) for share in shares]
@@ -58,7 +59,7 @@ class Mixture(NamedTuple):
 
     def pass_rng(self, corpus: int, number: int) -> np.random.Generator:
         """Random numbers of one pass over a corpus."""
-        return np.random.Generator(np.random.PCG64([self.seed, OFFSET_KEY, corpus, number]))
+        return np.random.Generator(np.random.PCG64([self.seed, _OFFSET_KEY, corpus, number]))
 
 
 class MixedLengthSampler(NamedTuple):
@@ -94,7 +95,7 @@ def plan_mixed_windows(
     def cut_pass(corpus: int, number: int) -> IdArray:
         return starts[corpus] + cut_windows(lengths[corpus], width, mixture.pass_rng(corpus, number))
 
-    sizes = [len(cut_windows(length, width, mixture.pass_rng(0, 0))) for length in lengths]
+    sizes = [count_windows(length, width) for length in lengths]
     windows = mixture.select(sizes, epoch, cut_pass)
     return batch_starts(windows, batch_rows, np.random.Generator(np.random.PCG64([mixture.seed, epoch])))
 

@@ -68,14 +68,19 @@ def plan_windows(length: int, width: int, batch_rows: int, *, seed: int, epoch: 
 
 
 def cut_windows(length: int, width: int, bits: np.random.Generator) -> IdArray:
-    """The first token of every row of ``width`` of a text, from a random offset; a UserError below two."""
-    n = (length - 1) // width
-    if n < 2:
+    """The first token of every row of ``width`` of a text, from a random offset."""
+    n_windows = count_windows(length, width)
+    return np.arange(n_windows) * width + bits.integers(0, width + (length - 1) % width + 1)
+
+
+def count_windows(length: int, width: int) -> int:
+    """The rows of ``width`` that a text has after any offset; a UserError if there are none."""
+    if (n := (length - 1) // width) < 2:
         raise UserError(
             f"{length} tokens of text are fewer than two rows of {width}; use more text or a "
             "smaller data.max_len"
         )
-    return np.arange(n - 1) * width + bits.integers(0, width + (length - 1) % width + 1)
+    return n - 1
 
 
 def batch_starts(starts: IdArray, batch_rows: int, bits: np.random.Generator) -> list[IdArray]:

@@ -8,14 +8,12 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from polyhead.core.errors import UserError
 from polyhead.core.i18n import tr
 from polyhead.data.readers.files import is_text, iter_lines
-from polyhead.data.readers.parallel_corpus import ParallelFiles
 from polyhead.tokenizers.languages import normalize_language, script_of_language
 from polyhead.tokenizers.scripts import script_of_text, split_script_words
 
-_MAX_SAMPLE = 1000  # pairs or lines that are read
+_MAX_SAMPLE = 1000  # lines that are read
 _MAX_FILES = 16  # of one text that are compared
 _N_FREQUENT_WORDS = 100  # frequent words that identify a language
 _MIN_WORDS = 30  # of a text; with fewer, frequent words are not conclusive
@@ -64,15 +62,6 @@ def describe_language(texts: Sequence[str], code: str = "") -> Language:
         return Language(script_of_language(code), words, code)
     frequent = Counter(_split_words(texts)).most_common(_N_FREQUENT_WORDS)
     return Language(script_of_text(texts), frozenset(word for word, _ in frequent), code)
-
-
-def sample_pairs(corpus: ParallelFiles) -> tuple[list[str], list[str]]:
-    """(sources, targets) of the first pairs; empty if they cannot be read, which is reported elsewhere."""
-    try:
-        pairs = list(islice(corpus.iter_pairs(), _MAX_SAMPLE))
-    except UserError:
-        return [], []
-    return [pair.source for pair in pairs], [pair.target for pair in pairs]
 
 
 def detect_wrong_language(texts: Sequence[str], expected: Language, other: Language) -> str:

@@ -8,14 +8,16 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from polyhead.core.blank_text import is_blank
 from polyhead.core.errors import UserError, unknown_name_error
 from polyhead.data.readers.files import BOM, check_files, is_table, is_text, iter_lines
 from polyhead.data.readers.rows import ReadReport, Rows, read_limited
 from polyhead.data.readers.tabular import ColumnKey, infer_format, is_blank_line
+from polyhead.data.readers.text_filter import NO_RULES, TextFilter, TextRules
 
 CorpusFormat = Literal["auto", "parallel", "tsv", "jsonl"]
 _N_COMPARED_LINES, _MIN_COMPARED_LINES = 1000, 10  # a few names or numbers are the same in two languages
@@ -38,33 +40,35 @@ class CorpusReport(ReadReport):
     counts = "{where}: {kept:,} of {read:,} pairs"
 
 
+@dataclass(frozen=True)
 class ParallelFiles(Rows):
-    """Files of a parallel corpus.
+    """Files of a parallel corpus, or several corpora.
 
     All translations of a source are in the same split: a corpus often repeats a sentence with another
     translation, and validation must not contain training sentences.
     """
 
-    unit = "pair"
+    unit: ClassVar[str] = "pair"
+
+    name: str = ""  # of one of several corpora
+    rules: TextRules = NO_RULES
+    source_tags: tuple[str, ...] = ()  # special tokens at the start of each source
+    corpora: tuple[ParallelFiles, ...] = ()  # read one after the other, instead of the files
 
     @property
-    def parts(self) -> Sequence[ParallelFiles]:
+    def parts(self) -> tuple[ParallelFiles, ...]:
         """The corpora; a single one has itself."""
-        return (self,)
+        return self.corpora or (self,)
 
     @property
-    def source_tags(self) -> Sequence[str]:
-        """Special tokens at the start of each source."""
-        return ()
-
-    @property
-    def settings(self) -> list[Any]:
-        """What the pairs depend on besides the files and the fields of this class."""
-        return []
+    def source_label(self) -> str:
+        return " + ".join(part.name for part in self.parts) or super().source_label
 
     @property
     def copied_side(self) -> str:
         """The file or column that is both source and target, also as a copy of itself; "" if none is."""
+        if self.corpora:
+            return next(filter(None, (corpus.copied_side for corpus in self.corpora)), "")
         if self.format != "parallel":
             columns = [self.columns_by_role[role] for role in ("source", "target")]
             return f"column {columns[0]!r}" if columns[0] == columns[1] else ""
@@ -74,13 +78,20 @@ class ParallelFiles(Rows):
 
     def iter_pairs(self, report: CorpusReport | None = None) -> Iterator[SentencePair]:
         """Yield the usable pairs; the others are counted in the report. A UserError if none is usable."""
+        if self.corpora:
+            for corpus in self.corpora:
+                yield from corpus.iter_pairs(report)
+            return
         report = report or CorpusReport(self.source_label)
+        text_filter = TextFilter(self.rules, report.n_filtered)
         for place, line, (source, target) in self.read_rows(report):
             if is_blank(source) or is_blank(target):
                 report.count_problem("empty", place)
-            else:
+            elif text_filter.accepts(source, target):
                 report.used += 1
                 yield SentencePair(line, source, target, place)
+                if text_filter.is_full:
+                    return
         report.check_usable()
 
     def number_rows(self) -> Iterator[tuple[str, int, PairRow]]:
@@ -95,6 +106,12 @@ class ParallelFiles(Rows):
     def read_file(self, path: Path) -> Iterator[tuple[int, PairRow]]:
         for line, row in super().read_file(path):
             yield line, row if all(isinstance(text, str) for text in row) else "malformed"
+
+
+def merge_corpora(corpora: Sequence[ParallelFiles]) -> ParallelFiles:
+    """Several corpora as one."""
+    files = tuple(path for corpus in corpora for path in corpus.files)
+    return replace(corpora[0], files=files, name="", rules=NO_RULES, source_tags=(), corpora=tuple(corpora))
 
 
 def open_corpus(

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from polyhead.core.blank_text import is_blank
 from polyhead.core.errors import UserError
 from polyhead.core.i18n import Translate, format_english, tr
 from polyhead.data.readers.files import BOM, check_files, is_text, iter_spans
-from polyhead.data.readers.rows import describe_filtered, join_names
+from polyhead.data.readers.rows import PartsReport, join_names
 from polyhead.data.readers.tabular import ColumnKey, TableFormat, check_columns, infer_table_format, read_rows
+from polyhead.data.readers.text_filter import NO_RULES, TextFilter, TextRules
 from polyhead.tokenizers.train_tokenizer import MAX_TRAINING_CHARACTERS
 
 DocumentSeparator = Literal["file", "line", "blank"]
@@ -28,7 +29,7 @@ class TextChunk(NamedTuple):
 
 
 @dataclass
-class TextReport:
+class TextReport(PartsReport):
     """Read counts of a text, and the units of perplexity. Document separators count in none of them."""
 
     source_label: str
@@ -39,11 +40,6 @@ class TextReport:
     malformed: int = 0
     header: int = 0  # rows of a table that repeat its header
     bom: int = 0  # byte order marks at the start of further lines
-    n_filtered: dict[str, int] = field(default_factory=dict)  # documents that break a rule, by rule
-    parts: list[Any] = field(default_factory=list)  # the reports of several corpora
-
-    def __post_init__(self) -> None:
-        self.parts = [type(self)(**part) if isinstance(part, dict) else part for part in self.parts]
 
     @property
     def n_texts(self) -> tuple[int, int]:
@@ -64,7 +60,7 @@ class TextReport:
     def describe(self, tr: Translate = tr) -> str:
         """The same line in the current language."""
         if self.parts:
-            return tr(", ").join(part.describe(tr) for part in self.parts)
+            return super().describe(tr)
         singular = "{where}: {documents:,} document, {lines:,} lines, {characters:,} characters"
         plural = "{where}: {documents:,} documents, {lines:,} lines, {characters:,} characters"
         counts = tr(
@@ -74,7 +70,7 @@ class TextReport:
             lines=self.lines,
             characters=self.characters,
         )
-        counts += describe_filtered(self.n_filtered, tr)
+        counts += self.describe_filtered(tr)
         if self.malformed:
             counts += tr("; skipped {count:,} lines that are not text or too long", count=self.malformed)
         if self.header:
@@ -102,19 +98,18 @@ class TextFiles:
     columns: tuple[ColumnKey, ...] = ()
     empty_files: tuple[Path, ...] = ()
 
+    name: str = ""  # of one of several corpora
+    rules: TextRules = NO_RULES
+    corpora: tuple[TextFiles, ...] = ()  # read one after the other, instead of the files
+
+    @property
+    def parts(self) -> tuple[TextFiles, ...]:
+        """The corpora; a single one has itself."""
+        return self.corpora or (self,)
+
     @property
     def source_label(self) -> str:
-        return join_names(self.files, self.empty_files)
-
-    @property
-    def parts(self) -> Sequence[TextFiles]:
-        """The corpora; a single one has itself."""
-        return (self,)
-
-    @property
-    def settings(self) -> list[Any]:
-        """What the text depends on besides the files and the fields of this class."""
-        return []
+        return " + ".join(part.name for part in self.parts) or join_names(self.files, self.empty_files)
 
     @property
     def has_documents(self) -> bool:
@@ -123,7 +118,34 @@ class TextFiles:
 
     def read_chunks(self, report: TextReport | None = None) -> Iterator[TextChunk]:
         """Yield the text in order, and count it. Raises a UserError if there is none."""
-        report = report or TextReport(self.source_label)
+        for part in self.parts:
+            part_report = report or TextReport(part.source_label)
+            yield from part._read_files(part_report) if part.rules == NO_RULES else part._filter(part_report)
+
+    def _filter(self, report: TextReport) -> Iterator[TextChunk]:
+        """Yield the documents that pass the rules, each as one chunk."""
+        text_filter, unfiltered, pieces = (
+            TextFilter(self.rules, report.n_filtered),
+            TextReport(""),
+            list[str](),
+        )
+        for chunk in self._read_files(unfiltered):
+            pieces.append(chunk.text)
+            if not chunk.is_last:
+                continue
+            text, pieces = "".join(pieces), []
+            if text_filter.accepts(text):
+                report.add(f"{text}\n")
+                report.documents += 1
+                yield TextChunk(text, True)
+                if text_filter.is_full:
+                    break
+        for kind in ("malformed", "header", "bom"):
+            setattr(report, kind, getattr(report, kind) + getattr(unfiltered, kind))
+        if not text_filter.n_used:
+            raise UserError(f"no usable text in {report}")
+
+    def _read_files(self, report: TextReport) -> Iterator[TextChunk]:
         total = 0
         if self.fraction_range != (0.0, 1.0):
             total = sum(len(text) for path in self.files for text, kind in self._iter_spans(path))
@@ -232,6 +254,12 @@ class _DocumentAccumulator:
                 self.report.add("\n")
             yield TextChunk(text if self.separator == "file" else text.removesuffix("\n"), True)
         self.buffer, self.size, self.is_open = [], 0, False
+
+
+def merge_texts(corpora: Sequence[TextFiles]) -> TextFiles:
+    """Several texts as one."""
+    files = tuple(path for corpus in corpora for path in corpus.files)
+    return replace(corpora[0], files=files, name="", rules=NO_RULES, corpora=tuple(corpora))
 
 
 def open_text(

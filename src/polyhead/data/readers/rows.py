@@ -8,11 +8,11 @@ from __future__ import annotations
 import math
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
 from polyhead.core.blank_text import is_blank
 from polyhead.core.errors import MAX_INT, UserError
@@ -34,7 +34,34 @@ _KIND_WORDS = {
 
 
 @dataclass
-class ReadReport:
+class PartsReport:
+    """Counts of what a filter drops, and the reports of several corpora."""
+
+    n_filtered: dict[str, int] = field(default_factory=dict, kw_only=True)  # texts that break a rule, by rule
+    parts: list[Any] = field(default_factory=list, kw_only=True)
+
+    def __post_init__(self) -> None:
+        self.parts = [type(self)(**part) if isinstance(part, dict) else part for part in self.parts]
+
+    def add_part(self, part: Self) -> None:
+        """Add the counts of one of several corpora to those of all, and keep its report."""
+        for name, count in vars(part).items():
+            if isinstance(count, int):
+                setattr(self, name, getattr(self, name) + count)
+        self.parts.append(part)
+
+    def describe(self, tr: Translate = tr) -> str:
+        """The reports of the corpora, in the current language."""
+        return tr(", ").join(part.describe(tr) for part in self.parts)
+
+    def describe_filtered(self, tr: Translate) -> str:
+        """'; filtered 12 by min_chars, 3 by unique'; "" without any."""
+        counts = [tr("{count:,} by {rule}", count=n, rule=rule) for rule, n in self.n_filtered.items()]
+        return tr("; filtered {counts}", counts=tr(", ").join(counts)) if counts else ""
+
+
+@dataclass
+class ReadReport(PartsReport):
     """Read counts: total = used + the rows of each kind that cannot be used.
 
     header is a line that repeats the header; too_long is a line longer than the limit of a line, or a row
@@ -65,11 +92,6 @@ class ReadReport:
     examples: dict[str, list[str]] = field(default_factory=dict)  # locations of the first rows of each kind
     # row numbers, from 1, of the rows that were returned
     row_numbers: list[int] = field(default_factory=list)
-    n_filtered: dict[str, int] = field(default_factory=dict)  # rows that break a rule of the filter, by rule
-    parts: list[Any] = field(default_factory=list)  # the reports of several corpora
-
-    def __post_init__(self) -> None:
-        self.parts = [type(self)(**part) if isinstance(part, dict) else part for part in self.parts]
 
     @property
     def n_texts(self) -> tuple[int, int]:
@@ -100,7 +122,7 @@ class ReadReport:
     def describe(self, tr: Translate = tr) -> str:
         """The same line in the current language."""
         if self.parts:
-            return tr(", ").join(part.describe(tr) for part in self.parts)
+            return super().describe(tr)
 
         def first(kind: str) -> str:
             location = self.examples[kind][0]
@@ -116,7 +138,7 @@ class ReadReport:
         ]
         if skipped:
             text += tr("; skipped {kinds}", kinds=tr(", ").join(skipped))
-        text += describe_filtered(self.n_filtered, tr)
+        text += self.describe_filtered(tr)
         if self.bom:
             text += tr(
                 "; removed {count:,} byte order marks inside the file (first: {place})",
@@ -128,20 +150,6 @@ class ReadReport:
                 "; truncated {count:,} (first: {place})", count=self.truncated, place=first("truncated")
             )
         return text
-
-
-def describe_filtered(n_filtered: Mapping[str, int], tr: Translate = tr) -> str:
-    """'; left out 12 by min_chars, 3 by unique'; "" without any."""
-    counts = [tr("{count:,} by {rule}", count=count, rule=rule) for rule, count in n_filtered.items()]
-    return tr("; filtered {counts}", counts=tr(", ").join(counts)) if counts else ""
-
-
-def add_part(total: Any, part: Any) -> None:
-    """Add the counts of one of several corpora to those of all, and keep its report."""
-    for name in (counter.name for counter in fields(total)):
-        if isinstance(count := getattr(part, name), int):
-            setattr(total, name, getattr(total, name) + count)
-    total.parts.append(part)
 
 
 def join_names(files: Sequence[Path], empty_files: Sequence[Path] = ()) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 from polyhead.core.errors import UserError
 from polyhead.data.readers.files import fingerprint
 from polyhead.data.readers.parallel_corpus import CorpusReport, ParallelFiles, SentencePair
-from polyhead.data.readers.rows import add_part, iter_chunks
+from polyhead.data.readers.rows import iter_chunks
 from polyhead.data.stores.build_cache import FlatWriter, IdArray, IdStore
 from polyhead.tokenizers.special_tokens import Seq2SeqTemplate
 from polyhead.tokenizers.tokenizer import Tokenizer
@@ -97,7 +97,7 @@ class PairStore(IdStore):
         if max_len < 2:
             raise UserError(f"max_len is {max_len}; a sentence of one token and its end need 2")
         settings: Any = [_key_settings(part, tokenizer, max_len) for part in corpus.parts]
-        settings = settings[0] if corpus.parts[0] is corpus else settings
+        settings = settings if corpus.corpora else settings[0]
         report = CorpusReport(corpus.source_label)
         write = partial(_write_pairs, corpus, tokenizer, max_len)
         return cls(*cls.build(cache, settings, report, write), max_len, tokenizer.seq2seq_template)
@@ -113,7 +113,7 @@ def _key_settings(corpus: ParallelFiles, tokenizer: Tokenizer, max_len: int) -> 
         "format": corpus.format,
         "columns": [*corpus.columns_by_role.values()],
         **({"share": share} if corpus.validation_fraction else {}),
-        **({"rules": corpus.settings} if corpus.settings else {}),
+        **({"rules": [corpus.name, corpus.rules, corpus.source_tags]} if corpus.name else {}),
     }
 
 
@@ -142,11 +142,11 @@ def _write_pairs(
     out: dict[str, FlatWriter],
     report: CorpusReport,
 ) -> None:
-    if corpus.parts[0] is not corpus:
-        for part in corpus.parts:
-            part_report = CorpusReport(part.source_label)
-            _write_pairs(part, tokenizer, max_len, out, part_report)
-            add_part(report, part_report)
+    for part in corpus.corpora:
+        part_report = CorpusReport(part.source_label)
+        _write_pairs(part, tokenizer, max_len, out, part_report)
+        report.add_part(part_report)
+    if corpus.corpora:
         return
     n_tags = len(corpus.source_tags)
     for chunk in iter_chunks(corpus.iter_pairs(report), _CHUNK):

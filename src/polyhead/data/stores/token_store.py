@@ -13,7 +13,6 @@ import numpy as np
 
 from polyhead.data.readers.files import fingerprint
 from polyhead.data.readers.plain_text import TextFiles, TextReport
-from polyhead.data.readers.rows import add_part
 from polyhead.data.stores.build_cache import FlatWriter, IdArray, IdStore
 from polyhead.tokenizers.tokenizer import Tokenizer
 
@@ -91,7 +90,7 @@ class TokenStore(IdStore):
         """
         has_prefix = bool(prefix_ids) and list(prefix_ids) != [tokenizer.eos_id]
         settings = [_key_settings(part, tokenizer, prefix_ids if has_prefix else ()) for part in text.parts]
-        settings = settings[0] if text.parts[0] is text else settings
+        settings = settings if text.corpora else settings[0]
         write = partial(_write_tokens, text, tokenizer, prefix_ids if has_prefix else ())
         return cls(*cls.build(cache, settings, TextReport(text.source_label), write), has_prefix, prefix_ids)
 
@@ -105,7 +104,7 @@ def _key_settings(text: TextFiles, tokenizer: Tokenizer, prefix_ids: Sequence[in
         text.fraction_range,
         *([text.table, text.columns, "as written"] if text.table else []),
         *([list(prefix_ids)] if prefix_ids else []),
-        *text.settings,
+        *([text.name, text.rules] if text.name else []),
     ]
 
 
@@ -121,7 +120,7 @@ def _write_tokens(
         part_report = report if part is text else TextReport(part.source_label)
         _write_documents(part, tokenizer, prefix_ids, mark, out, part_report)
         if part is not text:
-            add_part(report, part_report)
+            report.add_part(part_report)
     out["ids"].append(mark)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -22,10 +23,10 @@ from polyhead.core.registry import CHAT
 from polyhead.cost.decoding import cache_shape
 from polyhead.data.batching.collate import PairBatch
 from polyhead.data.batching.token_windows import TokenWindows
-from polyhead.data.readers.corpora import TextCorpus, TextMixture
 from polyhead.data.readers.detect_language import describe_mixed_languages
-from polyhead.data.readers.plain_text import TextFiles, open_text, read_text_lines
+from polyhead.data.readers.plain_text import TextFiles, merge_texts, open_text, read_text_lines
 from polyhead.data.readers.tabular import ColumnKey, inherit_format
+from polyhead.data.readers.text_filter import NO_RULES
 from polyhead.data.stores.build_cache import IdArray
 from polyhead.data.stores.token_store import TokenStore
 from polyhead.evaluate.baselines import Baselines, TrainingCounts, count_tokens, unigram_baselines
@@ -55,18 +56,20 @@ def open_split_text(recipe: Recipe, split: str) -> TextFiles:
     """
     data = recipe.data
 
-    def open_files(corpus: CorpusConfig | None = None) -> TextFiles:
+    def open_one(corpus: CorpusConfig | None = None) -> TextFiles:
         files, share, is_validation = data.select_split(split, corpus)
         fraction_range = (1.0 - share, 1.0) if share and is_validation else (0.0, 1.0 - share)
-        return open_text(files, data.document_separator, fraction_range, data.text, data.format)
-
-    def open_one(corpus: CorpusConfig) -> TextFiles:
-        rules = make_text_rules(corpus, split, corpus.source_lang)
-        with prefix_errors(f"data.{split}"):
-            return TextCorpus.of(open_files(corpus), corpus.name, rules)
+        text = open_text(files, data.document_separator, fraction_range, data.text, data.format)
+        rules = make_text_rules(corpus, split, corpus.source_lang) if corpus else NO_RULES
+        if corpus and rules != NO_RULES and text.document_separator == "file":
+            raise UserError(
+                f"data.{split}: corpus {corpus.name!r}: a filter and max_texts are for texts of a line or "
+                "paragraph, and each file is one text here: set data.document_separator=line or blank"
+            )
+        return replace(text, name=corpus.name, rules=rules) if corpus else text
 
     corpora = data.list_corpora(split)
-    return TextMixture.of([*map(open_one, corpora)]) if corpora else open_files()
+    return merge_texts([*map(open_one, corpora)]) if corpora else open_one()
 
 
 def iter_training_texts(recipe: Recipe) -> Iterator[str]:
@@ -189,7 +192,7 @@ def open_stores(recipe: Recipe, tokenizer: Tokenizer, report: Reporter) -> dict[
         texts = stores[split].hash_texts(tokenizer.eos_id)
         warn_learned_texts(split, texts, None, training_texts, report)
     text = open_split_text(recipe, "train")
-    if text.table is None and len(text.parts) == 1 and (warning := describe_mixed_languages(text.files)):
+    if text.table is None and not text.corpora and (warning := describe_mixed_languages(text.files)):
         report.info(tr("warning: {message}", message=warning))
     return stores
 

@@ -3,36 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from polyhead.config.corpora import CorpusConfig
 from polyhead.config.recipe import DataConfig
 from polyhead.core.errors import UserError
 from polyhead.core.i18n import Translate, format_english, tr
 from polyhead.data.batching.mixture import Mixture
-from polyhead.data.readers.corpora import TextRules
+from polyhead.data.readers.rows import PartsReport
+from polyhead.data.readers.text_filter import TextRules
 
 LOSS_PREFIX = "loss_"  # of the names of metrics: the loss of one corpus
-
-
-@runtime_checkable
-class MixesCorpora(Protocol):
-    """An opened task that can read several corpora."""
-
-    @property
-    def mixture(self) -> Mixture | None:
-        """None for a single corpus."""
-        ...
-
-    @property
-    def corpus_sizes(self) -> Sequence[int]:
-        """The texts of each corpus, as an epoch counts them."""
-        ...
-
-    @property
-    def stores(self) -> Mapping[str, Any]:
-        """The tokens of each split."""
-        ...
 
 
 class CorpusShare(NamedTuple):
@@ -41,7 +22,6 @@ class CorpusShare(NamedTuple):
     name: str
     texts: int  # that were read
     used: int
-    n_drawn: int  # in an epoch, as the task cuts texts into rows
     share: float  # of an epoch
     passes: float  # over the corpus, in an epoch
 
@@ -66,56 +46,58 @@ def make_text_rules(corpus: CorpusConfig, split: str, *languages: str) -> TextRu
 
 def make_mixture(data: DataConfig, seed: int) -> Mixture | None:
     """The mixture of the training corpora; None for a single corpus without settings."""
-    corpora = data.list_corpora("train")
-    if not corpora:
-        return None
-    names, weights = zip(*((corpus.name, corpus.weight) for corpus in corpora), strict=True)
-    return Mixture(names, weights, data.temperature, seed)
+    weights = tuple(corpus.weight for corpus in data.list_corpora("train"))
+    return Mixture(weights, data.temperature, seed) if weights else None
 
 
-def list_shares(task: MixesCorpora) -> list[CorpusShare]:
-    """The share of each training corpus; empty for a single one."""
-    if task.mixture is None:
+@runtime_checkable
+class MixesCorpora(Protocol):
+    """An opened task that can read several corpora."""
+
+    @property
+    def shares(self) -> Sequence[CorpusShare]:
+        """The share of each training corpus; empty for a single one."""
+        ...
+
+
+def list_shares(mixture: Mixture | None, sizes: Sequence[int], report: PartsReport) -> list[CorpusShare]:
+    """The share of each training corpus, of which an epoch counts ``sizes``; empty for a single one."""
+    if mixture is None:
         return []
-    counts, total = task.mixture.count_texts(task.corpus_sizes), sum(task.corpus_sizes)
-    read = [part.n_texts for part in task.stores["train"].report.parts]
+    rows = zip(report.parts, mixture.count_texts(sizes), sizes, strict=True)
     return [
-        CorpusShare(name, n_texts, n_used, count, count / total, count / size)
-        for name, (n_texts, n_used), count, size in zip(
-            task.mixture.names, read, counts, task.corpus_sizes, strict=True
-        )
+        CorpusShare(part.source_label, texts, used, count / sum(sizes), count / size)
+        for part, count, size in rows
+        for texts, used in [part.n_texts]
     ]
 
 
 def format_shares(shares: Sequence[CorpusShare]) -> list[str]:
     """The table of a mixture, one line for each corpus below a header; empty for a single one."""
     header = [tr(title) for title in ("corpus", "texts", "used", "share of an epoch", "passes")]
-    rows = [header] + [
+    rows = [
         [row.name, f"{row.texts:,}", f"{row.used:,}", f"{row.share:.1%}", f"{row.passes:.2f}"]
         for row in shares
     ]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(
-            [f"{row[0]:<{widths[0]}}", *(f"{cell:>{n}}" for cell, n in zip(row[1:], widths[1:], strict=True))]
-        )
-        for row in rows[: len(rows) * bool(shares)]
+    columns = [*zip(header, *rows, strict=True)] if rows else []
+    widths = [max(map(len, column)) for column in columns]
+    padded = [
+        [f"{cell:{'>' if i else '<'}{widths[i]}}" for cell in column] for i, column in enumerate(columns)
     ]
+    return ["  ".join(row) for row in zip(*padded, strict=True)]
 
 
 def corpus_facts(task: object, metrics: Mapping[str, float]) -> dict[str, str]:
     """Facts of each corpus for the README.md: its share, and its loss among the validation metrics."""
-    shares = list_shares(task) if isinstance(task, MixesCorpora) else []
+    shares = task.shares if isinstance(task, MixesCorpora) else []
     facts = {f"corpus {row.name}": row.describe(format_english) for row in shares}
-    losses = {
-        name.removeprefix(LOSS_PREFIX): value
-        for name, value in metrics.items()
-        if name.startswith(LOSS_PREFIX)
+    losses = {name: value for name, value in metrics.items() if name.startswith(LOSS_PREFIX)}
+    return facts | {
+        f"valid loss of {name.removeprefix(LOSS_PREFIX)}": f"{value:.4f}" for name, value in losses.items()
     }
-    return facts | {f"valid loss of {name}": f"{value:.4f}" for name, value in losses.items()}
 
 
-def name_losses(report: Any, losses: Sequence[float]) -> dict[str, float]:
+def name_losses(report: PartsReport, losses: Sequence[float]) -> dict[str, float]:
     """The loss of each of several corpora, by the name of its metric; empty for a single one."""
     names = [f"{LOSS_PREFIX}{part.source_label}" for part in report.parts]
     return dict(zip(names, losses, strict=True)) if names else {}

@@ -50,7 +50,7 @@ from polyhead.train.tasks.common import (
     seq2seq_logits,
     seq2seq_loss,
 )
-from polyhead.train.tasks.corpora import format_shares, list_shares, make_mixture
+from polyhead.train.tasks.corpora import list_shares, make_mixture
 
 _PLAN_KEY, _NOISE_KEY, _EVAL_KEY = 4, 5, 6  # first element of a random key: what is drawn
 DEFAULT_SHARES = {
@@ -132,7 +132,8 @@ class DenoisingTask:
             _check_spans(self.max_segment_len, self.share, span, len(self.sentinels))
         self.corpora = split_corpora(self.train, tokenizer.eos_id)
         self.mixture = make_mixture(data, config.seed)
-        self.corpus_sizes = [count_segments(documents, self.max_segment_len) for documents in self.corpora]
+        sizes = [count_segments(documents, self.max_segment_len) for documents in self.corpora]
+        self.shares = list_shares(self.mixture, sizes, self.train.report)
         self.identity = {split: stores[split].directory.name for split in ("train", "valid")}
         if not self.epoch_batches(0):
             raise UserError(f"{self.train.report.source_label}: no tokens to train on")
@@ -168,8 +169,6 @@ class DenoisingTask:
         task = cls(stores, tokenizer, recipe.data, recipe.train, **recipe.task.options)
         for split in recipe.data.splits[1:]:
             task.plan_eval(split)  # raises if a text is larger than a batch
-        for line in format_shares(list_shares(task)):
-            report.info(line)
         report.info(task._make_sampler(task._cut_segments(0), recipe.train.seed).describe())
         return task
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import reduce
+from operator import add
 
 import numpy as np
 from torch import nn
@@ -15,6 +17,7 @@ from polyhead.data.batching.mixture import plan_mixed_windows
 from polyhead.data.batching.token_windows import (
     TokenWindows,
     collate_windows,
+    count_windows,
     make_dummy_windows,
     plan_windows,
     shard_windows,
@@ -22,7 +25,7 @@ from polyhead.data.batching.token_windows import (
 from polyhead.data.stores.build_cache import IdArray
 from polyhead.data.stores.token_store import TokenStore
 from polyhead.evaluate.baselines import Baselines, TrainingCounts, unigram_baselines
-from polyhead.evaluate.perplexity import collate_rows, compute_perplexity, plan_rows, sum_perplexities
+from polyhead.evaluate.perplexity import Perplexity, collate_rows, compute_perplexity, plan_rows
 from polyhead.models import CausalLM
 from polyhead.nn.loss import Loss
 from polyhead.run.run import Run
@@ -41,7 +44,7 @@ from polyhead.train.tasks.common import (
     open_stores,
     rows_per_batch,
 )
-from polyhead.train.tasks.corpora import format_shares, list_shares, make_mixture, name_losses
+from polyhead.train.tasks.corpora import list_shares, make_mixture, name_losses
 
 
 @TASK.register("language-model")
@@ -81,19 +84,16 @@ class LanguageModelingTask:
                     f"the {name} text is only one token, so there is nothing to predict; use more text"
                 )
         self.mixture = make_mixture(data, config.seed)
-        lengths = np.diff(self.train.corpus_starts)
-        self.corpus_sizes: list[int] = (np.maximum(lengths - 1, 0) // self.width - 1).tolist()
         self.identity = {split: stores[split].directory.name for split in ("train", "valid")}
         self.epoch_batches(0)  # raises if the text is too short
+        sizes = [count_windows(length, self.width) for length in np.diff(self.train.corpus_starts).tolist()]
+        self.shares = list_shares(self.mixture, sizes, self.train.report)
 
     @classmethod
     def open(cls, recipe: Recipe, tokenizer: Tokenizer, report: Reporter) -> LanguageModelingTask:
         """Open the task; the token stores are built, or loaded from the cache."""
         check_causal_lm_decoding(recipe, tokenizer)
-        task = cls(open_stores(recipe, tokenizer, report), recipe.data, recipe.train)
-        for line in format_shares(list_shares(task)):
-            report.info(line)
-        return task
+        return cls(open_stores(recipe, tokenizer, report), recipe.data, recipe.train)
 
     def epoch_batches(self, epoch: int) -> Sequence[IdArray]:
         """Start positions of the rows of every batch of an epoch, in order."""
@@ -127,7 +127,8 @@ class LanguageModelingTask:
             for part in store.split_corpora()
         ]
         losses = name_losses(store.report, [part.loss for part in parts])
-        return sum_perplexities(parts).compute_metrics() | losses
+        total = Perplexity(*(reduce(add, column) for column in zip(*parts, strict=True)))
+        return total.compute_metrics() | losses
 
     def eval_batches(self, split: str) -> Iterator[tuple[IdArray, TokenWindows]]:
         """First positions and windows of the rows of a text, in order."""

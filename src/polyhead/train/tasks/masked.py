@@ -49,7 +49,7 @@ from polyhead.train.tasks.common import (
     open_stores,
     rows_per_batch,
 )
-from polyhead.train.tasks.corpora import format_shares, list_shares, make_mixture
+from polyhead.train.tasks.corpora import list_shares, make_mixture
 
 _PLAN_KEY, _MASK_KEY, EVAL_KEY = 1, 2, 3  # first element of a random key: what is drawn
 
@@ -116,7 +116,8 @@ class MaskedLMTask:
         self.corpora = split_corpora(self.train, tokenizer.eos_id)
         self.mixture = make_mixture(data, config.seed)
         self.segment_len = self.width - SPECIAL_PER_SEGMENT
-        self.corpus_sizes = [count_segments(documents, self.segment_len) for documents in self.corpora]
+        sizes = [count_segments(documents, self.segment_len) for documents in self.corpora]
+        self.shares = list_shares(self.mixture, sizes, self.train.report)
         self.identity = {split: stores[split].directory.name for split in ("train", "valid")}
         if not self.epoch_batches(0):
             raise UserError(f"{self.train.report.source_label}: no tokens to train on")
@@ -138,8 +139,6 @@ class MaskedLMTask:
         plan = task.epoch_batches(0)
         n_positions = sum(len(batch.rows) for batch in plan) * task.width
         n_used = sum(int((batch.segments.lengths + SPECIAL_PER_SEGMENT).sum()) for batch in plan)
-        for line in format_shares(list_shares(task)):
-            report.info(line)
         report.info(describe_batches(len(plan), n_used / n_positions))
         return task
 

@@ -107,7 +107,7 @@ class ReplacedTokenDetectionTask:
         self.masked_lm, self.weight, self.mask = masked_lm, weight, mask
         self.identity, self.stores = masked_lm.identity, masked_lm.stores
         self.epoch_batches, self.largest_batch = masked_lm.epoch_batches, masked_lm.largest_batch
-        self.mixture, self.corpus_sizes = masked_lm.mixture, masked_lm.corpus_sizes
+        self.shares = masked_lm.shares
         self.count_training_tokens = masked_lm.count_training_tokens
 
     @classmethod

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import islice
 from typing import NamedTuple
 
 from polyhead.config.recipe import DataConfig
@@ -11,10 +12,11 @@ from polyhead.data.readers.detect_language import (
     Language,
     describe_language,
     detect_wrong_language,
-    sample_pairs,
 )
 from polyhead.data.readers.parallel_corpus import ParallelFiles
 from polyhead.tokenizers.languages import is_same_language, script_of_language
+
+_MAX_PAIRS = 1000  # that are read
 
 
 class SidePair(NamedTuple):
@@ -30,13 +32,13 @@ def check_corpora_sides(data: DataConfig, corpora: Mapping[str, ParallelFiles]) 
     if not training_corpora:
         return check_sides(data, corpora)
     warnings = []
-    names = {split: [corpus.name for corpus in data.list_corpora(split)] for split in corpora}
     for corpus in training_corpora:
         update = {"source_lang": corpus.source_lang, "target_lang": corpus.target_lang}
         parts = {
-            split: files.parts[names[split].index(corpus.name)]
+            split: part
             for split, files in corpora.items()
-            if corpus.name in names[split]
+            for part in files.parts
+            if part.name == corpus.name
         }
         with prefix_errors(f"corpus {corpus.name!r}"):
             found = check_sides(data.model_copy(update=update), parts)
@@ -54,7 +56,7 @@ def check_sides(data: DataConfig, corpora: Mapping[str, ParallelFiles]) -> list[
             raise UserError(
                 f"data.{split}: {name} is both source and target; expected the file of each language"
             )
-    texts = sample_pairs(corpora["train"])
+    texts = _sample_pairs(corpora["train"])
     languages = describe_language(texts[0]), describe_language(texts[1])
     warnings = _check_codes(data, corpora["train"], languages, texts)
     for split in ("valid", "test"):
@@ -66,7 +68,7 @@ def check_sides(data: DataConfig, corpora: Mapping[str, ParallelFiles]) -> list[
 def _check_split(
     data: DataConfig, split: str, corpora: Mapping[str, ParallelFiles], languages: tuple[Language, Language]
 ) -> list[str]:
-    texts = sample_pairs(corpora[split])
+    texts = _sample_pairs(corpora[split])
     reasons = SidePair(
         detect_wrong_language(texts[0], *languages), detect_wrong_language(texts[1], *reversed(languages))
     )
@@ -130,3 +132,12 @@ def _side_names(corpus: ParallelFiles) -> SidePair:
     if corpus.format == "parallel":
         return SidePair(corpus.files[0].name, corpus.files[1].name)
     return SidePair(*(f"column {column!r}" for column in corpus.columns_by_role.values()))
+
+
+def _sample_pairs(corpus: ParallelFiles) -> tuple[list[str], list[str]]:
+    """(sources, targets) of the first pairs; empty if they cannot be read, which is reported elsewhere."""
+    try:
+        pairs = list(islice(corpus.iter_pairs(), _MAX_PAIRS))
+    except UserError:
+        return [], []
+    return [pair.source for pair in pairs], [pair.target for pair in pairs]

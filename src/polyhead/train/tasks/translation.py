@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain, pairwise
 
 import numpy as np
@@ -25,10 +26,10 @@ from polyhead.data.batching.collate import (
 )
 from polyhead.data.batching.length_bucketing import LengthBucketSampler, shard_rows
 from polyhead.data.batching.mixture import MixedLengthSampler, Mixture
-from polyhead.data.readers.corpora import ParallelCorpus, ParallelMixture
 from polyhead.data.readers.parallel_corpus import (
     CorpusReport,
     ParallelFiles,
+    merge_corpora,
     open_corpus,
     read_corpus_texts,
     read_pairs,
@@ -65,13 +66,7 @@ from polyhead.train.tasks.common import (
     seq2seq_logits,
     seq2seq_loss,
 )
-from polyhead.train.tasks.corpora import (
-    format_shares,
-    list_shares,
-    make_mixture,
-    make_text_rules,
-    name_losses,
-)
+from polyhead.train.tasks.corpora import list_shares, make_mixture, make_text_rules, name_losses
 from polyhead.train.tasks.swapped_sides import check_corpora_sides
 
 MeasureFn = Callable[[Seq2Seq, MapFn], dict[str, float]]
@@ -124,7 +119,7 @@ class TranslationTask:
         self.config, self.measure_fns = config, measure_fns
         self.token_splitters = _make_token_splitters(tokenizer, token_split)
         self.title, self.identity = title, {"train": train.directory.name, "valid": valid.directory.name}
-        self.mixture, self.corpus_sizes = mixture, np.diff(train.corpus_starts).tolist()
+        self.shares = list_shares(mixture, np.diff(train.corpus_starts).tolist(), train.report)
         sampler = self.make_sampler(train)
         mixed = MixedLengthSampler(sampler, mixture, train.corpus_starts) if mixture else sampler
         self.epoch_batches: Callable[..., list[IdArray]] = mixed.epoch_batches
@@ -175,13 +170,13 @@ class TranslationTask:
         for warning in check_corpora_sides(recipe.data, splits):
             report.info(translate_message(warning))
         if recipe.data.test:
-            counts = CorpusReport(splits["test"].source_label)
-            lines, hashes = [], list[int]()
+            counts, lines, hashes = [], list[int](), list[int]()
             for corpus in splits["test"].parts:
-                pairs = list(corpus.iter_pairs(counts))
+                counts.append(CorpusReport(corpus.source_label))
+                pairs = list(corpus.iter_pairs(counts[-1]))
                 lines += [pair.line for pair in pairs]
                 hashes += hash_pairs(pairs, tokenizer, corpus.source_tags)
-            report_split(report, "test", counts.describe())
+            report_split(report, "test", *(part.describe() for part in counts))
             warn_learned_texts("test", hashes, lines, training_texts, report)
         if copy_splits := [split for split, corpus in splits.items() if corpus.copied_side]:
             report.info(
@@ -203,8 +198,6 @@ class TranslationTask:
         task = cls(train, valid, tokenizer, recipe.train, measure_fns, title, mixture, **recipe.task.options)
         if recipe.data.language_tags:
             task.usage += f" --target-lang {recipe.data.list_targets('train')[0]}"
-        for line in format_shares(list_shares(task)):
-            report.info(line)
         if recipe.data.augment:
             task.augment_pairs(recipe.data.augment)
         report.info(task.make_sampler(train).describe())
@@ -343,7 +336,7 @@ def open_split_corpus(recipe: Recipe, split: str) -> ParallelFiles:
 
     def open_one(corpus: CorpusConfig | None = None) -> ParallelFiles:
         files, share, is_validation = data.select_split(split, corpus)
-        return open_corpus(
+        pairs = open_corpus(
             files,
             format=data.format,
             source=data.source,
@@ -351,13 +344,13 @@ def open_split_corpus(recipe: Recipe, split: str) -> ParallelFiles:
             validation_fraction=share,
             is_validation=is_validation,
         )
-
-    def open_with_rules(corpus: CorpusConfig) -> ParallelCorpus:
+        if corpus is None:
+            return pairs
         rules = make_text_rules(corpus, split, corpus.source_lang, corpus.target_lang)
-        return ParallelCorpus.of(open_one(corpus), corpus.name, rules, data.source_tags(corpus))
+        return replace(pairs, name=corpus.name, rules=rules, source_tags=tuple(data.source_tags(corpus)))
 
     corpora = data.list_corpora(split)
-    return ParallelMixture.of([*map(open_with_rules, corpora)]) if corpora else open_one()
+    return merge_corpora([*map(open_one, corpora)]) if corpora else open_one()
 
 
 def _make_token_splitters(tokenizer: Tokenizer, share: float) -> tuple[TokenSplitter, TokenSplitter] | None:

@@ -1,17 +1,11 @@
+from dataclasses import replace
+
 import pytest
 
 from polyhead.core.errors import UserError
-from polyhead.data.readers.corpora import (
-    ParallelCorpus,
-    ParallelMixture,
-    TextCorpus,
-    TextFilter,
-    TextMixture,
-    TextRules,
-    are_in_languages,
-)
-from polyhead.data.readers.parallel_corpus import CorpusReport, open_corpus
-from polyhead.data.readers.plain_text import TextReport, open_text
+from polyhead.data.readers.parallel_corpus import CorpusReport, merge_corpora, open_corpus
+from polyhead.data.readers.plain_text import TextReport, merge_texts, open_text
+from polyhead.data.readers.text_filter import TextFilter, TextRules, are_in_languages
 
 PAIRS = ["a b\tA B", "a b\tA  B", "a\tA", "abcdef\tABCDEF", "ab\tABCDEF", "ab\tAC"]
 
@@ -19,7 +13,7 @@ PAIRS = ["a b\tA B", "a b\tA  B", "a\tA", "abcdef\tABCDEF", "ab\tABCDEF", "ab\tA
 def parallel(tmp_path, rules, name="one"):
     path = tmp_path / f"{name}.tsv"
     path.write_text("\n".join(PAIRS) + "\n")
-    return ParallelCorpus.of(open_corpus([path]), name, rules, ["<BT>"])
+    return replace(open_corpus([path]), name=name, rules=rules)
 
 
 @pytest.mark.parametrize(
@@ -52,7 +46,7 @@ def test_filter_that_drops_all_is_explained(tmp_path):
 def test_a_mixture_reads_its_corpora_in_order(tmp_path):
     corpora = [parallel(tmp_path, TextRules(max_texts=2), "one"), parallel(tmp_path, TextRules(), "two")]
     report = CorpusReport("")
-    assert [pair.line for pair in ParallelMixture.of(corpora).iter_pairs(report)] == [1, 2, 1, 2, 3, 4, 5, 6]
+    assert [pair.line for pair in merge_corpora(corpora).iter_pairs(report)] == [1, 2, 1, 2, 3, 4, 5, 6]
     assert report.used == 8
 
 
@@ -73,14 +67,15 @@ def test_a_mixture_reads_its_corpora_in_order(tmp_path):
 )
 def test_language_rule(sides, languages, expected):
     assert are_in_languages(sides, languages) is expected
-    rule = TextFilter(TextRules(languages=languages)).find_broken_rule(sides)
-    assert rule == ("" if expected else "language")
+    text_filter = TextFilter(TextRules(languages=languages), {})
+    assert text_filter.accepts(*sides) is expected
+    assert text_filter.n_filtered == ({} if expected else {"language": 1})
 
 
-def text(tmp_path, rules, separator="line"):
+def text(tmp_path, rules):
     path = tmp_path / "one.txt"
     path.write_text("aa\nb\n\naa\ncccc\n")
-    return TextCorpus.of(open_text([path], separator), "one", rules)
+    return replace(open_text([path], "line"), name="one", rules=rules)
 
 
 def test_lines_are_filtered_and_the_others_counted(tmp_path):
@@ -90,7 +85,5 @@ def test_lines_are_filtered_and_the_others_counted(tmp_path):
     assert report.n_filtered == {"min_chars": 1, "unique": 1}
     with pytest.raises(UserError, match=r"no usable text in one: 0 documents.*filtered 4 by min_chars"):
         list(text(tmp_path, TextRules(min_chars=5)).read_chunks())
-    both = TextMixture.of([corpus, text(tmp_path, TextRules(max_texts=1))])
+    both = merge_texts([corpus, text(tmp_path, TextRules(max_texts=1))])
     assert [chunk.text for chunk in both.read_chunks()] == ["aa", "cccc", "aa"]
-    with pytest.raises(UserError, match=r"set data\.document_separator=line or blank"):
-        text(tmp_path, TextRules(max_texts=1), "file")
