@@ -155,6 +155,16 @@ def test_shares_are_reported_as_a_table(corpus_dir):
             {"valid": ["a"]},
             "data.valid: the corpora have several target languages",
         ),
+        (
+            [{"files": "a"}],
+            {"valid": [{"files": "a"}, {"files": "a"}]},
+            "data.valid: two corpora have the name 'a'",
+        ),
+        (
+            [{"files": "a"}],
+            {"valid": [{"files": "a", "tag": "<x>"}]},
+            "corpus 'a': tag is set in data.train only",
+        ),
         (["a"], {"temperature": 5}, "data.temperature is for several corpora"),
         ([{"files": "a", "tag": "BT"}], {}, "expected a token in angle brackets"),
     ],

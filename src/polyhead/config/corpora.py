@@ -108,9 +108,7 @@ def complete_corpora(
         )
         for corpus in corpora
     ]
-    names = [corpus.name for corpus in complete]
-    if repeated := [name for name in names if names.count(name) > 1]:
-        raise UserError(f"data.train: two corpora have the name {repeated[0]!r}; set another name for one")
+    names = _check_names("train", complete)
     languages = [corpus.target_lang for corpus in complete]
     if any(languages) and not all(languages):
         missing, other = names[languages.index("")], next(filter(None, languages))
@@ -121,23 +119,25 @@ def complete_corpora(
     return complete
 
 
+def _check_names(split: str, corpora: Sequence[CorpusConfig]) -> list[str]:
+    names = [corpus.label for corpus in corpora]
+    if repeated := [name for name in names if names.count(name) > 1]:
+        raise UserError(f"data.{split}: two corpora have the name {repeated[0]!r}; set another name for one")
+    return names
+
+
 def match_corpora(
     split: str, corpora: Sequence[CorpusConfig], training_corpora: Sequence[CorpusConfig]
 ) -> list[CorpusConfig]:
     """Corpora of validation or test, with the tags and languages of those of the same names in training."""
     by_name = {corpus.name: corpus for corpus in training_corpora}
-    matched, names = [], [corpus.label for corpus in corpora]
-    for corpus, name in zip(corpora, names, strict=True):
+    matched = []
+    for corpus, name in zip(corpora, _check_names(split, corpora), strict=True):
         where = f"data.{split}: corpus {name!r}"
         if name not in by_name:
             hint = did_you_mean(name, by_name) or f"; known: {', '.join(by_name)}"
             raise UserError(f"{where} is not one of data.train{hint}")
-        if names.count(name) > 1:
-            raise UserError(f"{where} is named twice: set another name for one")
-        unused = corpus.model_fields_set - {"name", "files", "filter"}
-        if changed := [
-            key for key in unused if getattr(corpus, key) != type(corpus).model_fields[key].default
-        ]:
+        if changed := corpus.model_dump(exclude={"name", "files", "filter"}, exclude_defaults=True):
             raise UserError(f"{where}: {min(changed)} is set in data.train only: remove it")
         update = {"files": corpus.files, "filter": corpus.filter, "max_texts": None}
         matched.append(by_name[name].model_copy(update=update))

@@ -253,10 +253,14 @@ def describe_training_text(run: Run) -> Facts:
     """What the files of a run say of its training text: the languages, and how many pairs, lines or texts."""
     data = run.recipe.data if run.recipe is not None else None
     counts = [(False, 0, "")]
+    corpora = data.list_corpora("train") if data is not None else []
+    label = (
+        corpora[0].name if corpora else Path(data.list_files("train")[0]).name if data is not None else None
+    )
     for path in run.directory.glob("data/*/store.json") if run.directory is not None else ():
         with suppress(OSError, ValueError, KeyError, TypeError):  # damaged, or of another version
             report = json.loads(path.read_bytes())["report"]
-            is_train = data is not None and Path(data.list_files("train")[0]).name in report["source_label"]
+            is_train = label is not None and label in report["source_label"]
             kept = int(report["used"] if "used" in report else report["lines"])
             counts.append((is_train, kept, path.parent.name.partition("-")[0]))
     languages = [data.source_lang, data.target_lang] if data is not None and data.target_lang else None
