@@ -123,7 +123,7 @@ def run(
     """
     import json
     import sys
-    from contextlib import nullcontext, redirect_stdout
+    from contextlib import redirect_stdout
 
     from polyhead.cli.eval_metrics.dispatch import choose_evaluator, filter_options
 
@@ -152,7 +152,7 @@ def run(
     options = filter_options(evaluator, options)
     if against and not against.is_file():
         options["against"] = load_run(against, None, dtype, device)
-    with redirect_stdout(sys.stderr) if as_json else nullcontext():
+    with redirect_stdout(sys.stderr if as_json else sys.stdout):
         measures = evaluator.evaluate(loaded, files or [], split or "test", **options)
     if as_json:
         print(json.dumps(measures, indent=2, ensure_ascii=False))

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from polyhead.core.array_types import Floats
 from polyhead.evaluate.bootstrap import N_RESAMPLES, bootstrap_p_value, draw_counts
 from polyhead.evaluate.metrics import Metric, make_scorer
+from polyhead.evaluate.text_scorers import ScoredTexts
 
 if TYPE_CHECKING:
     from sacrebleu.metrics.base import Score, Signature
@@ -148,7 +149,7 @@ def metric_statistics(
     metric: Metric, outputs: Sequence[str], references: Sequence[str], lang: str = ""
 ) -> Floats:
     """Statistics of each sentence whose sums give its corpus score: (N, K)."""
-    scorer = make_scorer(metric, lang, references)
+    scorer = make_scorer(metric, ScoredTexts(lang, references))
     return np.array(scorer._extract_corpus_statistics(list(outputs), [list(references)]), dtype=np.float64)
 
 

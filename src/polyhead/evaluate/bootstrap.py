@@ -1,4 +1,4 @@
-"""Bootstrap resampling of corpus scores: intervals, and paired differences of two outputs.
+"""Bootstrap resampling of corpus scores: intervals, and p of the difference of two outputs.
 
 Shapes: N texts, R resamples, K statistics of a text. A corpus score is a function of the sums of the
 statistics of its texts, so a resampled corpus is scored without its texts.
@@ -7,7 +7,7 @@ statistics of its texts, so a resampled corpus is scored without its texts.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -18,13 +18,13 @@ N_RESAMPLES = 1000
 SEED = 12345  # the default of sacreBLEU
 
 
-def draw_counts(n: int, n_resamples: int = N_RESAMPLES) -> Iterator[NDArray[np.int64]]:
+def draw_counts(n: int, n_resamples: int) -> Iterator[NDArray[np.int64]]:
     """How often each of ``n`` texts is drawn into each resample, as by sacreBLEU: R times (N,)."""
     rng = np.random.default_rng(SEED)
     return (np.bincount(rng.choice(n, n), minlength=n) for _ in range(n_resamples))
 
 
-def resample_scores(scorer: Any, statistics: ArrayLike, n_resamples: int = N_RESAMPLES) -> list[float]:
+def resample_scores(scorer: Any, statistics: ArrayLike, n_resamples: int) -> list[float]:
     """Score of each resample (R) of the texts with these statistics (N, K), by a metric of sacreBLEU.
 
     The resamples depend on N alone, so they draw the same texts for every output.
@@ -40,22 +40,6 @@ def score_interval(resamples: Sequence[float]) -> tuple[float, float]:
     """The 95 % interval of resampled scores, by the ranks of sacreBLEU: without 1/40 at each end."""
     ordered = sorted(resamples)
     return ordered[len(ordered) // 40], ordered[-1 - len(ordered) // 40]
-
-
-class PairedDifference(NamedTuple):
-    """Difference of the scores of two outputs of the same texts."""
-
-    value: float
-    low: float  # of the 95 % interval
-    high: float
-    p: float  # two-sided
-
-
-def paired_bootstrap(value: float, resamples: ArrayLike, other: float, others: ArrayLike) -> PairedDifference:
-    """Paired bootstrap resampling (Koehn, 2004): value - other, from the scores of the same resamples."""
-    differences = np.asarray(resamples) - np.asarray(others)
-    low, high = score_interval(differences.tolist())
-    return PairedDifference(value - other, low, high, bootstrap_p_value(differences, value - other))
 
 
 def bootstrap_p_value(differences: Floats, observed: float) -> float:

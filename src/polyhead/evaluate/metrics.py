@@ -8,15 +8,11 @@ from functools import partial
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from polyhead.core.errors import UserError, format_value, unknown_name_error
 from polyhead.core.i18n import tr
-from polyhead.evaluate.bootstrap import (
-    SEED,
-    PairedDifference,
-    paired_bootstrap,
-    resample_scores,
-    score_interval,
-)
+from polyhead.evaluate.bootstrap import SEED, bootstrap_p_value, resample_scores, score_interval
 from polyhead.evaluate.text_scorers import (
     Comet,
     Rouge,
@@ -106,14 +102,25 @@ class MetricScore(NamedTuple):
         return (high - low) / 2
 
 
+class PairedDifference(NamedTuple):
+    """Difference of the scores of two outputs of the same texts."""
+
+    value: float
+    low: float  # of the 95 % interval
+    high: float
+    p: float  # two-sided
+
+
 def compare_scores(score: MetricScore, other: MetricScore) -> PairedDifference:
-    """score - other by paired bootstrap; both are of ``run.evaluate`` on the same texts."""
+    """score - other by paired bootstrap (Koehn, 2004); both are of ``run.evaluate`` on the same texts."""
     if score.name != other.name or len(score.resamples) != len(other.resamples) or not score.resamples:
         raise UserError(
             f"compare_scores expects two scores of one metric with equally many resamples, got {score.name} "
             f"with {len(score.resamples):,} and {other.name} with {len(other.resamples):,}"
         )
-    return paired_bootstrap(score.value, score.resamples, other.value, other.resamples)
+    value, differences = score.value - other.value, np.subtract(score.resamples, other.resamples)
+    interval = score_interval(differences.tolist())
+    return PairedDifference(value, *interval, bootstrap_p_value(differences, value))
 
 
 class Evaluation(NamedTuple):
@@ -139,16 +146,10 @@ def evaluate_translations(
     if not all(isinstance(output, str) for output in outputs):
         raise UserError("evaluate measures the best translation of each source: remove n_best")
     paths = dict(split_metric(name) for name in metrics)
-    chosen = [
-        metric
-        for metric in TRANSLATION_METRICS.values()
-        if (metric.name in paths if metrics else metric.is_default)
-    ]
     scores = [
-        score_translations(
-            metric, outputs, references, lang, sources, paths.get(metric.name, ""), n_resamples
-        )
-        for metric in chosen
+        score_translations(metric, outputs, references, lang, sources, paths.get(name, ""), n_resamples)
+        for name, metric in TRANSLATION_METRICS.items()
+        if (name in paths if metrics else metric.is_default)
     ]
     first = [text if isinstance(text, str) else text[0] for text in references]
     return Evaluation(scores, outputs, describe_tokenizer_mismatch(lang, first))
@@ -173,12 +174,8 @@ def check_metrics(names: Sequence[str]) -> None:
             raise UserError(f"metric {name} takes no path, got {path!r}: write {name}")
 
 
-def make_scorer(metric: Metric, lang: str = "", references: Sequence[str] = ()) -> Any:
-    """The metric of sacreBLEU that scores the translations."""
-    return _make_scorer(metric, ScoredTexts(lang, references))
-
-
-def _make_scorer(metric: Metric, texts: ScoredTexts) -> Any:
+def make_scorer(metric: Metric, texts: ScoredTexts = ScoredTexts()) -> Any:
+    """The metric of sacreBLEU that scores translations, or an object with the same methods."""
     assert metric.make_scorer, f"{metric.name} is no metric of translations"
     return metric.make_scorer(texts)
 
@@ -195,13 +192,13 @@ def score_translations(
     """Corpus score of detokenised text, with ``n_resamples`` bootstrap scores."""
     check_same_length(outputs, references)
     lists = reference_lists(references)
-    scorer = _make_scorer(metric, ScoredTexts(lang, [texts[0] for texts in lists], sources, path))
+    scorer = make_scorer(metric, ScoredTexts(lang, [texts[0] for texts in lists], sources, path))
     statistics = scorer._extract_corpus_statistics(list(outputs), _to_streams(lists))
     value = scorer._aggregate_and_compute(statistics).score
     if n_resamples:
         scorer.n_bootstrap, scorer.seed = n_resamples, SEED  # in the signature
-    resamples = tuple(resample_scores(scorer, statistics, n_resamples)) if n_resamples else ()
-    return MetricScore(metric.name, value, str(scorer.get_signature()), resamples)
+    resamples = resample_scores(scorer, statistics, n_resamples)
+    return MetricScore(metric.name, value, str(scorer.get_signature()), tuple(resamples))
 
 
 def describe_tokenizer_mismatch(lang: str, references: Sequence[str]) -> str:

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import cache
 from importlib.metadata import version
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -162,9 +163,8 @@ class Comet(MeanScorer):
         """The mean over its references of the score of each output."""
         rows = zip(self.sources, outputs, references, strict=True)
         items = [{"src": src, "mt": mt, "ref": ref} for src, mt, texts in rows for ref in texts]
-        scores = np.array(self.model.predict(items, batch_size=8, gpus=0, progress_bar=False).scores)
-        ends = np.cumsum([len(texts) for texts in references])
-        return [float(part.mean()) for part in np.split(scores, ends[:-1])]
+        scores = iter(self.model.predict(items, batch_size=8, gpus=0, progress_bar=False).scores)
+        return [float(np.mean([*islice(scores, len(texts))])) for texts in references]
 
 
 @cache

@@ -84,9 +84,9 @@ def evaluate_translator(
     sources, references, report = load_pairs(run, files, split, limit, columns, target_lang)
     SwapCheck(run, source_lang, target_lang).check_pairs(sources, [texts[0] for texts in references])
     changes = settings | drop_none(terminology=entries, shortlist=shortlist)
-    other_outputs = read_output_lines(against, report, limit) if isinstance(against, Path) else None
-    for one in [run, against] if isinstance(against, Run) else [run]:
-        if source_lang or target_lang:  # also for the perplexity
+    other_outputs = read_output_lines(against, report, limit) if isinstance(against, Path) else []
+    for one in (run, against):
+        if isinstance(one, Run) and (source_lang or target_lang):  # also for the perplexity
             template = with_languages(one.tokenizer, source_lang, target_lang)
             one.tokenizer = one.tokenizer.with_seq2seq_template(template)
     counter, start = LineCounter(), time.perf_counter()
@@ -107,9 +107,9 @@ def evaluate_translator(
     for score in result.scores:
         remark = f"±{score.margin:.2f}  {score.signature}"
         print_measure(tr(score.name), score.value, remark, baselines.get(score.name))
-    num_exact = sum(output in texts for output, texts in zip(result.outputs, references, strict=True))
-    remark = tr("% of the translations equal to their reference")
-    print_measure(tr("exact"), 100 * num_exact / len(references), remark)
+    n_exact = sum(output in texts for output, texts in zip(result.outputs, references, strict=True))
+    exact = 100 * n_exact / len(references)
+    print_measure(tr("exact"), exact, tr("% of the translations equal to their reference"))
     if output is not None:
         write_output_lines(output, map(to_one_line, result.outputs), report)
     print_perplexity(run, sources, references, values, baselines)
@@ -120,31 +120,31 @@ def evaluate_translator(
     print_verdict(run, values, baselines)
     remark = tr("translations/s, {count:,} in {seconds:,.1f} s", count=len(sources), seconds=seconds)
     print_measure(tr("speed"), len(sources) / seconds, remark)
-    measures = to_json_measures(values | {"exact": 100 * num_exact / len(references)}, baselines)
+    measures = to_json_measures(values | {"exact": exact}, baselines)
     measures["scores"] = {
         score.name: {"value": score.value, "margin": score.margin, "signature": score.signature}
         for score in result.scores
     }
-    if isinstance(against, Run):
-        other = against.evaluate(sources, references, lang, metrics=metric, **changes)
-    elif other_outputs is not None:
-        other = evaluate_translations(other_outputs, references, lang, metric, sources, N_RESAMPLES)
-    else:
+    if against is None:
         return measures
     name = str(against.directory if isinstance(against, Run) else against)
-    measures["against"] = {"name": name} | compare_evaluations(result, other, name)
-    return measures
+    if isinstance(against, Run):
+        other = against.evaluate(sources, references, lang, metrics=metric, **changes)
+    else:
+        other = evaluate_translations(other_outputs, references, lang, metric, sources, N_RESAMPLES)
+    return measures | {"against": {"name": name} | compare_evaluations(result, other, name)}
 
 
 def compare_evaluations(result: Evaluation, other: Evaluation, name: str) -> JsonMeasures:
     """Print the difference of each score from that of another run or file, by paired bootstrap."""
-    head = tr("difference from {name}, its 95 % interval, two-sided p of a paired bootstrap", name=name)
-    print(f"\n{head}")
+    print(
+        "\n" + tr("difference from {name}, its 95 % interval, two-sided p of a paired bootstrap", name=name)
+    )
     measures = {}
     for score, base in zip(result.scores, other.scores, strict=True):
         difference = compare_scores(score, base)
-        remark = f"[{difference.low:+.2f}, {difference.high:+.2f}]  p {difference.p:.3f}"
-        remark += "  " + tr("({value:.2f} against {other:.2f})", value=score.value, other=base.value)
+        scores = tr("({value:.2f} against {other:.2f})", value=score.value, other=base.value)
+        remark = f"[{difference.low:+.2f}, {difference.high:+.2f}]  p {difference.p:.3f}  {scores}"
         print_measure(tr(score.name), difference.value, remark)
         measures[score.name] = {"value": base.value, "difference": difference._asdict()}
     return measures
