@@ -126,8 +126,7 @@ def propose_recipe(summary: DataSummary, given_keys: Keys | None = None, export_
         "token-classification": (LABELED_SIZES, _propose_token_classification),
         # of the run that it starts from
         "chat": ([SizePreset(math.inf, 0, 0, 0.0, 0, 3)], _propose_chat),
-        "dpo": ([SizePreset(math.inf, 0, 0, 0.0, 0, 1)], _propose_preferences),
-        "kto": ([SizePreset(math.inf, 0, 0, 0.0, 0, 1)], _propose_preferences),
+        **dict.fromkeys(("dpo", "kto"), ([SizePreset(math.inf, 0, 0, 0.0, 0, 1)], _propose_preferences)),
     }
     sizes, propose = proposals[summary.task]
     size = next(size for size in sizes if summary.size <= size.max_bytes)

@@ -433,7 +433,8 @@ def batch_shape_of(config: ModelConfig, task: LossTask, batch: Any) -> BatchShap
     if isinstance(batch, DistillBatch):
         batch = batch.student
     if isinstance(batch, PreferenceBatch):
-        batch, label_count = batch.answers, count_causal_lm_labels(batch.answers)
+        batch = batch.answers[0].windows
+        label_count = count_causal_lm_labels(batch)
     if config.kind == "encoder-decoder":
         rows, length = batch.target.shape
         return BatchShape(rows, length, batch.source.size(1), label_count)

@@ -28,24 +28,16 @@ class HasReference(Protocol):
     """A task whose loss compares the model with a frozen one."""
 
     stores: Mapping[str, Any]
+    reference: dict[str, Tensor]  # (1 or 2, N) of each split; 0 before it is known
 
-    @property
-    def remarks(self) -> Mapping[str, str]:
-        """What its measures mean."""
-        ...
-
-    def measure_reference(self, model: nn.Module, split: str, map_fn: MapFn = map) -> Mapping[str, Tensor]:
-        """Log-probabilities of a split."""
-        ...
-
-    def set_reference(self, split: str, log_probs: Mapping[str, Tensor]) -> None:
-        """Set the result of ``measure_reference``."""
+    def measure_reference(self, model: nn.Module, split: str, map_fn: MapFn = map) -> Tensor:
+        """Log-probabilities of a split, in the shape of its ``reference``."""
         ...
 
 
 def set_references(
     task: HasReference,
-    known_values: Mapping[str, Sequence[float]],
+    known_values: Mapping[str, Sequence[Sequence[float]]],
     load_model: Callable[[], nn.Module],
     map_fn: MapFn = map,
 ) -> dict[str, Tensor]:
@@ -53,25 +45,19 @@ def set_references(
 
     ``load_model`` is called only if some are new.
     """
-    references: dict[str, Tensor] = {}
     for split, store in task.stores.items():
-        prefix = f"{store.directory.name}/"
-        log_probs: Mapping[str, Tensor] = {
-            name.removeprefix(prefix): torch.tensor(values)
-            for name, values in known_values.items()
-            if name.startswith(prefix)
-        }
-        if not log_probs:
-            model = load_model()
-            was_training = model.training
-            log_probs = task.measure_reference(model.eval(), split, map_fn)
-            model.train(was_training)
-        task.set_reference(split, log_probs)
-        references |= {prefix + name: tensor for name, tensor in log_probs.items()}
-    return references
+        n, known = len(task.reference[split]), known_values.get(store.directory.name, ())
+        if len(known) >= n:
+            task.reference[split] = torch.tensor(known[:n])
+            continue
+        model = load_model()
+        was_training = model.training
+        task.reference[split] = task.measure_reference(model.eval(), split, map_fn)
+        model.train(was_training)
+    return {store.directory.name: task.reference[split] for split, store in task.stores.items()}
 
 
-def read_reference(directory: Path | None) -> dict[str, list[float]]:
+def read_reference(directory: Path | None) -> dict[str, list[list[float]]]:
     """The log-probabilities of a run directory; none if it has none. A damaged file is a UserError."""
     path = directory and directory / REFERENCE_FILE
     if path is None or not file_exists(path):

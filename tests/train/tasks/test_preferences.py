@@ -18,10 +18,12 @@ from polyhead.cli import main
 from polyhead.config.recipe import Recipe
 from polyhead.core.registry import TASK
 from polyhead.estimate.inputs import batch_shape_of
+from polyhead.nn.device import place_batch
 from polyhead.nn.preference_loss import KL_BLOCK
 from polyhead.run.recipe import load_recipe
 from polyhead.train.reference import read_reference, refuse_new_reference, set_references
 from polyhead.train.run_training import run_training
+from polyhead.train.tasks.preferences import compute_ratios
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("no_report")]
 WORDS = ["red", "blue", "green", "old", "new"]
@@ -123,7 +125,15 @@ def test_reference_of_a_run_is_its_file(trained_run, directory):
     assert values["margin"] == pytest.approx(0, abs=1e-4) and values["kl"] == pytest.approx(0, abs=1e-4)
     assert values["loss"] == pytest.approx(math.log(2) if task == "dpo" else 0.5, abs=1e-4)
     names = load_file(recipe.out / "reference.safetensors").keys()
-    assert len(names) == 6
+    assert len(names) == 3
+    # z0 of the training text is not in the file of a run that does not read it: it is measured, not 0
+    data = first.recipe.data.model_copy(update={"valid": first.recipe.data.train, "test": None})
+    learned, base = first.recipe.model_copy(update={"data": data}), ph.load(directory / "base", device="cpu")
+    again, new = (TASK.get(task).open(learned, first.tokenizer, Notes()) for _ in range(2))
+    set_references(again, read_reference(first.recipe.out), lambda: base.model)
+    set_references(new, {}, lambda: base.model)
+    assert again.reference["valid"].numpy() == pytest.approx(new.reference["valid"].numpy(), abs=1e-4)
+    assert again.reference["valid"].shape == (2, len(again.valid)) and (new.reference["valid"] < 0).all()
     # texts outside of the file are compared with the model of init_from
     (directory / "other.jsonl").write_text((directory / "test.jsonl").read_text() * 2)
     assert main(["eval", str(recipe.out), str(directory / "other.jsonl")]) == 0
@@ -167,16 +177,19 @@ def test_lora_learns_preferences(directory):
 def test_blocks_of_kto_are_not_split(directory):
     recipe = task_recipe(directory, "blocks", "kto")
     base = ph.load(directory / "base", device="cpu")
+    model = base.model.requires_grad_()
     recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"max_len": 32})})
     task = TASK.get("kto").open(recipe, base.tokenizer, Notes())
     rows = np.arange(3 * KL_BLOCK + 3)
     shards = task.shard(rows, 2)
     assert sorted(np.concatenate(shards)) == rows.tolist()
     assert all((shard[:KL_BLOCK] // KL_BLOCK == i).all() for i, shard in enumerate(shards))
+    ratios, kl = compute_ratios(model, place_batch(model, task.collate(rows)))
+    assert ratios.requires_grad and not kl.requires_grad and len(ratios) == len(kl) == len(rows)
     store, pad = task.train, base.tokenizer.pad_id
     (prompt, answer), other = store.starts[[3, int(store.partners[3])]], int(store.partners[3])
     expected = [*store.ids[store.offsets[3] : prompt], *store.ids[answer : store.offsets[other + 1]]]
-    batch = store.collate_mismatched(np.array([3]), pad, 32)
+    batch = store.collate_mismatched(np.array([3]), pad)
     assert batch.tokens[0].tolist() == expected[:-1] and batch.labels[0, -1] == expected[-1]
 
 
@@ -187,8 +200,9 @@ def test_estimate_counts_both_answers(trained_run, capsys):
     opened = TASK.get(recipe.task.name).open(run.recipe, run.tokenizer, Notes())
     batch = opened.collate(opened.largest_batch())
     shape = batch_shape_of(run.config, opened, batch)
-    assert shape.rows == len(batch.reference) == batch.answers.tokens.size(0)
-    assert shape.label_count == int((batch.answers.labels >= 0).sum())
+    answers = batch.answers[0]
+    assert shape.rows == len(answers.log_probs) == answers.windows.tokens.size(0)
+    assert shape.label_count == int((answers.windows.labels >= 0).sum())
 
 
 def test_mistakes_are_refused(directory):

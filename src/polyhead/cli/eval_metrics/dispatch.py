@@ -48,18 +48,17 @@ EVALUATORS = {
         "is an encoder-decoder", "translations", translations.evaluate_translator
     ),
 }
-RECOVERY_TASKS = ("masked-lm", "replaced-token-detection", "denoising")
+_KIND_BY_TASK = {
+    "masked-lm": "recovered", "replaced-token-detection": "recovered", "denoising": "recovered",
+    "chat": "chat", "dpo": "preferences", "kto": "preferences",
+}  # fmt: skip
 
 
 def choose_evaluator(run: Run) -> RunEvaluator:
     """Return the evaluator of a run; a UserError for an encoder without a recipe, which has no task."""
     kind = run.kind
-    if run.recipe and run.recipe.task.name in RECOVERY_TASKS and "classifier" not in kind:
-        kind = "recovered"
-    elif run.recipe and run.recipe.task.name == "chat":
-        kind = "chat"
-    elif run.recipe and run.recipe.task.name in ("dpo", "kto"):
-        kind = "preferences"
+    if run.recipe and "classifier" not in kind:
+        kind = _KIND_BY_TASK.get(run.recipe.task.name, kind)
     if kind not in EVALUATORS:
         raise UserError(
             "this run is an encoder without a recipe, so the task to evaluate is unknown; train from it "

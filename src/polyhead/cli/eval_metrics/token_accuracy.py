@@ -53,7 +53,14 @@ def evaluate_token_recovery(run: Run, files: Sequence[str], split: Split) -> Jso
         "f1": tr("of the replaced tokens"),
     }
     if isinstance(task, HasReference):
-        remarks = dict(task.remarks)
+        remarks = {
+            "loss": tr("mean of the preferences"),
+            "accuracy": tr("fraction of preferences with the higher reward on the right side"),
+            "margin": tr("mean reward of chosen answers less that of rejected ones"),
+            "chosen_reward": (reward := tr("beta times the log-ratio to the reference model")),
+            "rejected_reward": reward,
+            "kl": tr("estimated divergence from the reference model, in nats per answer"),
+        }
         set_references(task, read_reference(run.directory), partial(load_reference_model, recipe, run))
     values = task.evaluate(run.model)
     if not all(map(math.isfinite, values.values())):
@@ -62,8 +69,8 @@ def evaluate_token_recovery(run: Run, files: Sequence[str], split: Split) -> Jso
         remarks["loss"] = tr("nats: the generator's, plus the weighted loss of the encoder")
     counts = read_counts(run.directory)
     baselines: Baselines = {}
-    vocab_size = run.tokenizer.target_tokenizer.vocab_size
-    if counts and (isinstance(task, HasReference) or counts.vocab_size == vocab_size):
+    # the baselines of preferences do not depend on the tokenizer
+    if counts and (counts.labels or counts.vocab_size == run.tokenizer.target_tokenizer.vocab_size):
         baselines = task.compute_baselines(counts, run, "valid")
     for name, value in values.items():
         print_measure(tr("perplexity" if name == "ppl" else name), value, remarks[name], baselines.get(name))

@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from itertools import islice, takewhile
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from polyhead.chat.base import Message, ToolChoice, build_tool_choice, parse_messages
 from polyhead.core.blank_text import is_blank
 from polyhead.core.errors import UserError, format_value
-from polyhead.data.readers.files import check_files, is_text, iter_lines
 from polyhead.data.readers.rows import ReadReport, Rows
-from polyhead.data.readers.tabular import SAMPLE_LINES, is_blank_line, parse_json_line, parse_lines
+from polyhead.data.readers.tabular import check_object_files, parse_lines, parse_object
 
 MESSAGE_KEYS = ("messages", "conversations")
 _SHAREGPT_KEYS = {"role": "from", "content": "value"}
@@ -24,6 +23,7 @@ _ROLE_NAMES = {"human": "user", "gpt": "assistant", "developer": "system"}  # ro
 # what other programs write into the text, or take out of the loss
 _UNREAD_ROW_KEYS = ("functions", "documents", "chat_template_kwargs", "images", "audios", "videos")
 _UNREAD_MESSAGE_KEYS = ("refusal", "thinking", "train_detail", "images")
+_EXAMPLE = '{"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}'
 
 
 class ChatRow(NamedTuple):
@@ -66,20 +66,7 @@ def open_conversations(
     files: Sequence[Path], validation_fraction: float = 0.0, is_validation: bool = False
 ) -> Conversations:
     """Open files of conversations; a missing file, or one without conversations, is a UserError."""
-    if not files:
-        raise UserError("no files: expected a JSONL file of conversations")
-    paths, empty = check_files(files)
-    for path in paths:
-        sample = [parse_chat_line(raw) for raw in islice(iter_lines(path), SAMPLE_LINES)]
-        problems = [row for row in sample if isinstance(row, str)]
-        if len(problems) == len(sample):
-            reason = next((problem for problem in problems if ": " in problem), "").partition(": ")[2]
-            raise UserError(
-                f"{path.name}: none of its first {len(sample)} lines is a conversation; "
-                f"{reason and reason + '; '}expected JSONL such "
-                'as {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": '
-                '"..."}]}'
-            )
+    paths, empty = check_object_files(files, parse_chat_line, Conversations.unit, _EXAMPLE)
     return Conversations(
         paths, validation_fraction=validation_fraction, is_validation=is_validation, empty_files=empty
     )
@@ -87,15 +74,7 @@ def open_conversations(
 
 def parse_chat_line(raw: bytes | None) -> ChatRow | str:
     """The conversation of a line up to the last answer that is learned, or the kind of problem."""
-    if raw is None:
-        return "too_long"
-    if is_blank_line(raw):
-        return "empty"
-    try:
-        row = parse_json_line(raw) if is_text(raw) else None
-        return parse_chat_row(row) if isinstance(row, dict) else "malformed"
-    except (ValueError, RecursionError) as error:
-        return f"unsupported: {error}" if isinstance(error, UserError) else "malformed"
+    return parse_object(raw, parse_chat_row)
 
 
 def parse_chat_row(row: dict[str, Any]) -> ChatRow | str:

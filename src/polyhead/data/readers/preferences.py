@@ -9,16 +9,14 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from polyhead.core.blank_text import is_blank
 from polyhead.core.errors import UserError, format_value
 from polyhead.data.readers.conversations import ChatRow, parse_chat_row
-from polyhead.data.readers.files import check_files, is_text, iter_lines
 from polyhead.data.readers.rows import ReadReport, Rows
-from polyhead.data.readers.tabular import SAMPLE_LINES, is_blank_line, parse_json_line, parse_lines
+from polyhead.data.readers.tabular import check_object_files, parse_lines, parse_object
 
 PAIR_KEYS, LABEL_KEYS = ("chosen", "rejected"), ("completion", "label")
 _PAIR_EXAMPLE = '{"prompt": "...", "chosen": "...", "rejected": "..."}'
@@ -74,8 +72,7 @@ def get_prompt(answer: Answer) -> str:
     """The text of a prompt; of a conversation, that of the messages before the answer."""
     if isinstance(answer, TextAnswer):
         return answer.prompt
-    is_answer = list(answer.is_learned)
-    return "\n".join(message.content for message in answer.messages[: is_answer.index(True)])
+    return "\n".join(message.content for message in answer.messages[: answer.is_learned.index(True)])
 
 
 def open_preferences(
@@ -86,40 +83,20 @@ def open_preferences(
     needs_pairs: bool = False,
 ) -> Preferences:
     """Open files of preferences; a missing file, or one without preferences, is a UserError."""
-    if not files:
-        raise UserError("no files: expected a JSONL file of preferences")
-    paths, empty = check_files(files)
-    for path in paths:
-        sample = [parse_preference_line(raw, needs_pairs) for raw in islice(iter_lines(path), SAMPLE_LINES)]
-        problems = [row for row in sample if isinstance(row, str)]
-        if len(problems) == len(sample):
-            reason = next((problem for problem in problems if ": " in problem), "").partition(": ")[2]
-            raise UserError(
-                f"{path.name}: none of its first {len(sample)} lines is a preference; "
-                f"{reason and reason + '; '}expected JSONL such as {_PAIR_EXAMPLE}"
-                + ("" if needs_pairs else f" or {_LABEL_EXAMPLE}")
-            )
+    example = _PAIR_EXAMPLE if needs_pairs else f"{_PAIR_EXAMPLE} or {_LABEL_EXAMPLE}"
+    parse_line = partial(parse_preference_line, needs_pairs=needs_pairs)
+    paths, empty = check_object_files(files, parse_line, Preferences.unit, example)
     return Preferences(paths, "jsonl", {}, validation_fraction, is_validation, empty, needs_pairs)
 
 
 def parse_preference_line(raw: bytes | None, needs_pairs: bool = False) -> PreferenceRow | str:
     """The preference of a line, or the kind of problem."""
-    if raw is None:
-        return "too_long"
-    if is_blank_line(raw):
-        return "empty"
-    try:
-        row = parse_json_line(raw) if is_text(raw) else None
-        if not isinstance(row, dict):
-            return "malformed"
-        json.dumps(row, ensure_ascii=False).encode()  # half of a surrogate pair is a ValueError
-        return _parse_row(row, needs_pairs)
-    except (ValueError, RecursionError) as error:
-        return f"unsupported: {error}" if isinstance(error, UserError) else "malformed"
+    return parse_object(raw, partial(_parse_row, needs_pairs=needs_pairs))
 
 
 def _parse_row(row: dict[str, Any], needs_pairs: bool) -> PreferenceRow:
     """The answers of a row with the keys of TRL; a UserError for what is missing or not comparable."""
+    json.dumps(row, ensure_ascii=False).encode()  # half of a surrogate pair is a ValueError
     if row.keys() >= set(PAIR_KEYS):
         completions, is_chosen = [row[key] for key in PAIR_KEYS], [True, False]
     elif row.keys() >= set(LABEL_KEYS) and not needs_pairs:
@@ -145,18 +122,13 @@ def _parse_answer(prompt: Any, completion: Any, tools: Any) -> Answer:
     if not isinstance(before, list) or not isinstance(completion, list):
         raise UserError("prompt and answers are neither texts nor lists of messages")
     messages, n_before = [*before, *completion], len(before) if prompt else len(completion) - 1
-    weights = [
-        value | {"weight": 0} if i < n_before and isinstance(value, dict) and _is_answer(value) else value
-        for i, value in enumerate(messages)
-    ]
-    chat = parse_chat_row({"messages": weights, "tools": tools})
+    for i, message in enumerate(messages[:n_before]):
+        if isinstance(message, dict) and message.get("role", message.get("from")) in ("assistant", "gpt"):
+            messages[i] = message | {"weight": 0}
+    chat = parse_chat_row({"messages": messages, "tools": tools})
     if isinstance(chat, str) or len(chat.messages) < len(messages):
         raise UserError("the messages of an answer do not end with one of the assistant")
     return chat
-
-
-def _is_answer(message: dict[str, Any]) -> bool:
-    return message.get("role", message.get("from")) in ("assistant", "gpt")
 
 
 def read_preference_texts(preferences: Preferences) -> Iterator[str]:

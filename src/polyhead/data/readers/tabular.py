@@ -20,6 +20,7 @@ from polyhead.data.readers.files import (
     BOM,
     MAX_LINE,
     SAMPLE_BYTES,
+    check_files,
     is_text,
     iter_lines,
     open_lines,
@@ -135,6 +136,38 @@ def parse_lines(
             yield number, "bom"
             line = line.removeprefix(BOM)
         yield number, parse_line(line)
+
+
+def parse_object(raw: bytes | None, parse: Callable[[dict[str, Any]], T | str]) -> T | str:
+    """What ``parse`` makes of a line with a JSON object, or the kind of problem, with its UserError."""
+    if raw is None:
+        return "too_long"
+    if is_blank_line(raw):
+        return "empty"
+    try:
+        row = parse_json_line(raw) if is_text(raw) else None
+        return parse(row) if isinstance(row, dict) else "malformed"
+    except (ValueError, RecursionError) as error:
+        return f"unsupported: {error}" if isinstance(error, UserError) else "malformed"
+
+
+def check_object_files(
+    files: Sequence[Path], parse_line: Callable[[bytes | None], object], unit: str, example: str
+) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
+    """(JSONL files, empty files) of ``files``; a missing one, or one without a usable row, is a UserError."""
+    if not files:
+        raise UserError(f"no files: expected a JSONL file of {unit}s")
+    paths, empty = check_files(files)
+    for path in paths:
+        sample = [parse_line(raw) for raw in islice(iter_lines(path), SAMPLE_LINES)]
+        problems = [row for row in sample if isinstance(row, str)]
+        if len(problems) == len(sample):
+            reason = next((problem for problem in problems if ": " in problem), "").partition(": ")[2]
+            raise UserError(
+                f"{path.name}: none of its first {len(sample)} lines is a {unit}; "
+                f"{reason and reason + '; '}expected JSONL such as {example}"
+            )
+    return paths, empty
 
 
 def _column_indices(

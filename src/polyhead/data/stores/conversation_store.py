@@ -20,6 +20,7 @@ from polyhead.core.registry import CHAT
 from polyhead.data.batching.token_windows import TokenWindows
 from polyhead.data.readers.conversations import ChatRow, ConversationReport, Conversations
 from polyhead.data.readers.files import fingerprint
+from polyhead.data.readers.rows import ReadReport
 from polyhead.data.stores.build_cache import FlatWriter, IdArray, IdStore
 from polyhead.nn.loss import IGNORE_INDEX
 from polyhead.tokenizers.tokenizer import Tokenizer
@@ -34,7 +35,7 @@ class ConversationStore(IdStore):
     # of older caches the mask has another name: they are written again in the directory that runs know
     dtypes: ClassVar = {"ids": np.int32, "assistant_mask": np.int8, "offsets": np.int64}
 
-    def __init__(self, directory: Path, report: ConversationReport) -> None:
+    def __init__(self, directory: Path, report: ReadReport) -> None:
         super().__init__(directory, report)
         self.assistant_mask, self.offsets = (self.arrays[name] for name in ("assistant_mask", "offsets"))
         self.lengths: IdArray = np.diff(self.offsets) - 1  # number of tokens that have a next token

@@ -17,7 +17,7 @@ from polyhead.core.registry import CHAT
 from polyhead.data.batching.token_windows import TokenWindows
 from polyhead.data.readers.files import fingerprint
 from polyhead.data.readers.preferences import Answer, PreferenceReport, Preferences, TextAnswer
-from polyhead.data.stores.build_cache import FlatWriter, IdArray, IdStore
+from polyhead.data.stores.build_cache import FlatWriter, IdArray
 from polyhead.data.stores.conversation_store import ConversationStore, pad_answers
 from polyhead.tokenizers.tokenizer import Tokenizer
 
@@ -33,36 +33,26 @@ class PreferenceStore(ConversationStore):
     kind = "preferences"
     dtypes: ClassVar = ConversationStore.dtypes | {"is_chosen": np.int8}
 
-    def __init__(self, directory: Path, report: PreferenceReport) -> None:
-        IdStore.__init__(self, directory, report)
-        self.assistant_mask, self.offsets = (self.arrays[name] for name in ("assistant_mask", "offsets"))
+    def __init__(self, directory: Path, report: PreferenceReport, max_len: int) -> None:
+        super().__init__(directory, report)
         self.is_chosen = self.arrays["is_chosen"].astype(bool)
-        self.lengths: IdArray = np.diff(self.offsets) - 1  # number of tokens that have a next token
         answer_tokens, n = np.flatnonzero(self.assistant_mask), len(self.lengths)
         self.starts = answer_tokens[np.searchsorted(answer_tokens, self.offsets[:-1])]  # of the answers
         self.partners = (np.arange(n) + n // 2 + 1) % max(n, 1)  # whose answers are mismatched
-
-    @property
-    def mismatched_lengths(self) -> IdArray:
-        """Number of tokens that have a next token, of a prompt with the answer of another."""
         answers = self.offsets[1:] - self.starts
-        return self.starts - self.offsets[:-1] + answers[self.partners] - 1
+        # tokens that have a next token, of a prompt with the answer of another
+        mismatched = self.starts - self.offsets[:-1] + answers[self.partners] - 1
+        self.mismatched_lengths: IdArray = np.minimum(mismatched, max_len)
 
-    def collate_mismatched(self, rows: IdArray, pad_id: int, max_len: int) -> TokenWindows:
+    def collate_mismatched(self, rows: IdArray, pad_id: int) -> TokenWindows:
         """Collate prompts, each with the answer of its partner, cut to ``max_len`` tokens with a next one."""
         joined = []
         for row, partner in zip(rows, self.partners[rows], strict=True):
-            spans = (
-                slice(self.offsets[row], self.starts[row]),
-                slice(self.starts[partner], self.offsets[partner + 1]),
-            )
-            joined.append(
-                tuple(
-                    np.concatenate([x[span] for span in spans])[: max_len + 1]
-                    for x in (self.ids, self.assistant_mask)
-                )
-            )
-        return pad_answers([(ids, mask) for ids, mask in joined], pad_id)
+            tokens = np.r_[
+                self.offsets[row] : self.starts[row], self.starts[partner] : self.offsets[partner + 1]
+            ][: self.mismatched_lengths[row] + 1]
+            joined.append((self.ids[tokens], self.assistant_mask[tokens]))
+        return pad_answers(joined, pad_id)
 
 
 def open_preference_store(
@@ -85,7 +75,7 @@ def open_preference_store(
     settings = [_LAYOUT, prints, tokenizer.sha256, split, chat.to_config(), prefix_ids, max_len]
     write = partial(_write_rows, preferences, CHAT.build(chat), prefix_ids, tokenizer, max_len)
     report = PreferenceReport(preferences.source_label)
-    return PreferenceStore(*PreferenceStore.build(cache, settings, report, write))
+    return PreferenceStore(*PreferenceStore.build(cache, settings, report, write), max_len)
 
 
 def _write_rows(

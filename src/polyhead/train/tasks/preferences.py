@@ -42,91 +42,18 @@ from polyhead.train.tasks.chat import ChatTask
 from polyhead.train.tasks.common import causal_lm_features, check_causal_lm_decoding, collect_split_facts
 
 
+class ScoredAnswers(NamedTuple):
+    """Answers with their prompts, and their log-probabilities by the reference model."""
+
+    windows: TokenWindows  # N rows
+    log_probs: Tensor  # (N,)
+
+
 class PreferenceBatch(NamedTuple):
-    """Answers with their prompts, and the log-probabilities of the reference model."""
+    """Items of the data; of pairs, the chosen answers come before the rejected ones."""
 
-    answers: TokenWindows  # N rows; of pairs, the chosen answers before the rejected ones
-    reference: Tensor  # (N,)
     is_chosen: Tensor  # (N,) bool
-    mismatched_answers: TokenWindows | None  # each prompt with the answer of another
-    mismatched_reference: Tensor | None  # (N,)
-
-
-class PreferenceObjective(ABC):
-    """What is learned of log-ratios to the reference model; a reward is beta times a log-ratio."""
-
-    name: ClassVar[str]
-    n_answers: ClassVar[int]  # of an item of the data: 2 for pairs
-    needs_kl: ClassVar[bool]  # whether the loss reads z0
-
-    def __init__(self, beta: float) -> None:
-        self.beta = beta
-
-    @abstractmethod
-    def losses(self, ratios: Tensor, batch: PreferenceBatch, kl: Tensor | None, smoothing: float) -> Tensor:
-        """The loss of each item, of log-ratios and z0 of its answers."""
-
-    @abstractmethod
-    def count_correct(self, ratios: Tensor, batch: PreferenceBatch, kl: Tensor) -> int:
-        """The number of items whose rewards are on the right side."""
-
-    @abstractmethod
-    def compute_baselines(self, is_chosen: IdArray) -> Baselines:
-        """Loss and accuracy of the reference model, whose rewards are 0."""
-
-    @abstractmethod
-    def shard(self, rows: IdArray, n: int) -> list[IdArray]:
-        """Distribute the items of a batch over n processes; no shard is empty."""
-
-
-class Dpo(PreferenceObjective):
-    """-log σ(β (log-ratio of the chosen answer - that of the rejected one))."""
-
-    name, n_answers, needs_kl = "dpo", 2, False
-
-    def losses(self, ratios: Tensor, batch: PreferenceBatch, kl: Tensor | None, smoothing: float) -> Tensor:
-        chosen, rejected = ratios.chunk(2) if len(ratios) else (ratios, ratios)
-        return dpo_losses(chosen, rejected, self.beta, smoothing)
-
-    def count_correct(self, ratios: Tensor, batch: PreferenceBatch, kl: Tensor) -> int:
-        chosen, rejected = ratios.chunk(2)
-        return int((chosen > rejected).sum())
-
-    def compute_baselines(self, is_chosen: IdArray) -> Baselines:
-        return {
-            "loss": Baseline(math.log(2), "reference model"), "accuracy": Baseline(0.5, "reference model")
-        }  # fmt: skip
-
-    def shard(self, rows: IdArray, n: int) -> list[IdArray]:
-        return shard_rows(rows, n)
-
-
-class Kto(PreferenceObjective):
-    """λ (1 - σ(±β (log-ratio - z0)))."""
-
-    name, n_answers, needs_kl = "kto", 1, True
-
-    def __init__(self, beta: float, weights: tuple[float, float]) -> None:
-        super().__init__(beta)
-        self.weights = weights
-
-    def losses(self, ratios: Tensor, batch: PreferenceBatch, kl: Tensor | None, smoothing: float) -> Tensor:
-        assert kl is not None
-        return kto_losses(ratios, batch.is_chosen, kl, self.beta, self.weights)
-
-    def count_correct(self, ratios: Tensor, batch: PreferenceBatch, kl: Tensor) -> int:
-        return int(((ratios > kl) == batch.is_chosen).sum())
-
-    def compute_baselines(self, is_chosen: IdArray) -> Baselines:
-        share = float(is_chosen.mean())
-        loss = (share * self.weights[0] + (1 - share) * self.weights[1]) / 2
-        accuracy = Baseline(max(share, 1 - share), "majority class", "true" if share >= 0.5 else "false")
-        return {"loss": Baseline(loss, "reference model"), "accuracy": accuracy}
-
-    def shard(self, rows: IdArray, n: int) -> list[IdArray]:
-        # blocks stay whole, so that z0 does not depend on the number of processes
-        blocks = np.split(rows, range(KL_BLOCK, len(rows), KL_BLOCK))
-        return [np.concatenate(blocks[rank::n]) for rank in range(min(n, len(blocks)))]
+    answers: tuple[ScoredAnswers, ...]  # the N answers; where z0 is read, also each prompt with another's
 
 
 class PreferenceTask:
@@ -144,15 +71,14 @@ class PreferenceTask:
         stores: Mapping[str, PreferenceStore],
         objective: PreferenceObjective,
         pad_id: int,
-        max_len: int,
         config: TrainConfig,
     ) -> None:
         self.stores, self.objective, self.pad_id, self.config = stores, objective, pad_id, config
-        self.train, self.valid, self.max_len = stores["train"], stores["valid"], max_len
-        self.title = f"A language model of preferences ({objective.name.upper()})"
+        self.train, self.valid, self.title = stores["train"], stores["valid"], objective.title
         self.identity = {split: stores[split].directory.name for split in ("train", "valid")}
+        # of the answers of a split and, where z0 is read, of the mismatched ones: (1 or 2, N)
         self.reference = {
-            split: dict.fromkeys(("answers", "mismatched"), torch.zeros(len(store)))
+            split: torch.zeros(2 if objective.needs_kl or split != "train" else 1, len(store))
             for split, store in stores.items()
         }
         self.shard = objective.shard
@@ -161,32 +87,19 @@ class PreferenceTask:
         for split in stores:
             self.plan_eval(split)  # raises if an item is larger than a batch
 
-    @property
-    def remarks(self) -> dict[str, str]:
-        """What the measures of ``evaluate`` mean, for tables."""
-        return {
-            "loss": tr("mean of the preferences"),
-            "accuracy": tr("fraction of preferences with the higher reward on the right side"),
-            "margin": tr("mean reward of chosen answers less that of rejected ones"),
-            "chosen_reward": tr("beta times the log-ratio to the reference model"),
-            "rejected_reward": tr("beta times the log-ratio to the reference model"),
-            "kl": tr("estimated divergence from the reference model, in nats per answer"),
-        }
-
     def collate(self, rows: IdArray) -> PreferenceBatch:
         """Batch of some training items."""
-        return self.make_batch("train", rows, self.objective.needs_kl)
+        return self.make_batch("train", rows)
 
-    def make_batch(self, split: str, items: IdArray, has_mismatched: bool) -> PreferenceBatch:
+    def make_batch(self, split: str, items: IdArray) -> PreferenceBatch:
         """Batch of some items of a split."""
-        store, reference, rows = self.stores[split], self.reference[split], self._find_rows(items)
-        return PreferenceBatch(
-            store.collate(rows, self.pad_id),
-            reference["answers"][rows],
-            torch.from_numpy(store.is_chosen[rows]),
-            store.collate_mismatched(rows, self.pad_id, self.max_len) if has_mismatched else None,
-            reference["mismatched"][rows] if has_mismatched else None,
-        )
+        store, rows = self.stores[split], self._find_rows(items)
+        collates = (store.collate, store.collate_mismatched)
+        answers = [
+            ScoredAnswers(collate(rows, self.pad_id), log_probs[rows])
+            for collate, log_probs in zip(collates, self.reference[split], strict=False)
+        ]
+        return PreferenceBatch(torch.from_numpy(store.is_chosen[rows]), tuple(answers))
 
     def _find_rows(self, items: IdArray) -> IdArray:
         """Rows of the answers of items; of pairs, those of the chosen answers come first."""
@@ -195,88 +108,58 @@ class PreferenceTask:
 
     def dummy_batch(self) -> PreferenceBatch:
         """A batch without answers."""
-        mismatched = (make_dummy_windows(), torch.zeros(0)) if self.objective.needs_kl else (None, None)
-        no_answers = torch.zeros(0, dtype=torch.bool)
-        return PreferenceBatch(make_dummy_windows(), torch.zeros(0), no_answers, *mismatched)
+        no_answers = ScoredAnswers(make_dummy_windows(), torch.zeros(0))
+        return PreferenceBatch(torch.zeros(0, dtype=torch.bool), (no_answers,) * len(self.reference["train"]))
 
     def count_labels(self, batch: PreferenceBatch) -> int:
         """Number of items of a batch."""
-        return len(batch.reference) // self.objective.n_answers
+        return len(batch.is_chosen) // self.objective.n_answers
 
     def loss(self, model: nn.Module, batch: PreferenceBatch) -> Loss:
         """The loss of the objective, as a sum over items."""
-        batch, host = place_batch(model, batch)
-        ratios, kl = self._compute_ratios(model, batch, host)
-        smoothing = self.config.label_smoothing or 0.0
-        losses = self.objective.losses(ratios, batch, kl, smoothing)
+        placed = place_batch(model, batch)
+        ratios, kl = compute_ratios(model, placed)
+        is_chosen, smoothing = placed.batch.is_chosen, self.config.label_smoothing or 0.0
+        losses, _ = self.objective.judge(ratios, is_chosen, kl, smoothing)
         return Loss(losses.sum(), losses.sum().detach(), len(losses))
-
-    def _compute_ratios(
-        self, model: nn.Module, batch: PreferenceBatch, host: PreferenceBatch
-    ) -> tuple[Tensor, Tensor | None]:
-        """Log-ratios of the answers (N,), and their z0 (N,) if the batch has mismatched answers."""
-        kl = None
-        if batch.mismatched_answers is not None and host.mismatched_answers is not None:
-            assert batch.mismatched_reference is not None
-            with torch.no_grad():
-                log_probs = answer_log_probs(
-                    model, PlacedBatch(batch.mismatched_answers, host.mismatched_answers)
-                )
-            kl = block_divergences(log_probs[: len(batch.reference)] - batch.mismatched_reference)
-        log_probs = answer_log_probs(model, PlacedBatch(batch.answers, host.answers))
-        return log_probs[: len(batch.reference)] - batch.reference, kl
 
     @torch.no_grad()
     def evaluate(self, model: nn.Module, map_fn: MapFn = map, split: str = "valid") -> dict[str, float]:
         """Loss without smoothing, reward accuracy, margin and rewards, and divergence, of a split."""
 
         def measure_batch(items: IdArray) -> list[float]:
-            return self._measure_batch(model, self.make_batch(split, items, True))
+            placed = place_batch(model, self.make_batch(split, items))
+            ratios, kl = compute_ratios(model, placed)
+            is_chosen, rewards = placed.batch.is_chosen, self.objective.beta * ratios
+            losses, is_right = self.objective.judge(ratios, is_chosen, kl, 0.0)
+            values = losses, is_right, rewards[is_chosen], rewards[~is_chosen], kl
+            return [float(value.sum()) for value in values]
 
-        parts = map_fn(measure_batch, self.plan_eval(split))
-        sums = [sum(column) for column in zip(*parts, strict=True)]
-        loss, n, n_correct, chosen, n_chosen, rejected, n_rejected, kl, n_answers = sums
-        rewards = chosen / max(n_chosen, 1), rejected / max(n_rejected, 1)
+        n, n_chosen = len(self.stores[split]), int(self.stores[split].is_chosen.sum())
+        n_items = n // self.objective.n_answers
+        counts = np.maximum([n_items, n_items, n_chosen, n - n_chosen, n], 1)
+        sums = np.sum([*map_fn(measure_batch, self.plan_eval(split))], axis=0)
+        loss, accuracy, chosen, rejected, kl = (sums / counts).tolist()
         return {
-            "loss": loss / n, "accuracy": n_correct / n, "margin": rewards[0] - rewards[1],
-            "chosen_reward": rewards[0], "rejected_reward": rewards[1], "kl": kl / n_answers,
+            "loss": loss, "accuracy": accuracy, "margin": chosen - rejected, "chosen_reward": chosen,
+            "rejected_reward": rejected, "kl": kl,
         }  # fmt: skip
 
-    def _measure_batch(self, model: nn.Module, batch: PreferenceBatch) -> list[float]:
-        """Sums of loss, items, right items, rewards of chosen and of rejected answers, z0, and counts."""
-        batch, host = place_batch(model, batch)
-        ratios, kl = self._compute_ratios(model, batch, host)
-        assert kl is not None
-        losses, rewards = self.objective.losses(ratios, batch, kl, 0.0), self.objective.beta * ratios
-        sums = [float(losses.sum()), len(losses), self.objective.count_correct(ratios, batch, kl)]
-        for mask in (batch.is_chosen, ~batch.is_chosen):
-            sums += [float(rewards[mask].sum()), int(mask.sum())]
-        return [*sums, float(kl.sum()), len(kl)]
-
     @torch.no_grad()
-    def measure_reference(self, model: nn.Module, split: str, map_fn: MapFn = map) -> dict[str, Tensor]:
-        """Log-probabilities of the answers of a split, also mismatched where they are read: (N,) each."""
-        store = self.stores[split]
-        has_mismatched = self.objective.needs_kl or split != "train"
-        plan = self.plan_eval(split)
+    def measure_reference(self, model: nn.Module, split: str, map_fn: MapFn = map) -> Tensor:
+        """The log-probabilities of a split by the reference model, in the shape of ``reference``."""
+        log_probs, plan = torch.zeros_like(self.reference[split]), self.plan_eval(split)
+        self.reference[split] = log_probs  # log-ratios to 0 are log-probabilities
 
         def measure_batch(items: IdArray) -> list[list[float]]:
-            batch, host = place_batch(model, self.make_batch(split, items, has_mismatched))
-            rows = [PlacedBatch(batch.answers, host.answers)]
-            if batch.mismatched_answers is not None and host.mismatched_answers is not None:
-                rows.append(PlacedBatch(batch.mismatched_answers, host.mismatched_answers))
-            return [answer_log_probs(model, row).tolist() for row in rows]
+            batch, host = place_batch(model, self.make_batch(split, items))
+            pairs = zip(batch.answers, host.answers, strict=True)
+            return [log_ratios(model, *pair).tolist() for pair in pairs]
 
-        log_probs = {name: torch.zeros(len(store)) for name in ("answers", "mismatched")}
-        for items, values in zip(plan, map_fn(measure_batch, plan), strict=True):
-            rows = self._find_rows(items)
-            for name, value in zip(log_probs, values, strict=False):
-                log_probs[name][rows] = torch.tensor(value)
+        results = [*map_fn(measure_batch, plan)]
+        for items, values in zip(plan, results, strict=True):
+            log_probs[:, self._find_rows(items)] = torch.tensor(values)
         return log_probs
-
-    def set_reference(self, split: str, log_probs: Mapping[str, Tensor]) -> None:
-        """Set the log-probabilities of ``measure_reference``."""
-        self.reference[split] = dict(log_probs)
 
     def collect_facts(self, run: Run, map_fn: MapFn = map) -> dict[str, str]:
         """Accuracy, margin and divergence of the validation text, and all metrics of the test text."""
@@ -295,8 +178,7 @@ class PreferenceTask:
     def make_sampler(self, store: PreferenceStore) -> LengthBucketSampler:
         """Batch sampler over the items of a store; the answers of an item count together."""
         n = self.objective.n_answers
-        lengths = np.minimum(np.maximum(store.lengths, store.mismatched_lengths), self.max_len)
-        lengths = n * lengths.reshape(-1, n).max(1)
+        lengths = n * np.maximum(store.lengths, store.mismatched_lengths).reshape(-1, n).max(1)
         return LengthBucketSampler(lengths, lengths, self.config.max_tokens, self.config.seed)
 
     def plan_eval(self, split: str) -> list[IdArray]:
@@ -304,12 +186,22 @@ class PreferenceTask:
         return self.make_sampler(self.stores[split]).epoch_batches()
 
 
-def answer_log_probs(model: nn.Module, batch: TokenWindows | PlacedBatch[TokenWindows]) -> Tensor:
-    """log p of the labels of each row of a batch: (B,)."""
+def log_ratios(model: nn.Module, answers: ScoredAnswers, host: ScoredAnswers) -> Tensor:
+    """log π(y|x) - log π_ref(y|x) of answers: (N,). ``host`` are those on the CPU."""
     assert isinstance(model, CausalLM | Ensemble)
-    placed, host = place_batch(model, batch)
-    features = causal_lm_features(model, placed, host)
-    return sequence_log_probs(features, model.head, placed.labels, host.labels)
+    features = causal_lm_features(model, answers.windows, host.windows)
+    log_probs = sequence_log_probs(features, model.head, answers.windows.labels, host.windows.labels)
+    return log_probs[: len(answers.log_probs)] - answers.log_probs  # a dummy batch has a row, but no answer
+
+
+def compute_ratios(model: nn.Module, placed: PlacedBatch[PreferenceBatch]) -> tuple[Tensor, Tensor]:
+    """Log-ratios of the answers (N,), and their z0 (N,), nan where it is not read; it has no gradient."""
+    answers, *mismatched = zip(placed.batch.answers, placed.host.answers, strict=True)
+    kl = torch.full_like(answers[0].log_probs, math.nan)
+    for pair in mismatched:
+        with torch.no_grad():
+            kl = block_divergences(log_ratios(model, *pair))
+    return log_ratios(model, *answers), kl
 
 
 def open_split_preferences(recipe: Recipe, split: str) -> Preferences:
@@ -317,52 +209,76 @@ def open_split_preferences(recipe: Recipe, split: str) -> Preferences:
     return open_preferences(*recipe.data.select_split(split), needs_pairs=recipe.task.name == "dpo")
 
 
-def check_preferences(recipe: Recipe) -> None:
-    """Raise a UserError if a file is missing or has no preferences, or there is no model to start from."""
-    if recipe.init_from is None:
-        raise UserError(
-            f"task {recipe.task.name!r} starts from a trained language model, which is its reference: set "
-            "init_from=RUN"
-        )
-    for split in recipe.data.splits:
-        open_split_preferences(recipe, split)
+class PreferenceObjective(ABC):
+    """What is learned of log-ratios to the reference model; a reward is beta times a log-ratio."""
 
+    kind = "decoder"
+    label_smoothing = 0.0
+    metrics = ("loss", "accuracy")
+    title: ClassVar[str]
+    n_answers: ClassVar[int]  # of an item of the data: 2 for pairs
+    needs_kl: ClassVar[bool]  # whether the loss reads z0
+    beta: float
 
-def open_preference_task(
-    objective: PreferenceObjective, recipe: Recipe, tokenizer: Tokenizer, report: Reporter
-) -> PreferenceTask:
-    """Open the task; the token stores are built, or loaded from the cache."""
-    check_causal_lm_decoding(recipe, tokenizer)
-    chat = recipe.generation.chat or ChatTask.chat
-    template = get_prompt_template(recipe, tokenizer)
-    prefix_ids = template.prefix_ids if template.always_add_prefix else []
-    max_len = min(recipe.data.max_len, recipe.model.max_len)
-    stores = {
-        split: open_preference_store(
-            open_split_preferences(recipe, split), chat, prefix_ids, tokenizer, recipe.token_cache_dir,
-            max_len=max_len,
-        )
-        for split in recipe.data.splits
-    }  # fmt: skip
-    for split, store in stores.items():
-        report_split(report, split, store.report.describe(), unknown=store.count_unknown(tokenizer))
-        if split != "train":
-            warn_learned_texts(split, store.hash_texts(), None, stores["train"].hash_texts(), report)
-    if recipe.model.dropout:
-        report.info(
-            tr(
-                "warning: with model.dropout={dropout:g} the log-ratios of a step are noisy; set "
-                "model.dropout=0",
-                dropout=recipe.model.dropout,
+    @abstractmethod
+    def judge(self, ratios: Tensor, is_chosen: Tensor, kl: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
+        """The loss of each item, and whether its rewards are on the right side, of log-ratios and z0."""
+
+    @abstractmethod
+    def compute_baselines(self, is_chosen: IdArray) -> Baselines:
+        """Loss and accuracy of the reference model, whose rewards are 0."""
+
+    @abstractmethod
+    def shard(self, rows: IdArray, n: int) -> list[IdArray]:
+        """Distribute the items of a batch over n processes; no shard is empty."""
+
+    @classmethod
+    def check(cls, recipe: Recipe) -> None:
+        """Raise a UserError if a file has no preferences, or there is no model to start from."""
+        if recipe.init_from is None:
+            raise UserError(
+                f"task {recipe.task.name!r} starts from a trained language model, which is its reference: "
+                "set init_from=RUN"
             )
-        )
-    task = PreferenceTask(stores, objective, tokenizer.pad_id, max_len, recipe.train)
-    report.info(task.make_sampler(task.train).describe())
-    return task
+        for split in recipe.data.splits:
+            open_split_preferences(recipe, split)
+
+    @classmethod
+    def iter_texts(cls, recipe: Recipe) -> Iterator[str]:
+        """The prompts and answers of the training text."""
+        return read_preference_texts(open_split_preferences(recipe, "train"))
+
+    @classmethod
+    def open(cls, recipe: Recipe, tokenizer: Tokenizer, report: Reporter) -> PreferenceTask:
+        """Open the task; the token stores are built, or loaded from the cache."""
+        check_causal_lm_decoding(recipe, tokenizer)
+        chat = recipe.generation.chat or ChatTask.chat
+        template = get_prompt_template(recipe, tokenizer)
+        prefix_ids = template.prefix_ids if template.always_add_prefix else []
+        cache, max_len = recipe.token_cache_dir, min(recipe.data.max_len, recipe.model.max_len)
+        stores: dict[str, PreferenceStore] = {}
+        for split in recipe.data.splits:
+            texts = open_split_preferences(recipe, split)
+            store = open_preference_store(texts, chat, prefix_ids, tokenizer, cache, max_len=max_len)
+            report_split(report, split, store.report.describe(), unknown=store.count_unknown(tokenizer))
+            if stores:
+                warn_learned_texts(split, store.hash_texts(), None, stores["train"].hash_texts(), report)
+            stores[split] = store
+        if recipe.model.dropout:
+            report.info(
+                tr(
+                    "warning: with model.dropout={dropout:g} the log-ratios of a step are noisy; set "
+                    "model.dropout=0",
+                    dropout=recipe.model.dropout,
+                )
+            )
+        task = PreferenceTask(stores, TASK.build(recipe.task), tokenizer.pad_id, recipe.train)
+        report.info(task.make_sampler(task.train).describe())
+        return task
 
 
 @TASK.register("dpo")
-class DpoTask:
+class DpoTask(PreferenceObjective):
     """Of two answers to a prompt one is preferred: direct preference optimization.
 
     A line of JSONL is {"prompt": ..., "chosen": ..., "rejected": ...}: texts, of which the answers continue
@@ -378,27 +294,25 @@ class DpoTask:
       beta: strength of the tie to the reference model
     """
 
-    kind = "decoder"
-    label_smoothing = 0.0
-    metrics = ("loss", "accuracy")
-    check = staticmethod(check_preferences)
+    title, n_answers, needs_kl = "A language model of preferences (DPO)", 2, False
 
-    def __init__(self, *, beta: PositiveFloat = 0.1) -> None: ...
+    def __init__(self, *, beta: PositiveFloat = 0.1) -> None:
+        self.beta = beta
 
-    @staticmethod
-    def iter_texts(recipe: Recipe) -> Iterator[str]:
-        """The prompts and answers of the training text."""
-        return read_preference_texts(open_split_preferences(recipe, "train"))
+    def judge(self, ratios: Tensor, is_chosen: Tensor, kl: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
+        chosen, rejected = ratios.unflatten(0, (2, len(ratios) // 2))
+        return dpo_losses(chosen, rejected, self.beta, smoothing), chosen > rejected
 
-    @staticmethod
-    def open(recipe: Recipe, tokenizer: Tokenizer, report: Reporter) -> PreferenceTask:
-        """Open the task; the token stores are built, or loaded from the cache."""
-        beta = TASK.check(recipe.task).options.get("beta", 0.1)
-        return open_preference_task(Dpo(beta), recipe, tokenizer, report)
+    def compute_baselines(self, is_chosen: IdArray) -> Baselines:
+        values = {"loss": math.log(2), "accuracy": 0.5}
+        return {name: Baseline(value, "reference model") for name, value in values.items()}
+
+    def shard(self, rows: IdArray, n: int) -> list[IdArray]:
+        return shard_rows(rows, n)
 
 
 @TASK.register("kto")
-class KtoTask:
+class KtoTask(PreferenceObjective):
     """Each answer is desirable or not: Kahneman-Tversky optimization.
 
     A line of JSONL is {"prompt": ..., "completion": ..., "label": true}, as texts or messages; the two
@@ -415,10 +329,7 @@ class KtoTask:
       undesirable_weight: weight of undesirable answers
     """
 
-    kind = "decoder"
-    label_smoothing = 0.0
-    metrics = ("loss", "accuracy")
-    iter_texts = staticmethod(DpoTask.iter_texts)
+    title, n_answers, needs_kl = "A language model of preferences (KTO)", 1, True
 
     def __init__(
         self,
@@ -426,20 +337,28 @@ class KtoTask:
         beta: PositiveFloat = 0.1,
         desirable_weight: PositiveFloat = 1.0,
         undesirable_weight: PositiveFloat = 1.0,
-    ) -> None: ...
+    ) -> None:
+        self.beta, self.weights = beta, (desirable_weight, undesirable_weight)
 
-    @staticmethod
-    def check(recipe: Recipe) -> None:
+    @classmethod
+    def check(cls, recipe: Recipe) -> None:
         """As for task ``dpo``; label smoothing is a UserError."""
         if recipe.train.label_smoothing:
             raise UserError(
                 "train.label_smoothing has no effect on single answers: remove it from task 'kto'"
             )
-        check_preferences(recipe)
+        super().check(recipe)
 
-    @staticmethod
-    def open(recipe: Recipe, tokenizer: Tokenizer, report: Reporter) -> PreferenceTask:
-        """Open the task; the token stores are built, or loaded from the cache."""
-        options = recipe.task.options
-        weights = options.get("desirable_weight", 1.0), options.get("undesirable_weight", 1.0)
-        return open_preference_task(Kto(options.get("beta", 0.1), weights), recipe, tokenizer, report)
+    def judge(self, ratios: Tensor, is_chosen: Tensor, kl: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
+        return kto_losses(ratios, is_chosen, kl, self.beta, self.weights), (ratios > kl) == is_chosen
+
+    def compute_baselines(self, is_chosen: IdArray) -> Baselines:
+        share = float(is_chosen.mean())
+        loss = (share * self.weights[0] + (1 - share) * self.weights[1]) / 2
+        accuracy = Baseline(max(share, 1 - share), "majority class", "true" if share >= 0.5 else "false")
+        return {"loss": Baseline(loss, "reference model"), "accuracy": accuracy}
+
+    def shard(self, rows: IdArray, n: int) -> list[IdArray]:
+        # blocks stay whole, so that z0 does not depend on the number of processes
+        blocks = np.split(rows, range(KL_BLOCK, len(rows), KL_BLOCK))
+        return [np.concatenate(blocks[rank::n]) for rank in range(min(n, len(blocks)))]
