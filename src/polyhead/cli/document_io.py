@@ -62,20 +62,15 @@ def read_document(source: str) -> str:
         raise UserError(f"{name} is not UTF-8{f'; {hint}' * bool(hint)}") from None
 
 
-def translate_whole(run: Run, text: str, format: str, changes: dict[str, Any]) -> str:
-    """Translate a document; sentences that stay are named on standard error."""
+def translate_whole(run: Run, text: str, format: str, changes: dict[str, Any], output: Path | None) -> None:
+    """Translate a document to standard output or a file; sentences that stay are named on standard error."""
     refusals = dict[int, str]()
     mark = "\ufeff" * text.startswith("\ufeff")
-    translated = run.translate_document(text.removeprefix(mark), format, refusals=refusals, **changes)
+    text = mark + run.translate_document(text.removeprefix(mark), format, refusals=refusals, **changes)
     for number, reason in sorted(refusals.items()):
         print_warning(
             tr("sentence {number:,}: {reason}; it stays as it is", number=number + 1, reason=reason)
         )
-    return mark + translated
-
-
-def write_document(text: str, output: Path | None) -> None:
-    """Write a document to standard output, or to a file that has its name when it is complete."""
     if output is None:
         sys.stdout.write("\n".join(map(escape_terminal, text.split("\n"))))
         sys.stdout.flush()

@@ -14,7 +14,6 @@ from polyhead.cli.document_io import (
     hint_format,
     read_document,
     translate_whole,
-    write_document,
 )
 from polyhead.cli.line_io import (
     LineCounter,
@@ -168,7 +167,7 @@ def run(
         terms = {} if terminology is None else {"terminology": read_terminology(terminology)}
         counter = LineCounter(prints_to_stdout=output is None)
         changes |= {"truncate": truncate, "shortlist": shortlist, "progress": counter.show_progress, **terms}
-        write_document(translate_whole(translator, text, format, changes), output)
+        translate_whole(translator, text, format, changes, output)
         return
     hint_format(source)
     is_text = any(map(str.isspace, source)) or not Path(source).suffix  # else a missing file is an error

@@ -109,6 +109,13 @@ def test_pages_without_text_stay(text):
     assert check_untouched(text, "markdown") == []
 
 
+@pytest.mark.parametrize("tag", ["<br>", "<BR/>", "<br />"])
+def test_line_breaks_of_html_are_between_texts(tag):
+    text = f"| a |\n|---|\n| *ein*{tag}zwei |\n"
+    table = {"a": ("b", []), "ein": ("one", [(0, 0)]), "zwei": ("two", [])}
+    assert translate_with(text, "markdown", table) == f"| b |\n|---|\n| *one*{tag}two |\n"
+
+
 def test_blocks_that_would_lose_markup_stay():
     text = "Ein **(gut)** da\n\nBild\n"
     table = {

@@ -52,6 +52,15 @@ def test_version_two_gets_a_target_language():
     check_untouched(text.format(""), "xliff")
 
 
+def test_sections_and_references_are_one_text():
+    source = "é &amp; <![CDATA[<ü>]]> www.a.b/?c&amp;d"
+    text = f'<xliff version="1.2"><trans-unit><source>{source}</source></trans-unit></xliff>'
+    table = {"é & <ü>": ("<u> & e", [(0, 2), (1, 1), (2, 0)])}
+    assert translate_with(text, "xliff", table) == text.replace(
+        "</source>", "</source><target>&lt;u&gt; &amp; e www.a.b/?c&amp;d</target>"
+    )
+
+
 ATOMS = ['<x id="2"/>', "<![CDATA[a & b <c>]]>", "<!-- Text -->", "<ph id='3'>c</ph>"]
 inline = st.lists(
     texts.map(escape_xml) | st.sampled_from(ATOMS)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from html.parser import HTMLParser
 from itertools import accumulate
 
-from polyhead.data.documents.segment import Piece
+from polyhead.data.documents.segment import DocumentFormat, Piece, Segment, escape_xml, group_pieces
 
 _INLINE = re.compile(
     "a|abbr|acronym|b|bdi|bdo|big|cite|data|del|dfn|em|font|i|ins|label|mark|q|rp|rt|ruby|s|small|span|strike|"
@@ -61,7 +61,7 @@ class _Reader(HTMLParser):
         self._add("void")
 
 
-def read_html(text: str) -> Iterator[Piece]:
+def _read_pieces(text: str) -> Iterator[Piece]:
     """Yield the pieces of a document; tags that are not inline are breaks."""
     events = _Reader(text).events
     copied, depth, copied_start = "", 0, 0  # the element whose content is copied
@@ -83,3 +83,11 @@ def read_html(text: str) -> Iterator[Piece]:
             yield Piece("open" if kind == "open" else "close", start, raw, name=name)
         else:
             yield Piece("atom" if _ATOM.fullmatch(name) else "break", start, raw)
+
+
+def find_html_segments(text: str, target_language: str = "") -> Iterator[Segment]:
+    """Yield the text of each block."""
+    return group_pieces(_read_pieces(text))
+
+
+HTML = DocumentFormat(find_html_segments, escape_xml, (".html", ".htm", ".xhtml"))

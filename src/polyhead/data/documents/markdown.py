@@ -11,7 +11,7 @@ from functools import cache, partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from polyhead.data.documents.segment import URL, Piece, Segment, group_pieces
+from polyhead.data.documents.segment import URL, DocumentFormat, Piece, Segment, group_pieces
 
 if TYPE_CHECKING:
     from markdown_it import MarkdownIt
@@ -39,7 +39,7 @@ def make_parser() -> MarkdownIt:
     return MarkdownIt("commonmark").enable(["table", "strikethrough"])
 
 
-def find_markdown_segments(text: str) -> Iterator[Segment]:
+def find_markdown_segments(text: str, target_language: str = "") -> Iterator[Segment]:
     """Yield the inline content of each block, between hard line breaks; code and HTML blocks stay."""
     front = _FRONT_MATTER.match(text)
     cursor = front.end() if front else 0
@@ -71,12 +71,12 @@ def _read_pieces(content: str, places: list[int]) -> Iterator[Piece]:
         if match["mark"] and (raw != "_" or not (before.isalnum() and after.isalnum())) and (before or after):
             yield Piece("close" if before and raw in opened else "open", place, raw, name=raw)
             opened ^= {raw}
+        elif match["break"] or (match["tag"] or "").lower() == "br":
+            yield Piece("break", place, raw)
         elif match["tag"] and not raw.endswith("/>"):
             yield Piece("close" if match["slash"] else "open", place, raw, name=f"<{match['tag']}>")
         elif match["open"] or match["close"]:
             yield Piece("open" if match["open"] else "close", place, raw, name="[")
-        elif match["break"]:
-            yield Piece("break", place, raw)
         elif match["atom"] or match["tag"]:
             yield Piece("atom", place, raw)
         else:
@@ -107,3 +107,6 @@ def _list_markup(text: str, env: dict[str, Any]) -> Counter[str]:
 def escape_markdown(text: str) -> str:
     """Text whose characters have no meaning as markup."""
     return _SPECIAL.sub(r"\\\1", text)
+
+
+MARKDOWN = DocumentFormat(find_markdown_segments, escape_markdown, (".md", ".markdown"))

@@ -17,12 +17,13 @@ URL = re.compile(
 MAX_MARKUP_DEPTH = 50  # of nested markup; deeper markup is copied where it is
 WordLinks = Sequence[tuple[int, int]]
 Range = tuple[int, int]
+PieceKind = Literal["text", "open", "close", "atom", "break"]
 
 
 class Piece(NamedTuple):
     """A part of a document: text, inline markup, which is copied, or a break between segments."""
 
-    kind: Literal["text", "open", "close", "atom", "break"]
+    kind: PieceKind
     start: int
     raw: str
     text: str = ""  # without escapes
@@ -67,11 +68,28 @@ def group_pieces(pieces: Iterable[Piece], finish: Callable[[str], str | None] = 
             continue
         kept = [i for i, one in enumerate(group) if one.text.strip() or one.kind in ("open", "close")]
         if kept:
-            first, last = group[kept[0]], group[kept[-1]]
-            bare = group[kept[0] : kept[-1] + 1]
-            segment = Segment(first.start, last.start + len(last.raw), bare, finish=finish)
-            yield from [segment] * segment.has_letters
+            bare, last = group[kept[0] : kept[-1] + 1], group[kept[-1]]
+            segment = Segment(bare[0].start, last.start + len(last.raw), bare, finish=finish)
+            if segment.has_letters:
+                yield segment
         group = []
+
+
+class DocumentFormat(NamedTuple):
+    """How a format is read and written; ``find_segments`` gets a document and the target language."""
+
+    find_segments: Callable[[str, str], Iterator[Segment]]
+    escape: Callable[[str], str]  # of translated text
+    suffixes: tuple[str, ...]  # of files
+
+
+class Sentence(NamedTuple):
+    """A sentence of a segment: its place there, and what is translated, empty without letters."""
+
+    start: int
+    end: int
+    source: str
+    places: list[int]  # where each character of the source comes from; -1: white space
 
 
 class SegmentText:
@@ -81,94 +99,80 @@ class SegmentText:
         self.segment, self.escape = segment, escape
         pieces = [part for piece in segment.pieces for part in _split_addresses(piece, escape)]
         self.text, self.root = build_tree(pieces)
-        self.sentences, self._points = split_sentences(self.text, language), {*_list_points(self.root)}
-        cleaned = [self._clean(*sentence) for sentence in self.sentences]
-        self.sources = ["".join(self.text[i] if i >= 0 else " " for i in places) for places in cleaned]
-        self.sources = [source if any(map(str.isalpha, source)) else "" for source in self.sources]
-        self.places = cleaned
+        points = {*_list_points(self.root)}
+        self.sentences = [self._clean(*span, points) for span in split_sentences(self.text, language)]
 
-    def _clean(self, start: int, end: int) -> list[int]:
-        """Where each character of a sentence comes from; -1: one space for all the white space there.
+    def _clean(self, start: int, end: int, points: set[int]) -> Sentence:
+        """The sentence with one space for all the white space at a place.
 
         None before punctuation that markup without text separates from its word, nor between the lines of a
         script without spaces.
         """
         places = list[int]()
-        for match in re.finditer(r"\s+|\S+", self.text[start:end]):
-            a, b = start + match.start(), start + match.end()
+        for match in re.compile(r"\s+|\S+").finditer(self.text, start, end):
+            a, b = match.span()
             if not match[0].isspace():
                 places += range(a, b)
                 continue
-            is_gap = self.text[b] in ".,;:!?…)。，！？" and not self._points.isdisjoint(range(a, b + 1))
+            is_gap = self.text[b] in ".,;:!?…)。，！？" and not points.isdisjoint(range(a, b + 1))
             is_unspaced = "\n" in match[0] and all(is_unspaced_char(self.text[i]) for i in (a - 1, b))
             places += [-1] * (not is_gap and not is_unspaced)
-        return places
+        source = "".join(self.text[i] if i >= 0 else " " for i in places)
+        return Sentence(start, end, source if any(map(str.isalpha, source)) else "", places)
 
     def render(self, translations: Sequence[str | None], alignments: Sequence[WordLinks]) -> str:
         """The segment with the translations of its sentences; one that is None stays."""
-        target, done, ranges = "", 0, [(0, 0)] * len(self.text)
-        for i, ((start, end), output) in enumerate(zip(self.sentences, translations, strict=True)):
-            self._copy(range(done, start), len(target) - done, ranges)
-            target += self.text[done:start]
-            if output is None:
-                self._copy(range(start, end), len(target) - start, ranges)
-                output = self.text[start:end]
-            else:
-                output = output.strip()
-                if target and done == start and output and not is_unspaced_char(output[0]):
-                    target += " "  # between sentences, in a language that needs it
-                clean = self.sources[i]
-                for place, span in _map_characters(clean, output, alignments[i]).items():
-                    if self.places[i][place] >= 0:
-                        ranges[self.places[i][place]] = span[0] + len(target), span[1] + len(target)
-                known = {*self.places[i]}
-                for place in range(start, end):  # what is left out is after what is before it
-                    if place not in known:
-                        ranges[place] = (ranges[place - 1][1] if place > start else len(target),) * 2
-            target, done = target + output, end
-        self._copy(range(done, len(self.text)), len(target) - done, ranges)
-        return _Placer(self.text, target + self.text[done:], ranges, self.sentences, self.escape).render(
-            self.root
-        )
+        target, ranges = "", list[Range]()  # of the target, for each character of the text so far
 
-    @staticmethod
-    def _copy(places: range, shift: int, ranges: list[Range]) -> None:
-        for place in places:
-            ranges[place] = place + shift, place + shift + 1
+        def copy(end: int) -> None:
+            nonlocal target
+            shift = len(target) - len(ranges)
+            target += self.text[len(ranges) : end]
+            ranges.extend((place + shift, place + shift + 1) for place in range(len(ranges), end))
+
+        for one, output, links in zip(self.sentences, translations, alignments, strict=True):
+            is_first_or_spaced = not ranges or len(ranges) < one.start
+            copy(one.start)
+            if output is None:
+                copy(one.end)
+                continue
+            output = output.strip()
+            if not is_first_or_spaced and output and not is_unspaced_char(output[0]):
+                target += " "  # between sentences, in a language that needs it
+            offset, mapped = len(target), _map_characters(one.source, output, links)
+            found = {one.places[i]: (a + offset, b + offset) for i, (a, b) in mapped.items()}
+            for place in range(one.start, one.end):  # what is left out is after what is before it
+                before = ranges[-1][1] if place > one.start else offset
+                ranges.append(found.get(place, (before, before)))
+            target += output
+        copy(len(self.text))
+        return _Placer(self, target, ranges).render()
 
 
 class _Placer:
-    """Writes the target with the markup of the source; ``ranges`` has the place of each of its characters."""
+    """Writes the target with the markup of a text; ``ranges`` has the place of each of its characters."""
 
-    def __init__(
-        self,
-        source: str,
-        target: str,
-        ranges: list[Range],
-        sentences: list[Range],
-        escape: Callable[[str], str],
-    ) -> None:
-        self.source, self.target, self.ranges = source, target, ranges
-        self.escape, self.done, self.last_char = escape, 0, ""
-        self.parts, self.is_inside = list[str](), [False] * (len(source) + 1)  # of a sentence, by place
-        for start, end in sentences:
-            self.is_inside[start + 1 : end] = [True] * (end - start - 1)
+    def __init__(self, text: SegmentText, target: str, ranges: list[Range]) -> None:
+        self.root, self.source, self.escape = text.root, text.text, text.escape
+        self.target, self.ranges, self.done, self.parts = target, ranges, 0, [""]
+        # places between the first and the last character of a sentence
+        self.inside = {place for one in text.sentences for place in range(one.start + 1, one.end)}
 
-    def render(self, root: MarkupSpan) -> str:
-        self._emit(root.children, len(self.target))
+    def render(self) -> str:
+        self._emit(self.root.children, len(self.target))
         self._copy(len(self.target))
         return "".join(self.parts)
 
     def _emit(self, spans: Sequence[MarkupSpan], limit: int) -> None:
         """Append spans up to a place of the target; each begins where the one before has ended."""
-        for start, end, span in sorted(
-            ((*self._place(one), one) for one in spans), key=lambda entry: entry[0]
+        for (start, end), span in sorted(
+            ((self._place(one), one) for one in spans), key=lambda pair: pair[0][0]
         ):
             start = min(max(start, self.done), limit)
             end = min(max(end, start), limit)
             self._copy(start)
-            is_inside = span.start == span.end and self.is_inside[span.start]
-            if is_inside and self.source[span.start - 1].isspace() and self.last_char.strip():
+            is_inside = span.start == span.end and span.start in self.inside
+            if is_inside and self.source[span.start - 1].isspace() and self.parts[-1][-1:].strip():
                 self._append(" ")
             self._append(span.raw)
             self._emit(span.children, end)
@@ -178,8 +182,7 @@ class _Placer:
                 self._append(" ")
 
     def _append(self, text: str) -> None:
-        self.parts.append(text)
-        self.last_char = text[-1:] or self.last_char
+        self.parts += [text] * bool(text)
 
     def _copy(self, end: int) -> None:
         """Append the target up to a place."""
@@ -197,16 +200,14 @@ class _Placer:
                 runs.append((start, end))
         places = [max(runs, key=lambda run: run[1] - run[0])] if runs else []
         places += [self._place(child) for child in span.children]
-        before, after = (
-            self.source[max(span.start - 1, 0) : span.start],
-            self.source[span.start : span.start + 1],
-        )
-        if not places and before.isspace() and after.strip():
-            places = [(self.ranges[span.start][0],) * 2]  # with the word that follows without a space
         if not places:
-            places_before = range(span.start - 1, -1, -1)
-            last = next((i for i in places_before if self.source[i].strip() or not self.is_inside[i]), -1)
+            place = span.start
+            before, after = self.source[max(place - 1, 0) : place], self.source[place : place + 1]
+            places_before = range(place - 1, -1, -1)
+            last = next((i for i in places_before if self.source[i].strip() or i not in self.inside), -1)
             point = self.ranges[last][1] if last >= 0 else 0
+            if before.isspace() and after.strip():  # with the word that follows without a space
+                point = self.ranges[place][0]
             places = [(point, point)]
         return min(a for a, _ in places), max(b for _, b in places)
 
@@ -218,13 +219,11 @@ def _map_characters(source: str, target: str, alignment: WordLinks) -> dict[int,
     punctuation around them; the characters of a copied word have their copies.
     """
     words, others, mapped = find_words(source), find_words(target), dict[int, Range]()
+    if not others:
+        return dict.fromkeys(range(len(source)), (0, 0))
     for i, (start, end) in enumerate(words):
         linked = sorted({j for a, j in alignment if a == i and j < len(others)})
-        if not linked and others:
-            linked = [(2 * i + 1) * len(others) // (2 * len(words))]
-        if not linked:
-            mapped |= dict.fromkeys(range(start, end), (0, 0))
-            continue
+        linked = linked or [(2 * i + 1) * len(others) // (2 * len(words))]
         run = [j for k, j in enumerate(linked) if j == linked[0] + k]  # without those that are farther away
         first, last = others[run[0]][0], others[run[-1]][1]
         core, other_core = _find_core(source, start, end), _find_core(target, first, last)

@@ -34,11 +34,11 @@ def find_paragraphs(text: str) -> list[tuple[int, int]]:
         if not match[0].isspace():
             blocks[-1].append(match.span())
             end = match.end()
-    whole = (lines for lines in blocks if lines and is_wrapped([text[a:b] for a, b in lines]))
-    wrapped = {lines[0]: (lines[0][0], lines[-1][1]) for lines in whole}
-    return [
-        span for lines in blocks for span in ([wrapped[lines[0]]] if lines and lines[0] in wrapped else lines)
-    ]
+    paragraphs = list[tuple[int, int]]()
+    for lines in filter(None, blocks):
+        is_one = is_wrapped([text[start:end] for start, end in lines])
+        paragraphs += [(lines[0][0], lines[-1][1])] if is_one else lines
+    return paragraphs
 
 
 def is_wrapped(lines: list[str]) -> bool:

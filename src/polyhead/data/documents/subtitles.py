@@ -7,16 +7,17 @@ from collections.abc import Iterator
 from functools import partial
 
 from polyhead.core.errors import UserError, format_value
-from polyhead.data.documents.segment import Piece, Segment, group_pieces
+from polyhead.data.documents.segment import DocumentFormat, Piece, PieceKind, Segment, group_pieces
 
 _TIME = r"\d+:\d\d:\d\d[,.]\d{1,3}"
 _TIMES = re.compile(rf"\s*{_TIME}\s*-->\s*{_TIME}(\s.*)?")
 _PART = re.compile(r"</(?P<close>\w+)>|<(?P<open>\w+)[^<>]*>|\{\\[^{}]*\}|(?P<text>[^<{]+|.)", re.DOTALL)
+_KINDS: dict[str | None, PieceKind] = {"text": "text", "open": "open", "close": "close", None: "atom"}
 _DASH = re.compile(r"\s*[-–—]\s*", re.MULTILINE)
 _EXPECTED = "times such as 00:00:01,000 --> 00:00:02,500"
 
 
-def find_srt_segments(text: str) -> Iterator[Segment]:
+def find_srt_segments(text: str, target_language: str = "") -> Iterator[Segment]:
     """Yield what is said in each subtitle; a UserError if the times are damaged."""
     start = end = -1  # of the text of a subtitle
     for number, match in enumerate(re.finditer(r"([^\n]*?)\r?(?:\n|\Z)", text), 1):
@@ -41,17 +42,14 @@ def _find_speakers(text: str, start: int, end: int) -> Iterator[Segment]:
         lines, dashes = [(lines[0][0], lines[-1][1])], [None]
     for (first, last), dash in zip(lines, dashes, strict=True):
         first = dash.end() if dash else first
-        pieces = [
-            Piece(found.lastgroup or "atom", found.start(), found[0],  # type: ignore[arg-type]
-                (found["text"] or "").replace("\r\n", "\n"), found["open"] or found["close"] or "")
-            for found in _PART.finditer(text, first, last)
-        ]  # fmt: skip
-        finish = partial(
-            break_lines,
-            num_lines=text.count("\n", first, last) + 1,
-            newline="\r\n" if "\r\n" in text else "\n",
+        pieces = []
+        for found in _PART.finditer(text, first, last):
+            said, name = (found["text"] or "").replace("\r\n", "\n"), found["open"] or found["close"] or ""
+            pieces.append(Piece(_KINDS[found.lastgroup], found.start(), found[0], said, name))
+        newline = "\r\n" if "\r\n" in text else "\n"
+        yield from group_pieces(
+            pieces, partial(break_lines, num_lines=text.count("\n", first, last) + 1, newline=newline)
         )
-        yield from group_pieces(pieces, finish)
 
 
 def break_lines(text: str, num_lines: int, newline: str = "\n") -> str:
@@ -65,3 +63,6 @@ def break_lines(text: str, num_lines: int, newline: str = "\n") -> str:
         middle = min(spaces, key=lambda place: abs(2 * place - len(lines[i])))
         lines[i : i + 1] = [lines[i][:middle], lines[i][middle + 1 :]]
     return newline.join(line for line in lines if line.strip())
+
+
+SRT = DocumentFormat(find_srt_segments, str, (".srt",))
