@@ -32,13 +32,13 @@ def test_batches_have_the_text_in_more_tokens(recipe):
     torch.manual_seed(1)
     n_labels = n_unsplit = longest = 0
     for rows in [rows for epoch in (0, 1) for rows in task.epoch_batches(epoch)]:
-        batch, lines = task.collate(rows), task.train.line_numbers[rows] - 1
+        batch, lines = task.collate(rows), task.train.line_numbers[rows.rows] - 1
         inputs = drop_tokens(batch.source, tokenizer.pad_id, tokenizer.eos_id)
         labels = drop_tokens(batch.labels, IGNORE_INDEX, tokenizer.eos_id)
         assert source.decode(inputs) == [files[0][line] for line in lines]
         assert target.decode(labels) == [files[1][line] for line in lines]
         assert [[tokenizer.bos_id, *row] for row in labels] == drop_tokens(batch.target, tokenizer.pad_id)
-        assert task.count_labels(batch) == sum(map(len, labels)) + len(rows)
+        assert task.count_labels(batch) == sum(map(len, labels)) + len(rows.rows)
         longest = max(longest, *map(len, inputs + labels))
         n_labels += task.count_labels(batch)
         n_unsplit += sum(task.train.target_lengths[rows])
@@ -55,7 +55,7 @@ def test_splits_follow_from_seed_and_only_in_training(recipe):
     first, second = task.collate(rows), task.collate(rows)
     torch.manual_seed(1)
     assert first.source.tolist() == task.collate(rows).source.tolist() != second.source.tolist()
-    assert plain.collate(rows).labels.tolist() == collate(plain.train, rows, tokenizer).labels.tolist()
+    assert plain.collate(rows).labels.tolist() == collate(plain.train, rows.rows, tokenizer).labels.tolist()
     model = ph.build(recipe.model.with_vocabulary(tokenizer.vocab_size), 1).eval()
     assert task.evaluate(model) == plain.evaluate(model)
 

@@ -11,19 +11,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import takewhile
 from random import Random
 from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
 from polyhead.core.choice import Choice
 from polyhead.core.option_types import Fraction
 from polyhead.core.registry import AUGMENT
+from polyhead.data.batching.collate import Pair
+from polyhead.data.stores.build_cache import IdArray
 from polyhead.tokenizers.tokenizer import Tokenizer
 
-Pair = tuple[str, str]
+Texts = tuple[str, str]  # a source and its target
 EMOJI = ["😀", "😂", "🙂", "😉", "😍", "🤔", "😢", "😡", "👍", "👎", "🙏", "👋", "🎉", "❤️", "🔥", "✅"]
 NOISE = ["*", "#", "|", "~", "_", "^", "=", "+", "·", "•", "…", "-", "--", '"', "'", "«", "»"]
 TAGS = ("b", "i", "u", "em", "strong", "span", "a", "g")
@@ -34,7 +34,7 @@ class Augmenter(NamedTuple):
     """A part: the share of the pairs that it changes, and how."""
 
     rate: float
-    change: Callable[[str, str, Random], Pair]
+    change: Callable[[str, str, Random], Texts]
 
 
 class PairAugmenter:
@@ -44,40 +44,32 @@ class PairAugmenter:
         self.parts: list[Augmenter] = [AUGMENT.build(choice) for choice in choices]
         self.tokenizer, self.seed, self.max_len = tokenizer, seed, max_len
 
-    def __call__(
-        self,
-        epochs: Sequence[int],
-        rows: Sequence[int],
-        pairs: Sequence[tuple[NDArray[np.int32], NDArray[np.int32]]],
-    ) -> list[tuple[list[int], list[int]]]:
-        """Tokens of pairs -> the same after augmentation; each has its epoch and its row number.
+    def __call__(self, epoch: int, rows: IdArray | Sequence[int], pairs: Sequence[Pair]) -> list[Pair]:
+        """Tokens of the pairs of some rows -> the same after augmentation.
 
         A pair that would be longer than the maximum, or would have an unknown token, stays.
         """
-        sides = self.tokenizer, self.tokenizer.target_tokenizer
-        result = [(source.tolist(), target.tolist()) for source, target in pairs]
-        special = {*self.tokenizer.special_ids}
-        marks = [[*takewhile(special.__contains__, source)] for source, _ in result]  # such as language tags
-        seeds = zip(epochs, rows, strict=True)
-        randoms = [
-            Random(f"{self.seed} {epoch} {row}") for epoch, row in seeds
-        ]  # a text: the same everywhere
+        sides, special = (self.tokenizer, self.tokenizer.target_tokenizer), {*self.tokenizer.special_ids}
+        # seeds of text give the same numbers everywhere
+        randoms = [Random(f"{self.seed} {epoch} {row}") for row in rows]
         chosen = [[part for part in self.parts if random.random() < part.rate] for random in randoms]
         changed = [i for i, parts in enumerate(chosen) if parts]
-        decoded = [one.decode([result[i][side] for i in changed]) for side, one in enumerate(sides)]
-        texts: list[Pair] = list(zip(*decoded, strict=True))
+        decoded = [one.decode([pairs[i][side] for i in changed]) for side, one in enumerate(sides)]
+        texts: list[Texts] = list(zip(*decoded, strict=True))
         for k, i in enumerate(changed):
             for part in chosen[i]:
                 texts[k] = part.change(*texts[k], randoms[i])
-        encoded = [tokenizer.encode([pair[side] for pair in texts]) for side, tokenizer in enumerate(sides)]
-        for i, *new in zip(changed, *encoded, strict=True):
+        encoded = [one.encode([pair[side] for pair in texts]) for side, one in enumerate(sides)]
+        result = list(pairs)
+        for i, source, target in zip(changed, *encoded, strict=True):
+            marks = takewhile(special.__contains__, pairs[i][0])  # such as language tags
+            new = [*marks, *source], target
             is_known = all(
-                tokenizer.unknown_id not in ids or tokenizer.unknown_id in old
-                for tokenizer, ids, old in zip(sides, new, result[i], strict=True)
+                one.unknown_id not in ids or one.unknown_id in old
+                for one, ids, old in zip(sides, new, pairs[i], strict=True)
             )
-            new[0] = marks[i] + new[0]
             if is_known and all(0 < len(ids) <= self.max_len for ids in new):
-                result[i] = new[0], new[1]
+                result[i] = new
         return result
 
 
@@ -89,7 +81,7 @@ def caps(*, rate: Fraction = 0.05) -> Augmenter:
     When: titles and shouting; scripts without capitals do not change
     Recipe: data: {augment: [caps]}
     """
-    return Augmenter(rate, lambda source, target, random: (source.upper(), target.upper()))
+    return _change_both(rate, str.upper)
 
 
 @AUGMENT.register("title")
@@ -100,7 +92,7 @@ def title(*, rate: Fraction = 0.05) -> Augmenter:
     When: headlines
     Recipe: data: {augment: [title]}
     """
-    return Augmenter(rate, lambda source, target, random: (_capitalize(source), _capitalize(target)))
+    return _change_both(rate, lambda text: re.sub(r"(?<!\S)\S", lambda match: match[0].upper(), text))
 
 
 @AUGMENT.register("no_stop")
@@ -112,11 +104,10 @@ def no_stop(*, rate: Fraction = 0.1) -> Augmenter:
     Recipe: data: {augment: [no_stop]}
     """
 
-    def remove_stops(source: str, target: str, random: Random) -> Pair:
+    def remove_stops(source: str, target: str, random: Random) -> Texts:
         bare = [re.sub(r"(?<![.。])\s*[.。]\s*$", "", text) for text in (source, target)]
-        return (
-            (bare[0], bare[1]) if all(bare) and bare[0] != source and bare[1] != target else (source, target)
-        )
+        has_stops = all(bare) and bare[0] != source and bare[1] != target
+        return (bare[0], bare[1]) if has_stops else (source, target)
 
     return Augmenter(rate, remove_stops)
 
@@ -140,7 +131,7 @@ def typos(*, rate: Fraction = 0.1, share: Fraction = 0.1) -> Augmenter:
         middle = word[i + 1] + word[i] if kind == 0 else letter
         return word[:i] + middle + word[i + 2 - (kind > 0) :]
 
-    return Augmenter(rate, lambda source, target, random: (_map_words(mistype, source, random), target))
+    return _change_words(rate, mistype)
 
 
 @AUGMENT.register("noise")
@@ -157,7 +148,7 @@ def noise(*, rate: Fraction = 0.05, share: Fraction = 0.1) -> Augmenter:
     def disturb(word: str, random: Random) -> str:
         return word if random.random() >= share else f"{_pick(NOISE, random)} {word}"
 
-    return Augmenter(rate, lambda source, target, random: (_map_words(disturb, source, random), target))
+    return _change_words(rate, disturb)
 
 
 @AUGMENT.register("emoji")
@@ -168,9 +159,7 @@ def emoji(*, rate: Fraction = 0.05) -> Augmenter:
     When: chat; the tokenizer needs bytes, or the emoji in its training text
     Recipe: data: {augment: [emoji]}
     """
-    return Augmenter(
-        rate, lambda source, target, random: _add_to_both(source, target, _pick(EMOJI, random), random)
-    )
+    return _add_to_both(rate, partial(_pick, EMOJI))
 
 
 @AUGMENT.register("urls")
@@ -181,17 +170,15 @@ def urls(*, rate: Fraction = 0.05) -> Augmenter:
     Recipe: data: {augment: [urls]}
     """
 
-    def add_address(source: str, target: str, random: Random) -> Pair:
-        sizes = [
-            2 + int(random.random() * 4) for _ in range(2)
-        ]  # short: a batch is as wide as its longest row
+    def make_address(random: Random) -> str:
+        # short: a batch is as wide as its longest row
+        sizes = [2 + int(random.random() * 4) for _ in range(2)]
         page, name = ("".join(_pick(_LETTERS, random) for _ in range(size)) for size in sizes)
         host = f"{name}.{_pick(('com', 'org', 'net', 'de', 'cn'), random)}"
         kinds = f"https://{host}/{page}", f"https://{host}", f"www.{host}", f"{page}@{host}"
-        address = _pick(kinds, random)
-        return _add_to_both(source, target, address, random)
+        return _pick(kinds, random)
 
-    return Augmenter(rate, add_address)
+    return _add_to_both(rate, make_address)
 
 
 @AUGMENT.register("numbers")
@@ -202,7 +189,7 @@ def numbers(*, rate: Fraction = 0.1) -> Augmenter:
     Recipe: data: {augment: [numbers]}
     """
 
-    def replace_numbers(source: str, target: str, random: Random) -> Pair:
+    def replace_numbers(source: str, target: str, random: Random) -> Texts:
         for number in sorted({*re.findall(r"\d+", source)} & {*re.findall(r"\d+", target)}):
             low, size = (10 ** (len(number) - 1) if len(number) > 1 else 0), len(number)
             other, pattern = str(low + int(random.random() * (10**size - low))), rf"(?<!\d){number}(?!\d)"
@@ -221,7 +208,7 @@ def tags(*, rate: Fraction = 0.05) -> Augmenter:
     Recipe: data: {augment: [tags]}
     """
 
-    def add_tags(source: str, target: str, random: Random) -> Pair:
+    def add_tags(source: str, target: str, random: Random) -> Texts:
         name, words = _pick(TAGS, random), [re.findall(r"[\w-]+", text) for text in (source, target)]
         shared = sorted(word for word in {*words[0]} if [side.count(word) for side in words] == [1, 1])
         pattern = rf"(?<![\w-]){re.escape(_pick(shared, random))}(?![\w-])" if shared else r"(?s)^.*$"
@@ -235,17 +222,26 @@ def _pick(values: Sequence[str], random: Random) -> str:
     return values[int(random.random() * len(values))]
 
 
-def _capitalize(text: str) -> str:
-    return re.sub(r"\S+", lambda match: match[0][:1].upper() + match[0][1:], text)
+def _change_both(rate: float, change: Callable[[str], str]) -> Augmenter:
+    return Augmenter(rate, lambda source, target, random: (change(source), change(target)))
 
 
-def _map_words(change: Callable[[str, Random], str], text: str, random: Random) -> str:
-    """The text with each word, without the white space around it, changed."""
-    return re.sub(r"\w+|[^\w\s]+", lambda match: change(match[0], random), text)
+def _change_words(rate: float, change: Callable[[str, Random], str]) -> Augmenter:
+    """Changes each word of the source, without the white space around it."""
+
+    def change_words(source: str, target: str, random: Random) -> Texts:
+        return re.sub(r"\w+|[^\w\s]+", lambda match: change(match[0], random), source), target
+
+    return Augmenter(rate, change_words)
 
 
-def _add_to_both(source: str, target: str, addition: str, random: Random) -> Pair:
-    """Both sides with an addition at the beginning or the end."""
-    if random.random() < 0.2:
-        return f"{addition} {source}", f"{addition} {target}"
-    return f"{source} {addition}", f"{target} {addition}"
+def _add_to_both(rate: float, make: Callable[[Random], str]) -> Augmenter:
+    """Adds the same at the beginning or the end of both sides."""
+
+    def add(source: str, target: str, random: Random) -> Texts:
+        addition = make(random)
+        if random.random() < 0.2:
+            return f"{addition} {source}", f"{addition} {target}"
+        return f"{source} {addition}", f"{target} {addition}"
+
+    return Augmenter(rate, add)

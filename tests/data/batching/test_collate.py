@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polyhead import Choice
-from polyhead.data.batching.collate import collate, collate_pairs, collate_token_split
+from polyhead.data.batching.collate import collate, collate_pairs
 from polyhead.data.batching.length_bucketing import plan_epoch
 from polyhead.data.readers.parallel_corpus import open_corpus
 from polyhead.data.stores.pair_store import PairStore
@@ -80,7 +80,7 @@ def test_token_split_leaves_room_for_the_end(write_file, tmp_path):
         rooms.append(max_len)
         return np.repeat(ids, 2), 2 * lengths
 
-    batch = collate_token_split(store, np.array([0]), BYTE, [repeat_tokens, repeat_tokens])
+    batch = collate(store, np.array([0]), BYTE, [repeat_tokens, repeat_tokens])
     assert rooms == [9 - 1, 9 - 1]
     sources, targets = (np.repeat(BYTE.encode([text])[0], 2).tolist() for text in ("ab", "cde"))
     assert_padded(batch, [sources], [targets], BYTE)

@@ -5,7 +5,7 @@ Shapes: B rows, S longest source, T longest target.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -13,13 +13,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from polyhead.data.augment import PairAugmenter
 from polyhead.data.batching.token_windows import SequenceShard
 from polyhead.data.stores.build_cache import IdArray
 from polyhead.data.stores.pair_store import PairStore
 from polyhead.nn.loss import IGNORE_INDEX
 from polyhead.tokenizers.token_split import TokenSplitter
 from polyhead.tokenizers.tokenizer import Tokenizer
+
+Pair = tuple[list[int], list[int]]  # token ids of a source and its target
 
 
 class PairBatch(NamedTuple):
@@ -41,27 +42,20 @@ class PairBatch(NamedTuple):
         return torch.arange(labels.size(1), device=labels.device).masked_fill(labels == IGNORE_INDEX, -1)
 
 
-def collate(store: PairStore, rows: IdArray | Sequence[int], tokenizer: Tokenizer) -> PairBatch:
-    """Collate rows of a store."""
-    return _make_batch(*_gather_sides(store, rows), tokenizer)
-
-
-def collate_token_split(
+def collate(
     store: PairStore,
-    rows: IdArray,
+    rows: IdArray | Sequence[int],
     tokenizer: Tokenizer,
-    splitters: Sequence[TokenSplitter],
-    augmenter: PairAugmenter | None = None,
+    splitters: Sequence[TokenSplitter] = (),
+    augment: Callable[[IdArray | Sequence[int], list[Pair]], list[Pair]] | None = None,
 ) -> PairBatch:
-    """Collate rows with some source and target tokens split into two shorter ones, at random in each call.
+    """Collate rows of a store, as ``augment`` changes their pairs.
 
-    With an ``augmenter`` the texts are changed before; a row of epoch e is its number + e * len(store).
+    ``splitters`` split some source and target tokens into two shorter ones, at random in each call.
     """
-    if augmenter:
-        epoch, rows = divmod(rows, len(store))
-        pairs = [(store.source_tokens(row), store.target_tokens(row)) for row in rows]
-        changed = zip(*augmenter(epoch.tolist(), rows.tolist(), pairs), strict=True)
-        sources, targets = map(_concat_rows, changed)
+    if augment:
+        pairs = [(store.source_tokens(row).tolist(), store.target_tokens(row).tolist()) for row in rows]
+        sources, targets = map(_concat_rows, zip(*augment(rows, pairs), strict=True))
     else:
         sources, targets = _gather_sides(store, rows)
     if splitters:

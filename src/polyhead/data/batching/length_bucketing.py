@@ -114,6 +114,17 @@ def shard_rows(rows: IdArray, n: int) -> list[IdArray]:
     return [rows[rank::n] for rank in range(min(n, len(rows)))]
 
 
+class EpochRows(NamedTuple):
+    """Rows of a batch whose content depends on the epoch."""
+
+    epoch: int
+    rows: IdArray  # (B,) row numbers in the store
+
+    def shard(self, n: int) -> list[EpochRows]:
+        """Split into at most n shards, rows in turn; no shard is empty."""
+        return [EpochRows(self.epoch, rows) for rows in shard_rows(self.rows, n)]
+
+
 def _bit_generator(seed: int, epoch: int) -> np.random.BitGenerator:
     # raw bits, because numpy guarantees the same ones in every version, and does not for permutations
     return np.random.Philox(np.random.SeedSequence([seed, epoch]))

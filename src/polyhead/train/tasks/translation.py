@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import chain, pairwise
 
 import numpy as np
@@ -11,20 +12,13 @@ from torch import nn
 
 from polyhead.config.corpora import CorpusConfig
 from polyhead.config.recipe import DataConfig, Recipe, TrainConfig
-from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError
 from polyhead.core.i18n import tr, translate_message
 from polyhead.core.option_types import Fraction
 from polyhead.core.registry import TASK
 from polyhead.data.augment import PairAugmenter
-from polyhead.data.batching.collate import (
-    PairBatch,
-    collate,
-    collate_token_split,
-    make_dummy_pairs,
-    shard_pair_tokens,
-)
-from polyhead.data.batching.length_bucketing import LengthBucketSampler, shard_rows
+from polyhead.data.batching.collate import PairBatch, collate, make_dummy_pairs, shard_pair_tokens
+from polyhead.data.batching.length_bucketing import EpochRows, LengthBucketSampler
 from polyhead.data.batching.mixture import MixedLengthSampler, Mixture
 from polyhead.data.readers.parallel_corpus import (
     CorpusReport,
@@ -96,7 +90,7 @@ class TranslationTask:
     metrics = ("loss", *(metric.name for metric in MAIN_TRANSLATION_METRICS))
     labels: tuple[str, ...] = ()
     usage = "polyhead translate . input.txt"
-    shard = staticmethod(shard_rows)
+    shard = staticmethod(EpochRows.shard)
     dummy_batch = staticmethod(make_dummy_pairs)
     shard_sequence = staticmethod(shard_pair_tokens)
     count_labels = staticmethod(count_pair_labels)
@@ -121,9 +115,7 @@ class TranslationTask:
         self.title, self.identity = title, {"train": train.directory.name, "valid": valid.directory.name}
         self.shares = list_shares(mixture, np.diff(train.corpus_starts).tolist(), train.report)
         sampler = self.make_sampler(train)
-        mixed = MixedLengthSampler(sampler, mixture, train.corpus_starts) if mixture else sampler
-        self.epoch_batches: Callable[..., list[IdArray]] = mixed.epoch_batches
-        self.largest_batch = sampler.largest_batch
+        self.sampler = MixedLengthSampler(sampler, mixture, train.corpus_starts) if mixture else sampler
         self.plan_eval("valid")  # raises if a pair is larger than a batch
 
     @classmethod
@@ -199,22 +191,22 @@ class TranslationTask:
         if recipe.data.language_tags:
             task.usage += f" --target-lang {recipe.data.list_targets('train')[0]}"
         if recipe.data.augment:
-            task.augment_pairs(recipe.data.augment)
+            task.augmenter = PairAugmenter(recipe.data.augment, tokenizer, recipe.train.seed, max_len - 1)
         report.info(task.make_sampler(train).describe())
         return task
 
-    def augment_pairs(self, parts: Sequence[Choice]) -> None:
-        """Change training pairs by parts; the numbers of rows in a batch then also tell the epoch."""
-        self.augmenter = PairAugmenter(parts, self.tokenizer, self.config.seed, self.train.max_len - 1)
-        plan, n_rows = self.epoch_batches, len(self.train)
-        self.epoch_batches = lambda epoch=0: [rows + epoch * n_rows for rows in plan(epoch)]
+    def epoch_batches(self, epoch: int) -> list[EpochRows]:
+        """The pairs of every batch of an epoch, in order."""
+        return [EpochRows(epoch, rows) for rows in self.sampler.epoch_batches(epoch)]
 
-    def collate(self, rows: np.ndarray) -> PairBatch:
+    def largest_batch(self) -> EpochRows:
+        """The batch that needs the most memory."""
+        return EpochRows(0, self.make_sampler(self.train).largest_batch())
+
+    def collate(self, batch: EpochRows) -> PairBatch:
         """Padded batch of some training pairs, with augmentation and token splitting."""
-        if self.token_splitters or self.augmenter:
-            splitters = self.token_splitters or ()
-            return collate_token_split(self.train, rows, self.tokenizer, splitters, self.augmenter)
-        return collate(self.train, rows, self.tokenizer)
+        augment = self.augmenter and partial(self.augmenter, batch.epoch)
+        return collate(self.train, batch.rows, self.tokenizer, self.token_splitters, augment)
 
     def loss(self, model: nn.Module, batch: PairBatch) -> Loss:
         """Label-smoothed cross-entropy, as a sum over labels."""
@@ -353,10 +345,10 @@ def open_split_corpus(recipe: Recipe, split: str) -> ParallelFiles:
     return merge_corpora([*map(open_one, corpora)]) if corpora else open_one()
 
 
-def _make_token_splitters(tokenizer: Tokenizer, share: float) -> tuple[TokenSplitter, TokenSplitter] | None:
-    """Token splitters of sources and targets; None if ``share`` is 0."""
+def _make_token_splitters(tokenizer: Tokenizer, share: float) -> tuple[TokenSplitter, ...]:
+    """Token splitters of sources and targets; none if ``share`` is 0."""
     if not share:
-        return None
+        return ()
     source = TokenSplitter(tokenizer, share)
     return source, source if tokenizer.target_tokenizer is tokenizer else TokenSplitter(
         tokenizer.target_tokenizer, share
