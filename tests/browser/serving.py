@@ -44,6 +44,7 @@ def make_chat_run():
     return Run(run.model, run.tokenizer, run.generation.model_copy(update={"chat": Choice("plain")}))
 
 
+TAGGER = {"labels": ("O", "B-PER", "I-PER", "B-LOC", "I-LOC"), "problem_type": "token_classification"}
 EN_ZH = {"source_lang": "en", "target_lang": "zh"}
 MODELS = {
     "translator": lambda: with_recipe(build_run("encoder-decoder", n_layers=2), "translation", **EN_ZH),
@@ -52,6 +53,7 @@ MODELS = {
     "chat": make_chat_run,
     "classifier": lambda: with_recipe(build_run("classifier"), "classification"),
     "pairs": lambda: with_recipe(build_run("classifier"), "classification", text=["a", "b"]),
+    "spans": lambda: with_recipe(build_run("encoder", **TAGGER), "token-classification"),
     "reranker": lambda: build_run("classifier", labels=("score",), max_len=96),
     "masked": lambda: build_run("encoder"),
     "vectors": lambda: build_run("encoder", lm_head=False),

@@ -155,6 +155,19 @@ def test_classes_are_sorted_by_probability(get_service, open_tool, model, label,
     check_accessibility(page)
 
 
+def test_spans_are_found_in_each_text(get_service, open_tool):
+    page = open_tool("spans")
+    page.get_by_label("Texts").first.fill("a dog barks .\n.")
+    press(page, "Find")
+    results = repeat_request(get_service, "spans", page)["data"]
+    assert any(result["spans"] for result in results)
+    for bars, result in zip(get_panel(page).locator(".bars").all(), results, strict=True):
+        names = [f"{span['text']} = {span['label']}" for span in result["spans"]]
+        assert bars.locator(".bar span").all_text_contents() == (names or ["nothing found"])
+        assert bars.locator("output").count() == len(names)
+    check_accessibility(page)
+
+
 def test_texts_are_ranked_by_score(get_service, open_tool):
     page = open_tool("reranker", "Rank")
     page.get_by_label("Question").fill("dogs ?")

@@ -17,6 +17,7 @@ LEADS = {
     "chat": ("Answers in a conversation; context of up to about ", "在对话中作答；一次可见的上下文最长约 "),
     "classifier": ("Sorts texts into 2 classes: bad, good; up to ", "把文本分为 2 类：bad, good；最长"),
     "pairs": ("Sorts pairs of texts into 2 classes: bad, good; up to ", "把成对的文本分为 2 类：bad, good"),
+    "spans": ("Finds in texts what these labels name: PER, LOC; up to ", "在文本里查找这些标签所指的内容：PER, LOC；最长"),
     "reranker": (
         "Ranks texts by how well they answer a question; up to ",
         "按文本对问题的回答程度排序；最长",
@@ -29,7 +30,7 @@ LEADS = {
 }
 
 
-@pytest.mark.parametrize("model", mark_slow(LEADS, "translator", "chat", "classifier", "masked"))
+@pytest.mark.parametrize("model", mark_slow(LEADS, "translator", "chat", "classifier", "masked", "spans"))
 def test_lead_describes_model_in_both_languages(open_tool, model):
     page = open_tool(model)
     lead, (english, chinese) = page.locator(".lead"), LEADS[model]
@@ -37,7 +38,7 @@ def test_lead_describes_model_in_both_languages(open_tool, model):
     page.get_by_role("button", name="中文").click()
     assert lead.text_content().startswith(chinese)
     assert page.locator("html").get_attribute("lang") == "zh"
-    if model in ("classifier", "reranker", "masked", "vectors"):  # so is what comes with an answer
+    if model in ("classifier", "spans", "reranker", "masked", "vectors"):  # so is what comes with an answer
         get_panel(page).locator(".example").first.click()
         page.locator(".copy:visible").first.wait_for()
         assert {text.split()[0] for text in page.locator(".copy:visible").all_text_contents()} == {"复制"}

@@ -28,8 +28,9 @@ TOOLS.classify = [() => t("Classify"), () => {
 }];
 
 TOOLS.tag = [() => t("Find"), () => {
-  const input = field(() => t("Texts"), () => t("One text per line …"), { byLine: true }), found = make("div");
+  const input = field(() => t("Texts"), () => t("One text per line …"), { byLine: true }), found = make("div", { class: "spans" });
   const request = (all) => ({ model: model.id, input: all });
+  const nothing = () => put(make("div", { class: "bar" }), create("span", {}, () => t("nothing found")));
   const spell = (spans) => spans.map((span) => `${span.text} = ${span.label}`);
   let answer = null;
   const copy = () => copyButton(() => t("the spans"), () => answer.map((one) => spell(one.spans).join("\t")).join("\n"));
@@ -39,6 +40,7 @@ TOOLS.tag = [() => t("Find"), () => {
     program("/v1/tag", request(all));
     answer = (await (await ask("/v1/tag", request(all), signal)).json()).data;
     put(empty(found), ...answer.map((one, i) => bars(all[i], spell(one.spans).map((name, j) => [name, one.spans[j].score]))));
+    answer.forEach((one, i) => one.spans.length || found.children[i].append(nothing()));
     found.prepend(put(make("div", { class: "head answer" }), create("b", {}, () => t("Spans")), copy()));
     note(texts(answer.length, Math.round(performance.now() - begun)));
   }, () => empty(found));

@@ -24,6 +24,10 @@ function describeTask() {
     const values = { n: labels.length, labels: labels.slice(0, SHOWN_LABELS).join(", ") + (labels.length > SHOWN_LABELS ? ", …" : "") };
     return model.nsp_head ? t("Sorts pairs of texts into {n} classes: {labels}", values) : t("Sorts texts into {n} classes: {labels}", values);
   }
+  if (kind === "token classifier") {
+    const names = [...new Set(labels.map((tag) => tag.replace(/^.-/, "")))].filter((name) => name !== "O");
+    return t("Finds in texts what these labels name: {labels}", { labels: names.slice(0, SHOWN_LABELS).join(", ") + (names.length > SHOWN_LABELS ? ", …" : "") });
+  }
   if (kind === "encoder") return tasks.includes("fill-mask") ? t("Fills in masked words, and compares texts by their embeddings") : t("Compares texts by their embeddings");
   if (model.learned === "denoising") return t("Restores damaged text");
   const [source, target] = ["source", "target"].map((side) => model[side] || settled[side]);
