@@ -12,6 +12,7 @@ import polyhead as ph
 from polyhead.core.errors import UserError
 from polyhead.kernels import int_linear
 from polyhead.kernels.int_linear import Int8Linear
+from polyhead.kernels.malloc_tuning import alloc_huge_pages
 from polyhead.run import packed_weights
 from polyhead.run.packed_weights import PACKED_DIR
 
@@ -37,6 +38,22 @@ def assert_same_bits(run, expected):
         assert all(map(torch.equal, actual[:3], fresh[:3])) and actual[3:] == fresh[3:]
     scores = [other.score(["1 2 3"], ["3 2 1"])[0].log_prob for other in (run, expected)]
     assert scores[0] == scores[1]
+
+
+@DTYPES
+def test_packed_weights_are_copied_to_memory(run_copy, dtype, monkeypatch):
+    ph.load(run_copy, dtype=dtype)
+    allocated = []
+
+    def allocate(n):
+        allocated.append(alloc_huge_pages(n))
+        return allocated[-1]
+
+    monkeypatch.setattr(packed_weights, "alloc_huge_pages", allocate)
+    mapped, copied = ph.load(run_copy, dtype=dtype), ph.load(run_copy, dtype=dtype, in_memory=True)
+    assert_same_bits(copied, mapped)
+    addresses = {x.data_ptr() for x in allocated}
+    assert {x[0].data_ptr() for x in packed_tensors(copied)} == addresses and len(addresses) > 5
 
 
 def load_counting(directory, dtype, monkeypatch):

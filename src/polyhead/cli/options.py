@@ -212,7 +212,12 @@ def check_kind(directory: str | Path, *kinds: str) -> None:
 
 
 def load_run(
-    directory: str | Path, ensemble: Sequence[str] | None, dtype: str, device: str, *kinds: str
+    directory: str | Path,
+    ensemble: Sequence[str] | None,
+    dtype: str,
+    device: str,
+    *kinds: str,
+    in_memory: bool = False,
 ) -> Run:
     """Load a run, or an ensemble, of one of ``kinds``, optimised for inference in a process of its own."""
     with pause_collector():
@@ -221,7 +226,8 @@ def load_run(
         from polyhead.run.load import load
 
     tune_malloc()
-    run = load([directory, *(ensemble or [])], dtype=dtype, fast=True, device=device)
+    paths = [directory, *(ensemble or [])]
+    run = load(paths, dtype=dtype, fast=True, device=device, in_memory=in_memory)
     check_model_kind(run.config, kinds or [*CAPABILITIES])
     return run
 

@@ -150,7 +150,7 @@ def run(
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(message)s")
     logging.getLogger("polyhead.serve").setLevel(logging.INFO if log else logging.ERROR)
     logging.getLogger("uvicorn").setLevel(logging.CRITICAL)  # its messages may contain client text
-    model = load_run(directory, others, dtype, device)
+    model = load_run(directory, others, dtype, device, in_memory=True)
     model_name = name or (directory if not Path(directory).exists() else Path(directory).resolve().name)
     if not model_name.isprintable() or not 0 < len(model_name) <= 200:
         raise UserError(f"--name {model_name!r} is not a valid model name for requests")

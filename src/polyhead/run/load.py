@@ -51,6 +51,7 @@ def load(
     dtype: str = "fp32",
     fast: bool = False,
     device: str = "auto",
+    in_memory: bool = False,
 ) -> Run:
     """Load a run directory, or a published checkpoint: its directory, or owner/name on a hub.
 
@@ -61,8 +62,9 @@ def load(
     weights for inference on this CPU, after which the model cannot be trained or saved. "int8" packs them
     too, and quantizes weights and activations to 8 bits: faster still, and nearly as good; "int4" quantizes
     weights to 4: half the bytes again, and not quite as good (docs/results.md). The packed weights of a large
-    run are kept in ``.packed`` of its directory. ``device`` is "cpu", "cuda",
-    "cuda:1" and so on; "auto" is a GPU if there is one, but the CPU for int8 and int4.
+    run are kept in ``.packed`` of its directory, and memory-mapped or, with ``in_memory``, copied: opening
+    takes longer, each token less. ``device`` is "cpu", "cuda", "cuda:1" and so on; "auto" is a GPU if there
+    is one, but the CPU for int8 and int4.
     """
     if not isinstance(directory, str | Path):
         is_list = isinstance(directory, Iterable) and not isinstance(directory, Mapping)
@@ -72,7 +74,7 @@ def load(
                 "load expects a run directory or owner/name on a hub, or a list of them, got "
                 f"{format_value(directory)}"
             )
-        runs = [load(path, dtype=dtype, fast=fast, device=device) for path in paths]
+        runs = [load(path, dtype=dtype, fast=fast, device=device, in_memory=in_memory) for path in paths]
         return ensemble_runs(runs, [str(path) for path in paths])
     if dtype not in LOAD_DTYPES:
         raise unknown_name_error("dtype", dtype, LOAD_DTYPES)
@@ -96,7 +98,7 @@ def load(
         run.model = run.model.to(torch_device, LOAD_DTYPES[dtype])
     run.model.eval()
     if dtype in QUANTIZED_LINEARS:
-        pack_run(run.model, dtype, directory, run.weights_entry)
+        pack_run(run.model, dtype, directory, run.weights_entry, in_memory)
     elif fast:
         pack_model(run.model)
     return run

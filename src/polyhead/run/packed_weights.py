@@ -16,6 +16,7 @@ from polyhead.core.atomic_io import HashingWriter, atomic_directory, remove, rep
 from polyhead.core.errors import UserError
 from polyhead.core.i18n import tr, translate_message
 from polyhead.kernels.build_extension import load_kernels, sources_digest
+from polyhead.kernels.malloc_tuning import alloc_huge_pages
 from polyhead.kernels.pack_model import linear_factory, pack_model
 from polyhead.kernels.stored_layers import StoredLayers
 from polyhead.models import Model
@@ -27,18 +28,27 @@ _MIN_BYTES = 2**26  # of the file of the weights; smaller ones are packed in a t
 log = logging.getLogger(__name__)
 
 
-def pack_run(model: Model, dtype: str, directory: Path, weights: FileEntry | None) -> None:
+def pack_run(
+    model: Model, dtype: str, directory: Path, weights: FileEntry | None, in_memory: bool = False
+) -> None:
     """Pack a model to ``dtype``, int8 or int4, with the packed weights in the directory if they are valid.
 
     They are those of the digest in ``weights``, the entry of the verified file, and of these kernels, in a
     directory whose own digest is verified too; any others are replaced, unless nothing can be written there.
-    Without an entry, as for a published checkpoint, nothing is read or written.
+    Without an entry, as for a published checkpoint, nothing is read or written. They are memory-mapped or,
+    with ``in_memory``, copied to large pages, from which a token takes about 5 % less.
     """
     if weights is None or weights.size < _MIN_BYTES or load_kernels() is None:
         pack_model(model, linear_factory(dtype))
         return
     path, key = directory / PACKED_DIR / dtype, {"weights": weights.sha256, "kernels": sources_digest()}
-    layers = StoredLayers(_read(path, key))
+    stored = _read(path, key)
+    if in_memory:
+        stored = {
+            name: alloc_huge_pages(len(x)).copy_(x) if name.endswith(".panels") else x
+            for name, x in stored.items()
+        }
+    layers = StoredLayers(stored)
     pack_model(model, linear_factory(dtype), layers)
     tensors = layers.take_tensors()
     if layers.n_packed and tensors and directory.stat().st_mode & 0o222 and os.access(directory, os.W_OK):
