@@ -6,6 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tests.hf.conftest import make
+from tests.hf.sentence_helpers import BERT, set_template
 from tests.serve.conftest import serve_run
 from tests.train.conftest import Notes, user_error
 from tests.train.tasks.classification_helpers import FILLERS, recipe
@@ -149,6 +151,22 @@ def test_init_recognises_the_files(directory, capsys):
     (directory / "pos.conll").write_text("Ann NNP\n")
     assert main(["init", str(directory / "pos.conll")]) == 2
     assert "is neither CoNLL, a word and a tag (B-PER) per line, nor JSONL" in capsys.readouterr().err
+
+
+def test_published_encoder_is_fine_tuned(directory):
+    """A tiny random BERT: its encoder is taken, a new layer for the tags is trained with it."""
+    model = make(directory / "bert", "BertConfig", auto="AutoModelForMaskedLM", **BERT)
+    set_template(directory / "bert", [1], [2])
+    config = task_recipe(directory, "from-bert", steps=1, lr=1e-9)
+    sections = config.model_dump(exclude_unset=True, exclude={"model", "tokenizer"})
+    config = type(config).model_validate(sections | {"init_from": str(directory / "bert")})
+    run, _ = run_training(config, report=Notes())
+    assert run.config.labels == ("O", "B-LOC", "I-LOC", "B-PER", "I-PER")
+    ids = torch.tensor([[1, 7, 9, 8, 2]])
+    with torch.no_grad():
+        expected = model.bert(ids).last_hidden_state
+        torch.testing.assert_close(run.model.encoder(ids), expected, atol=1e-4, rtol=1e-4)
+    assert len(run.tag(["a film with Ann Lee"])) == 1
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "conll"])
