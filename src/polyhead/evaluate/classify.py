@@ -13,6 +13,7 @@ from torch import Tensor
 
 from polyhead.config.generation_config import GenerationConfig
 from polyhead.core.errors import UserError
+from polyhead.core.i18n import tr
 from polyhead.data.batching.encoder_inputs import encode_texts
 from polyhead.data.readers.labeled import LabeledExample
 from polyhead.evaluate.embed import token_limit
@@ -24,7 +25,6 @@ from polyhead.tokenizers.input_validation import validate_list
 from polyhead.tokenizers.tokenizer import Tokenizer
 
 ConfusionCounts = NDArray[np.int64]
-N_HARDEST = 5  # texts that an evaluation lists
 MAX_MATRIX_CLASSES = 12  # classes of a confusion matrix that is shown; of more, the most frequent confusions
 
 
@@ -169,10 +169,18 @@ class ClassScores(NamedTuple):
     targets: NDArray[Any]  # class (N,), labels as 0 or 1 (N, L), number (N, 1), of ``tag_measures`` (N, 3)
     predictions: list[str]  # predicted label of each text
     confusion: ConfusionCounts | None  # (L, L)
-    hardest: list[HardText]  # the texts with the least probable labels
+    hardest: list[HardText]  # all texts, those with the least probable labels first
     n_truncated: int  # number of truncated texts
     max_tokens: int  # token limit of a text
-    remarks: Mapping[str, str] = {}  # on some of the measures
+    remarks: Mapping[str, str]  # on the measures
+
+
+def rank_by_difficulty(
+    examples: Sequence[LabeledExample], predictions: Sequence[str], log_p: NDArray[np.float64]
+) -> list[HardText]:
+    """The texts in the order of the log-probabilities of their labels: (N,)."""
+    order = np.argsort(log_p, kind="stable").tolist()
+    return [HardText(examples[i], predictions[i], math.exp(log_p[i])) for i in order]
 
 
 def classify(
@@ -251,23 +259,22 @@ def measure_classes(
             )
     targets = np.array([numbers[example.label] for example in examples], dtype=np.int64)
     log_p, n_truncated = class_log_probs(classifiers, _example_texts(examples), config, batch_tokens)
-    predictions = log_p.argmax(1)
-    loss = -float(log_p[np.arange(len(targets)), targets].mean()) if len(targets) else math.nan
-    measures = {"loss": loss} | class_measures(predictions, targets, labels)
+    predicted, label_log_p = log_p.argmax(1), log_p[np.arange(len(targets)), targets]
+    loss = -float(label_log_p.mean()) if len(targets) else math.nan
+    measures = {"loss": loss} | class_measures(predicted, targets, labels)
     measures["ece"] = calibration_error(log_p, targets)
-    label_log_p = log_p[np.arange(len(targets)), targets]
-    return ClassScores(
-        measures,
-        targets,
-        [labels[i] for i in predictions],
-        confusion_matrix(predictions, targets, len(labels)),
-        [
-            HardText(examples[i], labels[predictions[i]], math.exp(label_log_p[i]))
-            for i in np.argsort(label_log_p, kind="stable")[:N_HARDEST].tolist()
-        ],
-        n_truncated,
-        _token_limit(classifiers, config),
-    )
+    predictions = [labels[i] for i in predicted]
+    confusion = confusion_matrix(predicted, targets, len(labels))
+    hardest = rank_by_difficulty(examples, predictions, label_log_p)
+    limit = _token_limit(classifiers, config)
+    remarks = {
+        "loss": tr("nats per text"),
+        "accuracy": tr("fraction of {count:,} texts with the correct class", count=len(examples)),
+        "f1": tr("mean F1 of {count} classes", count=len(labels)),
+        "mcc": tr("Matthews correlation"),
+        "ece": tr("expected calibration error: mean distance of probability and accuracy"),
+    }
+    return ClassScores(measures, targets, predictions, confusion, hardest, n_truncated, limit, remarks)
 
 
 def measure_labels(
@@ -286,12 +293,16 @@ def measure_labels(
     predictions = [
         ", ".join(label for label, x in zip(labels, row, strict=True) if x >= config.threshold) for row in p
     ]
-    hardest = [
-        HardText(examples[i], predictions[i], math.exp(log_p[i].sum()))
-        for i in np.argsort(log_p.sum(1), kind="stable")[:N_HARDEST].tolist()
-    ]
+    hardest = rank_by_difficulty(examples, predictions, log_p.sum(1))
     limit = _token_limit(classifiers, config)
-    return ClassScores(measures, targets, predictions, None, hardest, n_truncated, limit)
+    remarks = {
+        "loss": tr("nats per text and label"),
+        "micro_f1": tr("F1 of all labels, from probability {threshold:g}", threshold=config.threshold),
+        "threshold": tr("with the highest micro F1 of these texts (generation.threshold)"),
+        "accuracy": tr("fraction of {count:,} texts with exactly the right labels", count=len(examples)),
+        "f1": tr("mean F1 of {count} classes", count=len(labels)),
+    }
+    return ClassScores(measures, targets, predictions, None, hardest, n_truncated, limit, remarks)
 
 
 def measure_numbers(
@@ -307,11 +318,16 @@ def measure_numbers(
     measures = {"loss": float(errors.mean())} | number_measures(predicted, targets)
     hardest = [
         HardText(examples[i], f"{scores[i]:.6g}", math.sqrt(errors[i]))
-        for i in np.argsort(-errors, kind="stable")[:N_HARDEST].tolist()
+        for i in np.argsort(-errors, kind="stable").tolist()
     ]
     predictions = [f"{score:.6g}" for score in scores]
     limit = _token_limit(classifiers, config)
-    return ClassScores(measures, targets[:, None], predictions, None, hardest, n_truncated, limit)
+    remarks = {
+        "loss": tr("mean squared error of {count:,} texts", count=len(examples)),
+        "pearson": tr("Pearson correlation"),
+        "spearman": tr("Spearman correlation, of the ranks"),
+    }
+    return ClassScores(measures, targets[:, None], predictions, None, hardest, n_truncated, limit, remarks)
 
 
 def _example_texts(examples: Sequence[LabeledExample]) -> TextsOrPairs:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -18,11 +17,10 @@ from polyhead.data.batching.windows import TextUnits, encode_windows, label_word
 from polyhead.data.readers.labeled import LabeledExample
 from polyhead.data.readers.spans import OUTSIDE, list_span_labels, tags_to_spans
 from polyhead.evaluate.classify import (
-    N_HARDEST,
     ClassifierEnsemble,
     ClassScores,
-    HardText,
     confusion_matrix,
+    rank_by_difficulty,
 )
 from polyhead.evaluate.embed import token_limit
 from polyhead.evaluate.encode_batches import iter_batches
@@ -68,14 +66,13 @@ def score_spans(predictions: Sequence[str], references: Sequence[str]) -> dict[s
     return {label: score(label) for label in ("", *sorted({span.label for span in set.union(*sides)}))}
 
 
-def join_texts(tags: ArrayLike, targets: NDArray[np.int64], labels: Sequence[str]) -> list[str]:
-    """The tags of words in the order of the texts, with an O after each text; ``targets`` are (N, 3)."""
-    ids = np.asarray(tags)
+def score_words(tags: ArrayLike, targets: NDArray[np.int64], labels: Sequence[str]) -> dict[str, SpanScore]:
+    """``score_spans`` of the words of ``tag_measures``, in the order of the texts, with an O after each."""
     order = np.argsort(targets[:, 1], kind="stable")
-    is_last = (np.diff(targets[order, 1], append=-1) != 1).tolist()
-    return [
-        tag for i, last in zip(order, is_last, strict=True) for tag in [labels[ids[i]]] + [OUTSIDE] * last
-    ]
+    ends = np.flatnonzero(np.diff(targets[order, 1], append=-1) != 1) + 1
+    names = np.array([*labels, OUTSIDE], dtype=object)
+    sides = (np.insert(np.asarray(ids)[order], ends, -1) for ids in (tags, targets[:, 0]))
+    return score_spans(*(names[side].tolist() for side in sides))
 
 
 def tag_measures(tags: ArrayLike, targets: NDArray[np.int64], labels: Sequence[str]) -> dict[str, float]:
@@ -86,7 +83,7 @@ def tag_measures(tags: ArrayLike, targets: NDArray[np.int64], labels: Sequence[s
     """
     if not len(targets):
         raise UserError("nothing to evaluate: no words")
-    scores = score_spans(*(join_texts(ids, targets, labels) for ids in (tags, targets[:, 0])))
+    scores = score_words(tags, targets, labels)
     by_label = [score.f1 for label, score in scores.items() if label]
     return {
         "micro_f1": scores[""].f1,
@@ -135,23 +132,18 @@ def tag_texts(
     """The spans of each text, in order."""
     validate_each((texts,), "run.tag")
     results = compute_word_outputs(model, tokenizer, texts, config, batch_tokens)
-    return [
-        _find_spans(text, output, model.config.labels) for text, output in zip(texts, results, strict=True)
-    ]
+    labels = model.config.labels
+    return [_find_spans(text, output, labels) for text, output in zip(texts, results, strict=True)]
 
 
 def _find_spans(text: str, output: WordOutputs, labels: Sequence[str]) -> list[LabeledSpan]:
-    if not output.units.tokens:
-        return []
     best, tags = output.log_p.max(1)
-    spans = tags_to_spans([labels[tag] for tag in tags.tolist()])
-    chars = output.units.spans
-    ends = [(chars[first][0], chars[last - 1][1]) for first, last, _ in spans]
-    scores = [float(best[first:last].exp().mean()) for first, last, _ in spans]
-    return [
-        LabeledSpan(text[start:end], span.label, start, end, score)
-        for (start, end), span, score in zip(ends, spans, scores, strict=True)
-    ]
+    spans = []
+    for first, last, label in tags_to_spans([labels[tag] for tag in tags.tolist()]):
+        start, end = output.units.spans[first][0], output.units.spans[last - 1][1]
+        score = float(best[first:last].exp().mean())
+        spans.append(LabeledSpan(text[start:end], label, start, end, score))
+    return spans
 
 
 def measure_tags(
@@ -171,33 +163,36 @@ def measure_tags(
     targets, log_p = np.concatenate(rows), torch.cat([output.log_p for output in outputs]).numpy()
     tags, label_log_p = log_p.argmax(1), np.take_along_axis(log_p, targets[:, :1], 1)[:, 0]
     measures = {"loss": -float(label_log_p.mean())} | tag_measures(tags, targets, labels)
-    scores = score_spans(*(join_texts(ids, targets, labels) for ids in (tags, targets[:, 0])))
+    scores = score_words(tags, targets, labels)
     measures |= {"precision": scores[""].precision, "recall": scores[""].recall}
+    measures |= {f"f1_{label}": score.f1 for label, score in scores.items() if label}
     names = [OUTSIDE, *list_span_labels(labels)]
-    kinds = np.array([names.index((list_span_labels([tag]) or [OUTSIDE])[0]) for tag in labels])
+    kinds = np.array([names.index(tag if tag in names else tag[2:]) for tag in labels])
     spans = [_find_spans(text, output, labels) for text, output in zip(texts, outputs, strict=True)]
     predictions = [", ".join(f"{span.text} = {span.label}" for span in row) for row in spans]
-    worst = [
-        float(part.min(initial=0.0))
-        for part in np.split(label_log_p, np.cumsum([len(row) for row in rows])[:-1])
-    ]
+    by_text = np.split(label_log_p, np.cumsum([len(row) for row in rows])[:-1])
+    worst = np.array([part.min(initial=0.0) for part in by_text])
+    remarks = {
+        "loss": tr("nats per word"),
+        "micro_f1": tr("F1 of all spans, by the rules of seqeval"),
+        "f1": tr("mean F1 of {count} classes", count=len(names) - 1),
+        "accuracy": tr("fraction of the words with the right tag"),
+        "precision": tr("fraction of the predicted spans that are right"),
+        "recall": tr("fraction of the spans that are found"),
+    }
+    for label, score in scores.items():
+        remarks[f"f1_{label}"] = tr(
+            "F1 of {label}: precision {precision:.3f}, recall {recall:.3f}, {support:,} spans",
+            label=label,
+            **score._asdict(),
+        )
     return ClassScores(
-        measures | {f"f1_{label}": score.f1 for label, score in scores.items() if label},
+        measures,
         targets,
         predictions,
         confusion_matrix(kinds[tags], kinds[targets[:, 0]], len(names)),
-        [
-            HardText(examples[i], predictions[i], math.exp(worst[i]))
-            for i in np.argsort(worst, kind="stable")[:N_HARDEST].tolist()
-        ],
+        rank_by_difficulty(examples, predictions, worst),
         0,
         token_limit(config, model.config.max_len),
-        {
-            f"f1_{label}": tr(
-                "F1 of {label}: precision {precision:.3f}, recall {recall:.3f}, {support:,} spans",
-                label=label,
-                **score._asdict(),
-            )
-            for label, score in scores.items()
-        },
+        remarks,
     )

@@ -57,6 +57,7 @@ _MEASURE_FUNCTIONS: Mapping[ProblemType, Callable[..., ClassScores]] = {
     "regression": measure_numbers,
     TOKEN_LABELS: measure_tags,
 }
+_N_HARDEST = 5  # texts that are listed
 
 
 def evaluate_classifier(
@@ -93,9 +94,7 @@ def evaluate_classifier(
         raise UserError(f"--text and --label require files: {eval_command(run, 'FILE --text COLUMN')}")
     else:
         dataset = open_split_labeled(require_split(run, split), split)
-    is_tagging = run.config.problem_type == TOKEN_LABELS
-    labels: Sequence[str] = list_span_labels(run.config.labels) if is_tagging else run.config.labels
-    examples, report = read_labeled(dataset, labels, limit)
+    examples, report = read_labeled(dataset, run.config.labels, limit)
     print(report.describe(), file=sys.stderr)
     given_lines, given_texts, given_labels, *_ = zip(*examples, strict=True) if examples else [()] * 3
     if run.config.problem_type == "single_label_classification":
@@ -117,49 +116,23 @@ def evaluate_classifier(
             count=len(examples),
         )
         print(f"polyhead: {message}", file=sys.stderr)
-    is_regression = run.config.problem_type == "regression"
-    remarks = {
-        "loss": tr("nats per word")
-        if is_tagging
-        else tr("mean squared error of {count:,} texts", count=len(examples))
-        if is_regression
-        else tr("nats per text and label")
-        if run.config.problem_type == "multi_label_classification"
-        else tr("nats per text"),
-        "pearson": tr("Pearson correlation"),
-        "spearman": tr("Spearman correlation, of the ranks"),
-        "micro_f1": tr("F1 of all spans, by the rules of seqeval")
-        if is_tagging
-        else tr("F1 of all labels, from probability {threshold:g}", threshold=run.generation.threshold),
-        "threshold": tr("with the highest micro F1 of these texts (generation.threshold)"),
-        "precision": tr("fraction of the predicted spans that are right"),
-        "recall": tr("fraction of the spans that are found"),
-        "accuracy": tr("fraction of the words with the right tag")
-        if is_tagging
-        else tr("fraction of {count:,} texts with exactly the right labels", count=len(examples))
-        if run.config.problem_type == "multi_label_classification"
-        else tr("fraction of {count:,} texts with the correct class", count=len(examples)),
-        "f1": tr("mean F1 of {count} classes", count=len(labels)),
-        "mcc": tr("Matthews correlation"),
-        "ece": tr("expected calibration error: mean distance of probability and accuracy"),
-        **result.remarks,
-    }
     baselines: Baselines = {}
-    counts, classes = read_counts(run.directory), run.config.labels
-    if counts and (counts.texts or counts.labels.keys() == set(classes)):
+    counts, labels = read_counts(run.directory), run.config.labels
+    if counts and (counts.texts or counts.labels.keys() == set(labels)):
         objective = make_objective(run.config.problem_type, run.generation.threshold)
-        baselines = objective.baselines(counts, result.targets, classes)
+        baselines = objective.baselines(counts, result.targets, labels)
     for name, value in result.measures.items():
         label = name.removeprefix("f1_")
-        remark = remarks.get(name, tr("F1 of class {label}", label=label))
+        remark = result.remarks.get(name, tr("F1 of class {label}", label=label))
         print_measure(tr(name), value, remark, baselines.get(name))
     print_unknown(count_unknown((text for example in examples for text in example.texts), run.tokenizer))
     print_verdict(run, result.measures, baselines)
     remark = tr("texts/s, in {seconds:,.1f} s with the tokenizer", seconds=seconds)
     print_measure(tr("speed"), len(examples) / seconds, remark)
     if result.confusion is not None:
-        print_confusion(result.confusion, [OUTSIDE, *labels] if is_tagging else labels)
-    print_hardest(result.hardest, is_regression)
+        is_tagging = run.config.problem_type == TOKEN_LABELS
+        print_confusion(result.confusion, (OUTSIDE, *list_span_labels(labels)) if is_tagging else labels)
+    print_hardest(result.hardest[:_N_HARDEST], run.config.problem_type == "regression")
     if output is not None:
         write_output_lines(output, map(to_one_column, result.predictions), report)
     return to_json_measures(result.measures, baselines)

@@ -19,7 +19,7 @@ from polyhead.core.errors import UserError, did_you_mean, format_value
 from polyhead.core.i18n import Translate, tr
 from polyhead.data.readers.files import check_files
 from polyhead.data.readers.rows import ReadReport, Rows, read_limited
-from polyhead.data.readers.spans import TextSpan, parse_spans, read_conll
+from polyhead.data.readers.spans import TextSpan, list_span_labels, parse_spans, read_conll
 from polyhead.data.readers.tabular import ColumnKey, infer_table_format
 from polyhead.tokenizers.scripts import fold_text
 
@@ -74,12 +74,14 @@ class LabeledFiles(Rows):
     def iter_examples(
         self, report: LabeledReport | None = None, labels: Sequence[str] | None = None
     ) -> Iterator[LabeledExample]:
-        """Yield the usable examples, only those with one of ``labels`` if given.
+        """Yield the usable examples, only those with one of ``labels`` if given, which are tags for spans.
 
         The others are counted in the report. Raises a UserError if none is usable.
         """
         report = report or LabeledReport(self.source_label)
         # 1.0 is the label 1, unless the model has a label of that name
+        if labels is not None and self.kind == "spans":
+            labels = list_span_labels(labels)
         known_labels = None if labels is None else {normalize_label(label): label for label in labels}
         for place, line, row in self.read_rows(report):
             report.fractions += has_fraction(row[-1])

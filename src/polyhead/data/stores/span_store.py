@@ -15,7 +15,6 @@ from polyhead.core.errors import prefix_errors
 from polyhead.data.batching.encoder_inputs import EncoderBatch
 from polyhead.data.batching.windows import encode_windows, label_words
 from polyhead.data.readers.labeled import LabeledFiles, LabeledReport, LabelKind
-from polyhead.data.readers.spans import list_span_labels
 from polyhead.data.stores.build_cache import FlatWriter, IdArray
 from polyhead.data.stores.labeled_store import LabeledStore
 from polyhead.nn.loss import IGNORE_INDEX
@@ -65,7 +64,7 @@ class SpanStore(LabeledStore):
     ) -> None:
         """Write the windows of all texts; ``labels`` are the tags."""
         first_word = 0
-        for example in labeled_files.iter_examples(report, list_span_labels(labels)):
+        for example in labeled_files.iter_examples(report, labels):
             with prefix_errors("data.max_len"):
                 units, windows = encode_windows(example.texts[0], tokenizer, max_len)
             targets = label_words(example, units, labels, first_word)

@@ -195,12 +195,8 @@ def write_labels(config: ModelConfig) -> dict[str, Any]:
     """Inverse of ``read_labels``."""
     if not config.labels:
         return {}
-    return {
+    is_default = config.problem_type in (SINGLE_LABEL, TOKEN_LABELS)
+    return ({} if is_default else {"problem_type": config.problem_type}) | {
         "id2label": {str(i): name for i, name in enumerate(config.labels)},
         "label2id": {name: i for i, name in enumerate(config.labels)},
-        **(
-            {}
-            if config.problem_type in (SINGLE_LABEL, TOKEN_LABELS)
-            else {"problem_type": config.problem_type}
-        ),
     }

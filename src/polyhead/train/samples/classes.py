@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
-import torch
 
 from polyhead.config.model import SINGLE_LABEL, TOKEN_LABELS
 from polyhead.data.batching.length_bucketing import LengthBucketSampler
-from polyhead.data.readers.spans import tags_to_spans
+from polyhead.data.readers.labeled import read_labeled
 from polyhead.evaluate.classify import MAX_MATRIX_CLASSES, confusion_matrix, list_confusions
-from polyhead.evaluate.tagging import score_spans
-from polyhead.nn.device import to_model_device
-from polyhead.nn.loss import IGNORE_INDEX
+from polyhead.evaluate.tagging import measure_tags
 from polyhead.run.run import Run
 from polyhead.train.samples.base import (
     collect_attention,
@@ -20,7 +19,7 @@ from polyhead.train.samples.base import (
     make_examples,
     take_samples,
 )
-from polyhead.train.tasks.classification import ClassificationBatch, ClassificationTask, class_logits
+from polyhead.train.tasks.classification import ClassificationBatch, ClassificationTask, open_split_labeled
 from polyhead.viz.samples import (
     LONGEST_GROUP_NAME,
     Breakdown,
@@ -47,7 +46,7 @@ def classification_samples(task: ClassificationTask, run: Run) -> Samples:
     if task.problem_type != SINGLE_LABEL:
         return _text_label_samples(task, run)
     count = min(_MAX_TEXTS, max(MIN_TEXTS, len(task.valid) // _TEXT_STRIDE))
-    rows = np.unique(np.linspace(0, len(task.valid) - 1, count).astype(np.int64))
+    rows = _spread_rows(len(task.valid), count)
     texts = [_decode_row(task, run, int(row)) for row in rows]
     references, lengths = task.valid.labels[rows].tolist(), task.valid.lengths[rows]
     predictions, confidences, label_probabilities = _predict(task, run, rows, lengths, references)
@@ -99,7 +98,7 @@ def classification_samples(task: ClassificationTask, run: Run) -> Samples:
 
 def _text_label_samples(task: ClassificationTask, run: Run) -> Samples:
     """Labels or numbers of validation texts, the ones with the largest errors at the end."""
-    rows = np.unique(np.linspace(0, len(task.valid) - 1, min(_MAX_TEXTS, len(task.valid))).astype(np.int64))
+    rows = _spread_rows(len(task.valid))
     texts, lengths = [_decode_row(task, run, int(row)) for row in rows], task.valid.lengths[rows]
     logits = np.zeros((len(rows), len(task.labels)))
     for indices in LengthBucketSampler(lengths, lengths, task.config.max_tokens, 0).epoch_batches():
@@ -141,46 +140,36 @@ def _text_label_samples(task: ClassificationTask, run: Run) -> Samples:
     )
 
 
-@torch.no_grad()
 def _tag_samples(task: ClassificationTask, run: Run) -> Samples:
     """Spans of validation texts, those with the least probable words at the end."""
-    rows = np.unique(np.linspace(0, len(task.valid) - 1, min(_MAX_TEXTS, len(task.valid))).astype(np.int64))
-    lengths, columns = task.valid.lengths[rows], dict[int, list[int]]()
-    predicted, targets, hardness = dict[int, list[int]](), dict[int, list[int]](), np.zeros(len(rows))
-    for indices in LengthBucketSampler(lengths, lengths, task.config.max_tokens, 0).epoch_batches():
-        inputs, tags = to_model_device(run.model, task.valid.collate(rows[indices], run.tokenizer.pad_id))
-        log_p = class_logits(run.model, inputs).float().log_softmax(-1)
-        for i, row, row_tags in zip(indices.tolist(), log_p, tags, strict=True):
-            columns[i] = [*(row_tags != IGNORE_INDEX).nonzero()[:, 0].tolist(), int(lengths[i])]
-            words, targets[i] = row[columns[i][:-1]], row_tags[columns[i][:-1]].tolist()
-            predicted[i] = words.argmax(-1).tolist()
-            hardness[i] = min(words[range(len(targets[i])), targets[i]].tolist(), default=0.0)
-
-    def name_spans(i: int, tags: list[int]) -> str:
-        ids = task.valid.row_tokens(int(rows[i])).tolist()
-        return ", ".join(
-            f"{decode_readable(run.tokenizer, ids[columns[i][start] : columns[i][end]])} = {label}"
-            for start, end, label in tags_to_spans([task.labels[tag] for tag in tags])
-        )
-
-    texts = [decode_readable(run.tokenizer, task.valid.row_tokens(int(row)).tolist()) for row in rows]
-    spread_rows = spread_by_length(texts, _N_SPREAD)
-    hardest = [i for i in np.argsort(hardness, kind="stable").tolist() if i not in spread_rows][:_N_MISTAKES]
-    both = ([task.labels[tag] for i in targets for tag in (*side[i], 0)] for side in (predicted, targets))
-    scores = [*score_spans(*both).items()][1 : 1 + MAX_BARS]
-    groups = [Group(label[:LONGEST_GROUP_NAME], one.support, 100 * one.f1) for label, one in scores]
-    rows_shown = [*spread_rows, *hardest]
+    assert run.recipe is not None
+    examples, _ = read_labeled(open_split_labeled(run.recipe, "valid"), task.labels)
+    examples = [examples[row] for row in _spread_rows(len(examples))]
+    result = measure_tags(run.members, examples, run.generation, task.config.max_tokens)
+    spread_rows = spread_by_length([example.texts[0] for example in examples], _N_SPREAD)
+    spread = [(examples[i], result.predictions[i]) for i in spread_rows]
+    hardest = [(text.example, text.prediction) for text in result.hardest]
+    shown = spread + [pair for pair in hardest if pair not in spread][:_N_MISTAKES]
+    supports = Counter(span.label for example in examples for span in example.spans)
+    labels = [name.removeprefix("f1_") for name in result.measures if name.startswith("f1_")][:MAX_BARS]
+    groups = [
+        Group(label[:LONGEST_GROUP_NAME], supports[label], 100 * result.measures[f"f1_{label}"])
+        for label in labels
+    ]
     return Samples(
         description="Spans of validation texts: some of all lengths, then the least certain ones.",
         columns=("Text", "Prediction", "Label"),
         differences="whole",
         examples=make_examples(
-            [texts[i] for i in rows_shown],
-            [name_spans(i, predicted[i]) for i in rows_shown],
-            [name_spans(i, targets[i]) for i in rows_shown],
+            *zip(*((example.texts[0], spans, example.label) for example, spans in shown), strict=True)
         ),
         breakdowns=[Breakdown("F1 (%)", "label", groups)],
     )
+
+
+def _spread_rows(n: int, n_rows: int = _MAX_TEXTS) -> np.ndarray:
+    """At most ``n_rows`` of n rows, evenly spread."""
+    return np.unique(np.linspace(0, n - 1, min(n_rows, n)).astype(np.int64))
 
 
 def _decode_row(task: ClassificationTask, run: Run, row: int) -> str:

@@ -72,15 +72,8 @@ class MultiLabelTask:
         """As ``open``, with known labels."""
         stores = open_labeled_stores(recipe, labels, tokenizer, report)
         report_labels(stores["train"], labels, report)
-        return make_objective_task(
-            MultiLabel(recipe.generation.threshold),
-            stores,
-            labels,
-            recipe,
-            tokenizer,
-            report,
-            **recipe.task.options,
-        )
+        objective, options = MultiLabel(recipe.generation.threshold), recipe.task.options
+        return make_objective_task(objective, stores, labels, recipe, tokenizer, report, **options)
 
 
 @TASK.register("regression")
