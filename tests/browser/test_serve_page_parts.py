@@ -17,7 +17,10 @@ LEADS = {
     "chat": ("Answers in a conversation; context of up to about ", "在对话中作答；一次可见的上下文最长约 "),
     "classifier": ("Sorts texts into 2 classes: bad, good; up to ", "把文本分为 2 类：bad, good；最长"),
     "pairs": ("Sorts pairs of texts into 2 classes: bad, good; up to ", "把成对的文本分为 2 类：bad, good"),
-    "spans": ("Finds in texts what these labels name: PER, LOC; up to ", "在文本里查找这些标签所指的内容：PER, LOC；最长"),
+    "spans": (
+        "Finds in texts what these labels name: PER, LOC; up to ",
+        "在文本里查找这些标签所指的内容：PER, LOC；最长",
+    ),
     "reranker": (
         "Ranks texts by how well they answer a question; up to ",
         "按文本对问题的回答程度排序；最长",

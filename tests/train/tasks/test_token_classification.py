@@ -1,6 +1,7 @@
 import json
 import os
 import signal
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from polyhead.data.readers.spans import spans_to_tags
 from polyhead.nn.loss import IGNORE_INDEX
 from polyhead.tokenizers.train_tokenizer import train_tokenizer
 from polyhead.train.run_training import run_training
+from polyhead.train.samples.classes import take_samples
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("no_report")]
 ROOT = Path(__file__).resolve().parents[3]
@@ -96,6 +98,20 @@ def test_spans_are_learned_and_evaluated(trained_run, directory, capsys):
     assert expected["micro_f1"] > 0.9 and tables[0].keys() >= {"loss", "f1", "accuracy", "f1_LOC", "f1_PER"}
     card = (config.out / "README.md").read_text()
     assert f"| test micro_f1 | {tables[0]['micro_f1']:.3f}" in card and "word by word" in card
+
+
+def test_samples_are_spans_of_validation_texts(trained_run, directory):
+    run, _ = trained_run
+    samples = take_samples(open_task(directory)[0], ph.load(trained_run[1].out))
+    rows = {row["text"]: row["spans"] for row in read_rows(directory, "valid")}
+    for example in samples.examples:
+        text = example["source"]
+        labels = (f"{text[start:end]} = {label}" for start, end, label in rows[text])
+        spans = (f"{span.text} = {span.label}" for span in run.tag([text])[0])
+        assert (example["reference"], example["output"]) == (", ".join(labels), ", ".join(spans))
+    assert len({example["source"] for example in samples.examples}) > 15
+    counts = Counter(label for spans in rows.values() for _, _, label in spans)
+    assert {group.name: group.size for group in samples.breakdowns[0].groups} == counts
 
 
 def test_outputs_are_those_of_one_forward_pass(trained_run):
