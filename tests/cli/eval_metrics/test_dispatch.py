@@ -19,9 +19,9 @@ MASKED = "masked or damaged tokens"
 ENCODER = f"this run is trained to predict {MASKED} and is evaluated on {MASKED}"
 
 
-LABELED = "only for labelled texts and texts with labeled spans"
-SIDES, TEXTS = f"{LABELED} and translations", f"{LABELED} and plain text"
-LABEL_LINES = [f"--label: {LABELED}; {LANGUAGE_MODEL}", f"--limit: {SIDES}; {LANGUAGE_MODEL}"]
+SIDES = "only for labelled texts and translations"
+TEXTS = "only for labelled texts and plain text"
+LABEL_LINES = [f"--label: only for labelled texts; {LANGUAGE_MODEL}", f"--limit: {SIDES}; {LANGUAGE_MODEL}"]
 BEAMS = {"beam_size": 3, "length_penalty": 1.0, "limit": 2}
 
 
