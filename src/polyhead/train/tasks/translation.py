@@ -205,7 +205,7 @@ class TranslationTask:
 
     def collate(self, batch: EpochRows) -> PairBatch:
         """Padded batch of some training pairs, with augmentation and token splitting."""
-        augment = self.augmenter and partial(self.augmenter, batch.epoch)
+        augment = partial(self.augmenter, batch.epoch) if self.augmenter else None
         return collate(self.train, batch.rows, self.tokenizer, self.token_splitters, augment)
 
     def loss(self, model: nn.Module, batch: PairBatch) -> Loss:
