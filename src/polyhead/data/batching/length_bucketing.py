@@ -29,6 +29,12 @@ class LengthBucketSampler(NamedTuple):
     max_tokens: int  # token budget of a batch
     seed: int
 
+    def batch_rows(self, rows: IdArray, epoch: int = 0) -> list[IdArray]:
+        """As ``epoch_batches``, of these rows; a row can come several times."""
+        source, target = self.source_lengths[rows], self.target_lengths[rows]
+        selected = self._replace(source_lengths=source, target_lengths=target)
+        return [rows[batch] for batch in selected.epoch_batches(epoch)]
+
     def epoch_batches(self, epoch: int = 0) -> list[IdArray]:
         """The row numbers of every batch, in order; a row that exceeds ``max_tokens`` is a UserError."""
         return plan_epoch(

@@ -78,9 +78,7 @@ class MixedLengthSampler(NamedTuple):
                 lambda corpus, _: np.arange(self.starts[corpus], self.starts[corpus + 1]),
             )
         )
-        source, target = self.sampler.source_lengths[rows], self.sampler.target_lengths[rows]
-        selected = self.sampler._replace(source_lengths=source, target_lengths=target)
-        return [rows[batch] for batch in selected.epoch_batches(epoch)]
+        return self.sampler.batch_rows(rows, epoch)
 
 
 def plan_mixed_windows(

@@ -241,13 +241,9 @@ class TranslationTask:
 
     def _plan_corpora(self, split: str) -> list[list[IdArray]]:
         """The batches of each corpus."""
-        store, starts = self.stores[split], self.stores[split].corpus_starts
-        sampler, plans = self.make_sampler(store), []
-        for start, stop in pairwise(starts):
-            lengths = sampler.source_lengths[start:stop], sampler.target_lengths[start:stop]
-            part = sampler._replace(source_lengths=lengths[0], target_lengths=lengths[1])
-            plans.append([rows + start for rows in part.epoch_batches()])
-        return plans
+        store = self.stores[split]
+        sampler = self.make_sampler(store)
+        return [sampler.batch_rows(np.arange(*bounds)) for bounds in pairwise(store.corpus_starts)]
 
     def make_sampler(self, store: PairStore) -> LengthBucketSampler:
         """Batch sampler over the pairs of a store."""
