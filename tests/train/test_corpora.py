@@ -176,6 +176,14 @@ def test_corpora_that_do_not_fit_are_refused(train_corpora, data, message, corpu
         parse_recipe(raw)
 
 
+def test_test_corpus_without_usable_pairs_is_refused(corpus_dir):
+    recipe = mixed_recipe(corpus_dir, "translation", "empty-test")
+    data = recipe.model_dump(mode="json")["data"]
+    test = [data["valid"][0], data["valid"][1] | {"filter": {"min_chars": 10**6}}]
+    with user_error("no usable pair in y"):
+        open_task_with_tags(with_corpora(recipe, data["train"], data["valid"], test=test))
+
+
 def test_unfit_tasks_and_changes_are_refused(corpus_dir):
     raw = recipe_of(corpus_dir, "classification", "classes").model_dump(mode="json")
     raw["data"]["train"] = [{"files": ["labels.tsv"]}]
