@@ -15,7 +15,7 @@ from polyhead.chat.base import Message, ToolChoice, build_tool_choice, parse_mes
 from polyhead.core.blank_text import is_blank
 from polyhead.core.errors import UserError, format_value
 from polyhead.data.readers.rows import ReadReport, Rows
-from polyhead.data.readers.tabular import check_object_files, parse_lines, parse_object
+from polyhead.data.readers.tabular import check_object_files, parse_lines, parse_object_line
 
 MESSAGE_KEYS = ("messages", "conversations")
 _SHAREGPT_KEYS = {"role": "from", "content": "value"}
@@ -74,7 +74,7 @@ def open_conversations(
 
 def parse_chat_line(raw: bytes | None) -> ChatRow | str:
     """The conversation of a line up to the last answer that is learned, or the kind of problem."""
-    return parse_object(raw, parse_chat_row)
+    return parse_object_line(raw, parse_chat_row)
 
 
 def parse_chat_row(row: dict[str, Any]) -> ChatRow | str:

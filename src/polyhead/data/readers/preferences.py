@@ -16,7 +16,7 @@ from polyhead.core.blank_text import is_blank
 from polyhead.core.errors import UserError, format_value
 from polyhead.data.readers.conversations import ChatRow, parse_chat_row
 from polyhead.data.readers.rows import ReadReport, Rows
-from polyhead.data.readers.tabular import check_object_files, parse_lines, parse_object
+from polyhead.data.readers.tabular import check_object_files, parse_lines, parse_object_line
 
 PAIR_KEYS, LABEL_KEYS = ("chosen", "rejected"), ("completion", "label")
 _PAIR_EXAMPLE = '{"prompt": "...", "chosen": "...", "rejected": "..."}'
@@ -91,7 +91,7 @@ def open_preferences(
 
 def parse_preference_line(raw: bytes | None, needs_pairs: bool = False) -> PreferenceRow | str:
     """The preference of a line, or the kind of problem."""
-    return parse_object(raw, partial(_parse_row, needs_pairs=needs_pairs))
+    return parse_object_line(raw, partial(_parse_row, needs_pairs=needs_pairs))
 
 
 def _parse_row(row: dict[str, Any], needs_pairs: bool) -> PreferenceRow:

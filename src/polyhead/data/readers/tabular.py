@@ -138,7 +138,7 @@ def parse_lines(
         yield number, parse_line(line)
 
 
-def parse_object(raw: bytes | None, parse: Callable[[dict[str, Any]], T | str]) -> T | str:
+def parse_object_line(raw: bytes | None, parse: Callable[[dict[str, Any]], T | str]) -> T | str:
     """What ``parse`` makes of a line with a JSON object, or the kind of problem, with its UserError."""
     if raw is None:
         return "too_long"

@@ -194,9 +194,9 @@ def log_ratios(model: nn.Module, answers: ScoredAnswers, host: ScoredAnswers) ->
     return log_probs[: len(answers.log_probs)] - answers.log_probs  # a dummy batch has a row, but no answer
 
 
-def compute_ratios(model: nn.Module, placed: PlacedBatch[PreferenceBatch]) -> tuple[Tensor, Tensor]:
+def compute_ratios(model: nn.Module, batch: PlacedBatch[PreferenceBatch]) -> tuple[Tensor, Tensor]:
     """Log-ratios of the answers (N,), and their z0 (N,), nan where it is not read; it has no gradient."""
-    answers, *mismatched = zip(placed.batch.answers, placed.host.answers, strict=True)
+    answers, *mismatched = zip(batch.batch.answers, batch.host.answers, strict=True)
     kl = torch.full_like(answers[0].log_probs, math.nan)
     for pair in mismatched:
         with torch.no_grad():
