@@ -17,13 +17,13 @@ URL = re.compile(
 MAX_MARKUP_DEPTH = 50  # of nested markup; deeper markup is copied where it is
 WordLinks = Sequence[tuple[int, int]]
 Range = tuple[int, int]
-PieceKind = Literal["text", "open", "close", "atom", "break"]
+MarkupKind = Literal["text", "open", "close", "atom", "break"]
 
 
 class Piece(NamedTuple):
     """A part of a document: text, inline markup, which is copied, or a break between segments."""
 
-    kind: PieceKind
+    kind: MarkupKind
     start: int
     raw: str
     text: str = ""  # without escapes
@@ -83,7 +83,7 @@ class DocumentFormat(NamedTuple):
     suffixes: tuple[str, ...]  # of files
 
 
-class Sentence(NamedTuple):
+class SentenceText(NamedTuple):
     """A sentence of a segment: its place there, and what is translated, empty without letters."""
 
     start: int
@@ -102,7 +102,7 @@ class SegmentText:
         points = {*_list_points(self.root)}
         self.sentences = [self._clean(*span, points) for span in split_sentences(self.text, language)]
 
-    def _clean(self, start: int, end: int, points: set[int]) -> Sentence:
+    def _clean(self, start: int, end: int, points: set[int]) -> SentenceText:
         """The sentence with one space for all the white space at a place.
 
         None before punctuation that markup without text separates from its word, nor between the lines of a
@@ -118,7 +118,7 @@ class SegmentText:
             is_unspaced = "\n" in match[0] and all(is_unspaced_char(self.text[i]) for i in (a - 1, b))
             places += [-1] * (not is_gap and not is_unspaced)
         source = "".join(self.text[i] if i >= 0 else " " for i in places)
-        return Sentence(start, end, source if any(map(str.isalpha, source)) else "", places)
+        return SentenceText(start, end, source if any(map(str.isalpha, source)) else "", places)
 
     def render(self, translations: Sequence[str | None], alignments: Sequence[WordLinks]) -> str:
         """The segment with the translations of its sentences; one that is None stays."""

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from functools import partial
 
 from polyhead.core.errors import UserError, format_value
-from polyhead.data.documents.segment import DocumentFormat, Piece, PieceKind, Segment, group_pieces
+from polyhead.data.documents.segment import DocumentFormat, MarkupKind, Piece, Segment, group_pieces
 
 _TIME = r"\d+:\d\d:\d\d[,.]\d{1,3}"
 _TIMES = re.compile(rf"\s*{_TIME}\s*-->\s*{_TIME}(\s.*)?")
 _PART = re.compile(r"</(?P<close>\w+)>|<(?P<open>\w+)[^<>]*>|\{\\[^{}]*\}|(?P<text>[^<{]+|.)", re.DOTALL)
-_KINDS: dict[str | None, PieceKind] = {"text": "text", "open": "open", "close": "close", None: "atom"}
+_KINDS: dict[str | None, MarkupKind] = {"text": "text", "open": "open", "close": "close", None: "atom"}
 _DASH = re.compile(r"\s*[-–—]\s*", re.MULTILINE)
 _EXPECTED = "times such as 00:00:01,000 --> 00:00:02,500"
 
