@@ -66,7 +66,8 @@ _PORTABLE_PARTS: Mapping[str, Mapping[str, _Section]] = {
     "translation": {"hf": {"position": {"name": "sinusoidal", "layout": "halves"}}},  # Pegasus
     "masked-lm": {"hf": _BERT},
     **{
-        task: {"hf": _BERT | {"pooling": "first"}} for task in ("classification", "multi-label", "regression")
+        task: {"hf": _BERT | {"pooling": "first"}, "ctranslate2": {"block": "transformer"}}
+        for task in ("classification", "multi-label", "regression")
     },
     "token-classification": {"hf": _BERT},
 }

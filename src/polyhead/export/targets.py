@@ -154,8 +154,6 @@ def _check_positions(config: ModelConfig) -> Iterator[str]:
 
 
 def _check_other(config: ModelConfig) -> Iterator[str]:
-    if config.labels:
-        yield "its output layer for labels, expected none"
     if config.causal:
         yield "causal is true, expected false in an encoder"
     if config.n_segments and config.kind != "encoder":
