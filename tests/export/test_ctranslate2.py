@@ -139,3 +139,10 @@ def test_unknown_dtype_and_missing_package_are_named(tmp_path, capsys, monkeypat
     monkeypatch.delitem(sys.modules, "polyhead.export.ctranslate2")
     assert main(["export", str(tmp_path / "run"), str(tmp_path / "out"), "--to", "ctranslate2"]) == 2
     assert f"this needs ctranslate2: {install_command('export')}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["bert", "classifier", "mean"])
+def test_output_layer_that_is_left_out_is_named(name, tmp_path, capsys):
+    random_run(**{"kind": "encoder"} | ENCODERS[name]).save(tmp_path / "run")
+    assert main(["export", str(tmp_path / "run"), str(tmp_path / "out"), "--to", "ctranslate2"]) == 0
+    assert ("; without its output layer" in capsys.readouterr().out) == (name != "mean")

@@ -83,6 +83,10 @@ def run(
     if isinstance(loaded.model, ReplacedTokenDetector):
         loaded.model = loaded.model.encoder_only()
         note = "; without its generator and the detection head"
+    elif to == "ctranslate2" and (
+        loaded.config.labels or (loaded.kind == "encoder" and loaded.config.lm_head)
+    ):
+        note = "; without its output layer, which CTranslate2 does not have"
     hf_options = {"family": family, "shard_size": shard_size}
     with _name_formats(loaded, to):
         fill = FORMATS[to](loaded, dtype, **(hf_options if to == "hf" else {}))
