@@ -6,12 +6,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from tests.generation.helpers import greedy_search
 from tests.kernels.build_extension_helpers import CONFIGS, DECODING, PRECISIONS, clear_kernels, needs_kernels
 
 from polyhead import Choice, build
 from polyhead.cache.paged_layer import PagedView
-from polyhead.generation.decoding.beam_search import beam_search
+from polyhead.generation.decoding.beam_search import beam_search, greedy_search
 from polyhead.kernels import build_extension
 from polyhead.kernels.attention import PackedAttention, paged_attention
 from polyhead.kernels.build_extension import inspect_kernels, kernels_status, load_kernels

@@ -2,13 +2,12 @@ import copy
 
 import pytest
 import torch
-from tests.generation.helpers import greedy_search
 from tests.kernels.build_extension_helpers import needs_kernels
 from tests.kernels.fused_step_helpers import build_model
 
 from polyhead import Choice, ModelConfig, build
 from polyhead.cache.factory import make_cache
-from polyhead.generation.decoding.beam_search import beam_search
+from polyhead.generation.decoding.beam_search import beam_search, greedy_search
 from polyhead.kernels.pack_model import linear_factory, pack_model
 
 pytestmark = needs_kernels

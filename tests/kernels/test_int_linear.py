@@ -2,10 +2,10 @@ import copy
 
 import pytest
 import torch
-from tests.generation.helpers import greedy_search
 from tests.kernels.build_extension_helpers import CONFIGS, DECODING, needs_kernels, quantize_rows
 
 from polyhead import Choice, build
+from polyhead.generation.decoding.beam_search import greedy_search
 from polyhead.kernels.attention import PackedAttention
 from polyhead.kernels.int_linear import Int4, Int8, Int8Linear, Int8LinearFallback
 from polyhead.kernels.linear import PANEL

@@ -10,7 +10,6 @@ import itertools
 
 import pytest
 import torch
-from tests.generation.helpers import greedy_search
 from tests.laws.conftest import HEADS, HYBRIDS, VOCAB, choices, format_id, perturb
 from tests.laws.test_models import assert_close
 
@@ -19,7 +18,7 @@ from polyhead.cache.factory import make_cache
 from polyhead.cache.low_rank import fit_low_rank
 from polyhead.core.errors import UserError
 from polyhead.core.registry import CACHE, POSITION
-from polyhead.generation.decoding.beam_search import beam_search
+from polyhead.generation.decoding.beam_search import beam_search, greedy_search
 from polyhead.generation.decoding.sampler import SampledSequences, SamplingStrategy
 from polyhead.generation.decoding.sampling import Sampling
 from polyhead.generation.engine.engine import Engine

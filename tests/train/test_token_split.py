@@ -41,7 +41,7 @@ def test_batches_have_the_text_in_more_tokens(recipe):
         assert task.count_labels(batch) == sum(map(len, labels)) + len(rows.rows)
         longest = max(longest, *map(len, inputs + labels))
         n_labels += task.count_labels(batch)
-        n_unsplit += sum(task.train.target_lengths[rows])
+        n_unsplit += sum(task.train.target_lengths[rows.rows])
     assert longest + 1 == 12  # with its end
     assert 1.1 * n_unsplit < n_labels < 1.5 * n_unsplit
 

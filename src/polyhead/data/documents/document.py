@@ -27,8 +27,8 @@ def find_text_segments(text: str, target_language: str = "") -> Iterator[Segment
         yield from group_pieces([Piece("text", start, text[start:end], text[start:end])])
 
 
-TEXT = DocumentFormat(find_text_segments, str, (".txt",))
-DOCUMENT_FORMATS = {"text": TEXT, "html": HTML, "markdown": MARKDOWN, "srt": SRT, "xliff": XLIFF}
+_PLAIN = DocumentFormat(find_text_segments, str, (".txt",))
+DOCUMENT_FORMATS = {"text": _PLAIN, "html": HTML, "markdown": MARKDOWN, "srt": SRT, "xliff": XLIFF}
 
 
 class Document:
