@@ -37,11 +37,13 @@ def test_why_explains_the_translated_text(get_service, open_tool):
     wait_until(page, "window.explain?.page.data")
     inputs = page.evaluate("explain.page.data.inputs")
     assert (inputs["text"], inputs["target_is"]) == (text, "output")
-    assert inputs["target"] == run.translate([text])[0]
+    tokens = run.hypotheses([text])[0][0].tokens  # also those of a character that is cut off
+    assert run.tokenizer.target_tokenizer.decode([tokens]) == [inputs["target"]]
+    assert inputs["target"].startswith(run.translate([text])[0])
     assert page.get_by_label("Text to explain").input_value() == text
     page.goto(page.url + "&target=zwei+hunde")
     wait_until(page, "window.explain?.page.data?.inputs.target === 'zwei hunde'")
-    page.get_by_role("link", name="Polyhead").click()
+    page.get_by_role("link", name="Polyhead", exact=True).first.click()
     page.locator(".button.main:visible").wait_for()
 
 

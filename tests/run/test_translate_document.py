@@ -53,5 +53,7 @@ def test_long_sentences_stay_and_are_named(translator):
 def test_mistakes_are_named(translator, options, message):
     with pytest.raises(UserError, match=message):
         translator.translate_document(TEXTS[0], **options)
+    with pytest.raises(UserError, match="half of a surrogate pair"):
+        translator.translate_document("\ud800")
     with pytest.raises(UserError, match="encoder-decoder"):
         build_run("decoder").translate_document("Text")

@@ -13,6 +13,7 @@ from polyhead.data.documents.document import Document
 from polyhead.generation.detokenizer import decode_complete_chars
 from polyhead.generation.engine.request import Hypothesis
 from polyhead.introspect.word_alignment import align_pairs
+from polyhead.tokenizers.input_validation import has_lone_surrogate
 from polyhead.tokenizers.languages import default_languages, with_languages
 from polyhead.tokenizers.tokenizer import Tokenizer
 
@@ -55,6 +56,8 @@ def open_document(
     run: Translator, text: str, format: str, source_lang: str | None, target_lang: str | None
 ) -> Document:
     """Read a document in the languages of a run; a UserError if it is not of its format."""
+    if has_lone_surrogate(text):
+        raise UserError("the document has half of a surrogate pair, which is not valid Unicode")
     data, defaults = run.recipe and run.recipe.data, default_languages(run.tokenizer)
     source = source_lang or (data and data.source_lang) or defaults["source"]
     return Document(text, format, source, target_lang or (data and data.target_lang) or defaults["target"])

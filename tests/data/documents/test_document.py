@@ -27,7 +27,11 @@ def test_white_space_between_sentences_stays(sentences, data):
     assert text[: len(gaps[0])] == output[: len(gaps[0])]
 
 
-@given(st.text(max_size=30) | texts, st.sampled_from(["text", "html", "markdown"]), seeds)
+@given(
+    st.text(st.characters(codec="utf-8"), max_size=30) | texts,
+    st.sampled_from(["text", "html", "markdown"]),
+    seeds,
+)
 def test_any_text_is_a_document(text, format, seed):
     check_untouched(text, format)
     translate(text, format, seed)

@@ -75,8 +75,8 @@ def test_random_pages_keep_their_tags(data, seed):
     if re.search("<i>|</b>", re.sub("<b>((?!<b>|<i>).)*</b>", "", text)) is None:  # all is closed
         assert list_tags(text) == list_tags(output)
     found = html.document_fromstring(re.sub("<code>.*?</code>|<!--.*?-->", " ", output)).text_content()
-    for word in " ".join(translations).split():
-        assert word in found.replace("\xa0", " ")
+    for word in re.findall(r"\w+", " ".join(translations)):  # markup can stand before punctuation
+        assert word in found
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,11 @@ def test_sentences_follow_the_rules_of_languages(language, sentences):
     assert [text[a:b] for a, b in split_sentences(text, language)] == sentences
 
 
-@given(st.text(st.sampled_from("aB1.。!? \n\t\xa0\u2028\u3000“”()é😀-") | st.characters(), max_size=40))
+@given(
+    st.text(
+        st.sampled_from("aB1.。!? \n\t\xa0\u2028\u3000“”()é😀-") | st.characters(codec="utf-8"), max_size=40
+    )
+)
 def test_all_but_white_space_is_in_sentences(text):
     for language in ("de", "zh", "fr", "xx"):
         spans = split_sentences(text, language)

@@ -24,7 +24,7 @@ mit zwei Zeilen.
 0:00:05.0 --> 0:00:06.0
 - 12 -
 """
-TIMES = r"(?m)^(?:\d+|.*-->.*)$"
+TIMES = r"(?m)^(?:\d+\n.*-->.*)$"
 
 
 @pytest.mark.parametrize("newline", ["\n", "\r\n"])
