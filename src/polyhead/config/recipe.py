@@ -456,7 +456,7 @@ class Recipe(ConfigSection):
                 "model.generator_layers is for task replaced-token-detection; task "
                 f"{self.task.name!r} {unused_hint if self.model.generator_layers else needed_hint}"
             )
-        if self.data.augment and (self.distill or not getattr(task, "augments", False)):
+        if self.data.augment and (self.distill or self.task.name != "translation"):
             raise UserError(
                 f"data.augment is for task translation without distill; task {self.task.name!r} "
                 f"{'with distill ' * bool(self.distill)}does not use it: remove it"

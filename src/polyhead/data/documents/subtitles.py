@@ -18,7 +18,7 @@ _EXPECTED = "times such as 00:00:01,000 --> 00:00:02,500"
 
 
 def find_srt_segments(text: str, target_language: str = "") -> Iterator[Segment]:
-    """Yield what is said in each subtitle; a UserError if the times are damaged."""
+    """Yield the text of each subtitle; damaged times raise a UserError."""
     start = end = -1  # of the text of a subtitle
     for number, match in enumerate(re.finditer(r"([^\n]*?)\r?(?:\n|\Z)", text), 1):
         if "-->" in match[1]:

@@ -84,7 +84,6 @@ class TranslationTask:
     """
 
     kind = "encoder-decoder"
-    augments = True
     augmenter: PairAugmenter | None = None
     label_smoothing = 0.1  # Vaswani et al., 2017, sec. 5.4
     metrics = ("loss", *(metric.name for metric in MAIN_TRANSLATION_METRICS))
