@@ -35,6 +35,7 @@ COMMANDS = {  # RUN is the hostile one
     "score": "score RUN lines",
     "fill-mask": "fill-mask RUN masks",
     "embed": "embed RUN lines",
+    "search": "search RUN lines --query dogs",
     "attention": "attention RUN dogs --out page.html",
     "explain": "explain RUN dogs --out page.html",
     "visualize": "visualize RUN --out page.html",

@@ -25,6 +25,7 @@ from polyhead.data.readers.tabular import (
     no_rows_error,
     parse_json_line,
 )
+from polyhead.data.readers.text_pairs import ANCHOR_KEYS, SCORE_KEYS
 
 Keys = Mapping[str, Any]
 """Keys of a section of a recipe that the user set, or of a whole recipe with dots."""
@@ -118,6 +119,8 @@ class TableColumns:
             return "dpo"
         if self.values.keys() >= set(LABEL_KEYS) and "label" not in given_keys:
             return "kto"
+        if any(self.values.keys() >= set(keys) for keys in (ANCHOR_KEYS, SCORE_KEYS)):
+            return "embedding"
         if any(map(_are_spans, self.values.values())):
             return "token-classification"
         if "label" in given_keys:
@@ -146,7 +149,7 @@ class TableColumns:
 
     def assign_roles(self, task: str, given_keys: Keys) -> dict[str, Any]:
         """The keys of the ``data`` section that assign columns to roles."""
-        if task in ("chat", "dpo", "kto"):
+        if task in ("chat", "dpo", "kto", "embedding"):
             return {}
         if task == "translation":
             if sides := self._find_sides(given_keys):

@@ -31,12 +31,13 @@ from polyhead.data.readers.plain_text import open_text
 from polyhead.data.readers.preferences import open_preferences, read_preference_texts
 from polyhead.data.readers.spans import find_conll
 from polyhead.data.readers.tabular import check_unique, infer_table_format, is_blank_line
+from polyhead.data.readers.text_pairs import open_text_pairs
 from polyhead.train.tasks.corpora import CorpusShare
 from polyhead.train.tasks.swapped_sides import check_sides
 
 _TASKS = (
     "translation", "language-model", "masked-lm", "classification", "multi-label", "regression",
-    "token-classification", "chat", "dpo", "kto",
+    "token-classification", "chat", "dpo", "kto", "embedding",
 )  # fmt: skip
 _KINDS: Mapping[str, LabelKind] = {
     "multi-label": "labels", "regression": "number", "token-classification": "spans",
@@ -95,9 +96,9 @@ def inspect_data(files: Sequence[str], given_keys: Keys, task: str | None = None
                 f"task {summary.task} expects a table (TSV, CSV, JSONL or Parquet); {paths[0].name} "
                 "is plain text by its name"
             )
-        if summary.task == "translation" and len(paths) < 2:
+        if summary.task in ("translation", "embedding") and len(paths) < 2:
             raise UserError(
-                f"task translation expects a source and a target file, or a table; got 1: {paths[0].name}"
+                f"task {summary.task} expects a source and a target file, or a table; got 1: {paths[0].name}"
             )
     else:
         columns = read_columns(checked[0], table)
@@ -305,6 +306,10 @@ def _iter_row_sizes(
         conversations = open_conversations(paths)
         for _, row in conversations.read():
             yield (sum(_byte_lengths(*(message.content for message in row.messages))),)
+    elif summary.task == "embedding":
+        columns: dict[str, Any] = {"format": data.format, "source": data.source, "target": data.target}
+        for _, texts in open_text_pairs(paths, **columns).read():
+            yield _byte_lengths(*texts.texts)
     elif summary.task in ("dpo", "kto"):
         yield from map(_byte_lengths, read_preference_texts(open_preferences(paths)))
     else:

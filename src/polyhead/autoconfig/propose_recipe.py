@@ -89,11 +89,12 @@ _TITLES = {
     "regression": "A model of numbers",
     "token-classification": "A token classifier",
     "chat": "A language model for conversations",
+    "embedding": "A model of text embeddings",
     "dpo": "A language model of preferences",
     "kto": "A language model of preferences",
 }
 _ROW_NAMES = {
-    "translation": "pairs", "chat": "conversations", "dpo": "answers", "kto": "answers",
+    "translation": "pairs", "embedding": "pairs", "chat": "conversations", "dpo": "answers", "kto": "answers",
     **dict.fromkeys(("classification", "multi-label", "regression", "token-classification"), "texts"),
 }  # fmt: skip
 _LENGTH_REASONS = {
@@ -102,6 +103,7 @@ _LENGTH_REASONS = {
         ("classification", "multi-label", "regression"),
         "tokens; nearly all are shorter, longer ones are truncated and counted",
     ),
+    "embedding": "tokens; nearly all are shorter, longer ones are truncated and counted",
     "token-classification": "tokens; longer texts are read in windows that overlap",
     "chat": "tokens; longer ones lose their last answers",
     "dpo": "tokens of a prompt with its answer; longer ones are skipped and counted",
@@ -124,6 +126,7 @@ def propose_recipe(summary: DataSummary, given_keys: Keys | None = None, export_
         "multi-label": (LABELED_SIZES, _propose_classification),
         "regression": (LABELED_SIZES, _propose_classification),
         "token-classification": (LABELED_SIZES, _propose_token_classification),
+        "embedding": (LABELED_SIZES, _propose_embedding),
         # of the run that it starts from
         "chat": ([SizePreset(math.inf, 0, 0, 0.0, 0, 3)], _propose_chat),
         **dict.fromkeys(("dpo", "kto"), ([SizePreset(math.inf, 0, 0, 0.0, 0, 1)], _propose_preferences)),
@@ -260,6 +263,14 @@ def _propose_token_classification(summary: DataSummary, given_keys: Keys, size: 
     tree["model"] = {key: value for key, value in tree["model"].items() if key not in ("block", "pooling")}
     tree["model"] |= {"n_layers": 2, "position": "rope"}
     tree["train"] |= {"best_metric": "micro_f1"}
+    return tree
+
+
+def _propose_embedding(summary: DataSummary, given_keys: Keys, size: SizePreset) -> _Section:
+    """With the parts of BERT, which sentence-transformers opens, and large batches of negatives."""
+    tree = _propose_token_classification(summary, given_keys, size)
+    tree["model"] |= _BERT | {"n_layers": 1, "position": "learned"}
+    tree["train"] |= {"best_metric": "loss", "max_tokens": given_keys.get("train.max_tokens", 4096)}
     return tree
 
 

@@ -17,6 +17,7 @@ VERBS = {
     "score": ("score", "Compute the log-probability of translations or of lines of text."),
     "fill-mask": ("fill_mask", "Predict masked tokens."),
     "embed": ("embed", "Compute an embedding of each text."),
+    "search": ("search", "Find the texts of a file that are nearest to a query."),
     "attention": ("attention", "Show the attention of every head: a page, and a map in the terminal."),
     "explain": ("explain", "Walk a text through a model, number by number: a page."),
     "serve": ("serve", "Serve a model over HTTP, with a demo page."),

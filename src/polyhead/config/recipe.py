@@ -261,7 +261,11 @@ def _check_column(value: Any) -> Any:
     return value
 
 
-BestMetric = Literal["loss", "bleu", "chrf", "accuracy", "f1", "micro_f1", "mcc", "pearson", "spearman"]
+BestMetric = Literal[
+    "loss", "bleu", "chrf", "accuracy", "f1", "micro_f1", "mcc", "pearson", "spearman", "ndcg", "mrr"
+]  # fmt: skip
+HEADLESS_TASKS = ("embedding",)
+"""Tasks of encoders without a head, which learn vectors of texts."""
 
 
 class TrainConfig(ConfigSection):
@@ -419,10 +423,14 @@ class Recipe(ConfigSection):
         if not isinstance(value, dict):
             return value
         value = {"train": {}} | value  # an empty section reports its own missing keys
-        task = TASK.get(Choice.from_config(value.get("task", "translation")).name)
+        name = Choice.from_config(value.get("task", "translation")).name
+        task = TASK.get(name)
         model, train = value.get("model", {}), value.get("train")
-        if isinstance(model, dict) and "kind" not in PRESETS.get(str(model.get("preset")), {}):
-            value = value | {"model": {"kind": task.kind} | model}
+        if isinstance(model, dict):
+            is_known = "kind" in PRESETS.get(str(model.get("preset")), {})
+            defaults = {} if is_known else {"kind": task.kind}
+            defaults |= {"lm_head": False} if name in HEADLESS_TASKS else {}
+            value = value | {"model": defaults | model}
         smoothing = {"label_smoothing": task.label_smoothing}
         if isinstance(train, dict) and train.get("label_smoothing") is None:
             value = value | {"train": train | smoothing}

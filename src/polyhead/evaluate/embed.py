@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Literal, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from polyhead.config.generation_config import GenerationConfig
 from polyhead.config.model import ModelConfig
@@ -71,17 +71,13 @@ def embed_texts(
     With ``layers`` the vectors of each of these layers are pooled, without the projections after the pooling,
     which are trained for the last layer.
     """
-    pool = _POOLINGS.get(config.pooling) or (model.pooler if isinstance(model, PooledModel) else None)
-    if pool is None:
-        raise UserError(f"this model has no pooling; choose one of {', '.join(_POOLINGS)}")
+    pool = select_pooling(model, config.pooling)
     rows = prepare_inputs(tokenizer, texts, config, model.config.max_len, template)
     n_prompt_tokens = count_excluded_tokens(tokenizer, config, model.config.max_len, template)
     if layers is None:
         out = torch.zeros(len(rows), embedding_dim(model.config))
         for numbers, vectors, pos in encode_in_batches(model, rows, tokenizer, batch_tokens):
-            vector = pool(vectors, mask_prompt(n_prompt_tokens, vectors, pos))
-            for dense in model.dense if isinstance(model, SentenceEncoder) else ():
-                vector = dense(vector)
+            vector = pool_texts(model, pool, vectors, mask_prompt(n_prompt_tokens, vectors, pos))
             out[numbers] = require_finite(vector).float().cpu()
     else:
         indices = resolve_layers(layers, model.config.n_layers)
@@ -93,6 +89,22 @@ def embed_texts(
             out[numbers] = require_finite(pooled).float().cpu()
     out = torch.nn.functional.normalize(out, dim=-1) if config.normalize else out
     return Embeddings(out, sum(row.truncated for row in rows), token_limit(config, model.config.max_len))
+
+
+def select_pooling(model: nn.Module, name: str) -> PoolFn:
+    """The pooling of that name; "own" is that of the model, and a UserError if it has none."""
+    pool = _POOLINGS.get(name) or (model.pooler if isinstance(model, PooledModel) else None)
+    if pool is None:
+        raise UserError(f"this model has no pooling; choose one of {', '.join(_POOLINGS)}")
+    return pool
+
+
+def pool_texts(model: nn.Module, pool: PoolFn, states: Tensor, pos: Tensor | None) -> Tensor:
+    """The vector of each text, after the maps of the model: (B, T, C), (B, T) -> (B, C)."""
+    vectors = pool(states, pos)
+    for dense in model.dense if isinstance(model, SentenceEncoder) else ():
+        vectors = dense(vectors)
+    return vectors
 
 
 @torch.inference_mode()

@@ -74,6 +74,8 @@ _TABLE = (
     Metric("micro_f1", "micro F1", "micro F1", "micro F1"),
     Metric("pearson", "Pearson", "Pearson", "Pearson correlation", digits=3),
     Metric("spearman", "Spearman", "Spearman", "Spearman correlation", digits=3),
+    Metric("ndcg", "nDCG@10", "nDCG@10", "nDCG@10"),
+    Metric("mrr", "MRR", "MRR", "mean reciprocal rank"),
     Metric("accuracy", "accuracy", "accuracy", "accuracy"),
     Metric("f1", "F1", "macro F1", "macro F1"),
     Metric("mcc", "MCC", "MCC", "Matthews correlation", digits=3),

@@ -18,6 +18,7 @@ _TASK_GOALS = {
     "regression": "it has not learned to beat the mean number yet",
     "language-model": "it has not learned to predict text yet",
     "chat": "it has not learned to answer yet",
+    "embedding": "it has not learned which texts belong together yet",
     "dpo": "it has not learned the preferences yet",
     "kto": "it has not learned the preferences yet",
     "masked-lm": "it has not learned to predict masked tokens yet",

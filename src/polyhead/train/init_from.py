@@ -14,7 +14,7 @@ from torch import Tensor
 from polyhead.config.config_sections import LoraConfig
 from polyhead.config.generation_config import USED_KEYS, GenerationConfig
 from polyhead.config.model import ModelConfig, ModelSpec
-from polyhead.config.recipe import Recipe
+from polyhead.config.recipe import HEADLESS_TASKS, Recipe
 from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError, prefix_errors
 from polyhead.core.i18n import tr
@@ -94,10 +94,10 @@ def inherit_settings(recipe: Recipe, origin: Run | None) -> Recipe:
 def _inherit_generation(recipe: Recipe, origin_generation: GenerationConfig) -> GenerationConfig:
     """Generation settings of the recipe, else those of ``origin_generation``.
 
-    Tasks with classes do not inherit ``embed_max_len``: they read as much of a text as in training.
+    Tasks of whole texts do not inherit ``embed_max_len``: they read as much of a text as in training.
     """
-    generation, has_classes = recipe.generation, isinstance(TASK.get(recipe.task.name), HasClasses)
-    names = USED_KEYS[recipe.model.kind][1] - ({"embed_max_len"} if has_classes else set())
+    generation = recipe.generation
+    names = USED_KEYS[recipe.model.kind][1] - ({"embed_max_len"} if _reads_whole_texts(recipe) else set())
     origin_names = origin_generation.model_dump(exclude_defaults=True).keys()
     inherited_values = {
         name: getattr(origin_generation, name) for name in names & origin_names - generation.model_fields_set
@@ -230,19 +230,26 @@ def _select_layers(config: ModelConfig, layer_stride: int) -> dict[str, Any]:
 def _fill_generation_defaults(recipe: Recipe, origin: Run | None) -> Recipe:
     """Fill in generation settings that follow from the task, where the recipe does not set them.
 
-    The chat format of a decoder is that of ``origin``, else of its task. A task with classes reads as much of
-    a text as in training.
+    The chat format of a decoder is that of ``origin``, else of its task. A task of whole texts reads as much
+    of one as in training. Vectors that are learned by their cosines have length 1.
     """
     task, generation, defaults = TASK.get(recipe.task.name), recipe.generation, {}
     if recipe.model.kind == "decoder":
         origin_chat = origin.generation.chat if origin else None
         defaults["chat"] = generation.chat or origin_chat or getattr(task, "chat", None)
-    if isinstance(task, HasClasses) and "embed_max_len" not in generation.model_fields_set:
+    if _reads_whole_texts(recipe) and "embed_max_len" not in generation.model_fields_set:
         is_shorter = recipe.data.max_len < recipe.model.max_len
         defaults["embed_max_len"] = recipe.data.max_len if is_shorter else None
     if get_problem_type(task) == "regression":
         defaults["score_activation"] = "identity"
+    if recipe.task.name in HEADLESS_TASKS and "normalize" not in generation.model_fields_set:
+        defaults["normalize"] = True
     return recipe.model_copy(update={"generation": generation.model_copy(update=defaults)})
+
+
+def _reads_whole_texts(recipe: Recipe) -> bool:
+    """Whether the task gives each text a class or a vector."""
+    return recipe.task.name in HEADLESS_TASKS or isinstance(TASK.get(recipe.task.name), HasClasses)
 
 
 def _has_full_model(recipe: Recipe) -> bool:

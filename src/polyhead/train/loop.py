@@ -27,6 +27,7 @@ from polyhead.train.prefetch import BatchPrefetcher
 from polyhead.train.progress import MetricSums, Progress
 from polyhead.train.reference import HasReference
 from polyhead.train.strategies.base import Strategy, TrainingTask
+from polyhead.train.tasks.embedding import EmbeddingTask
 from polyhead.train.train_state import TrainState, prune_checkpoints
 from polyhead.train.update import PendingMetrics, StepMetrics, record_step
 
@@ -106,7 +107,9 @@ def train_model(
         lambda step: derive_seed(config.seed, step, place.data_rank),
         training.device,
     )
-    clock = SpeedMeter(progress, "texts" if task.labels or isinstance(task, HasReference) else "tokens")
+    clock = SpeedMeter(
+        progress, "texts" if task.labels or isinstance(task, HasReference | EmbeddingTask) else "tokens"
+    )
     pending: deque[StepMetrics | PendingMetrics] = deque()  # of steps that the device may still compute
     is_interrupted = False
 

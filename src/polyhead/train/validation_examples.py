@@ -17,6 +17,7 @@ from polyhead.run.run_examples import TextExample, write_examples
 from polyhead.train.tasks.chat import open_split_conversations
 from polyhead.train.tasks.classification import open_split_labeled
 from polyhead.train.tasks.common import open_split_text
+from polyhead.train.tasks.embedding import open_split_pairs
 from polyhead.train.tasks.preferences import open_split_preferences
 from polyhead.train.tasks.translation import open_split_corpus
 
@@ -51,6 +52,10 @@ def _read_prompts(recipe: Recipe) -> Iterator[TextExample]:
     return ((get_prompt(row.answers[0]),) for _, row in open_split_preferences(recipe, "valid").read())
 
 
+def _read_anchors(recipe: Recipe) -> Iterator[TextExample]:
+    return ((pair.anchor,) for _, pair in open_split_pairs(recipe, "valid").read())
+
+
 def _read_lines(recipe: Recipe) -> Iterator[TextExample]:
     lines = read_text_lines(open_split_text(recipe, "valid"))
     # a split of a file may begin in the middle of a line
@@ -61,5 +66,5 @@ def _read_lines(recipe: Recipe) -> Iterator[TextExample]:
 _READERS: dict[str, Callable[[Recipe], Iterator[TextExample]]] = {
     "translation": _read_pairs, "classification": _read_labeled, "multi-label": _read_labeled,
     "regression": _read_labeled, "token-classification": _read_labeled, "chat": _read_questions,
-    "dpo": _read_prompts, "kto": _read_prompts,
+    "dpo": _read_prompts, "kto": _read_prompts, "embedding": _read_anchors,
 }  # fmt: skip

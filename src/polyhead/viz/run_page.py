@@ -249,6 +249,8 @@ _METRIC_NAMES = {
     "pearson": "Pearson correlation",
     "spearman": "Spearman correlation",
     "mcc": "Matthews correlation",
+    "ndcg": "nDCG@10",
+    "mrr": "Mean reciprocal rank",
     "ppl": "Perplexity",
 }
 

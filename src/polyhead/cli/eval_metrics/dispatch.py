@@ -44,13 +44,16 @@ EVALUATORS = {
     "preferences": RunEvaluator(
         "is trained on preferences", "preferences", token_accuracy.evaluate_token_recovery
     ),
+    "embedding": RunEvaluator(
+        "is trained on pairs of texts", "pairs of texts", token_accuracy.evaluate_token_recovery
+    ),
     "encoder-decoder": RunEvaluator(
         "is an encoder-decoder", "translations", translations.evaluate_translator
     ),
 }
 _KIND_BY_TASK = {
     "masked-lm": "recovered", "replaced-token-detection": "recovered", "denoising": "recovered",
-    "chat": "chat", "dpo": "preferences", "kto": "preferences",
+    "chat": "chat", "embedding": "embedding", "dpo": "preferences", "kto": "preferences",
 }  # fmt: skip
 
 

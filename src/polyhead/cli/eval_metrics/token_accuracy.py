@@ -1,4 +1,4 @@
-"""Evaluate a model on its own task: masked, replaced or corrupted tokens, conversations, or preferences."""
+"""Evaluate a model on its own task: hidden tokens, conversations, preferences, or pairs of texts."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from polyhead.run.run import Run
 from polyhead.train.loggers import Reporters
 from polyhead.train.reference import HasReference, load_reference_model, read_reference, set_references
 from polyhead.train.tasks.base import HasValidationStore
+from polyhead.train.tasks.embedding import EmbeddingTask
 
 
 def evaluate_token_recovery(run: Run, files: Sequence[str], split: Split) -> JsonMeasures:
@@ -65,12 +66,25 @@ def evaluate_token_recovery(run: Run, files: Sequence[str], split: Split) -> Jso
     values = task.evaluate(run.model)
     if not all(map(math.isfinite, values.values())):
         raise NotFiniteError
+    if isinstance(task, EmbeddingTask):
+        remarks = {
+            "loss": tr("nats per pair, with the negatives of its block"),
+            "ndcg": tr("nDCG of the first 10 texts, 1 if what belongs to a text is found first"),
+            "mrr": tr("mean of 1 / rank of the first text that belongs"),
+            "pearson": tr("Pearson correlation of cosines and scores"),
+            "spearman": tr("Spearman correlation, of the ranks"),
+        }
+        for width in task.widths:
+            remark = tr("of the first {width} numbers of each vector", width=width)
+            remarks |= {f"ndcg_{width}": remark, f"spearman_{width}": remark}
     if "f1" in values:
         remarks["loss"] = tr("nats: the generator's, plus the weighted loss of the encoder")
     counts = read_counts(run.directory)
     baselines: Baselines = {}
-    # the baselines of preferences do not depend on the tokenizer
-    if counts and (counts.labels or counts.vocab_size == run.tokenizer.target_tokenizer.vocab_size):
+    # the baselines of preferences and of pairs do not depend on the tokenizer
+    if counts and (
+        counts.labels or counts.texts or counts.vocab_size == run.tokenizer.target_tokenizer.vocab_size
+    ):
         baselines = task.compute_baselines(counts, run, "valid")
     for name, value in values.items():
         print_measure(tr("perplexity" if name == "ppl" else name), value, remarks[name], baselines.get(name))
