@@ -22,6 +22,7 @@ from polyhead.core.registry import TASK
 from polyhead.estimate.inputs import batch_shape_of
 from polyhead.nn.device import PlacedBatch
 from polyhead.train.run_training import run_training
+from polyhead.train.samples import take_samples
 from polyhead.train.tasks.embedding import find_equal_texts
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("no_report")]
@@ -111,6 +112,12 @@ def test_training_lifts_retrieval(trained_run, directory, capsys):
             assert measures["mrr"] == pytest.approx(np.mean([1 / rank for rank in ranks]), abs=1e-5)
     card = (run.recipe.out / "README.md").read_text()
     assert f"| test ndcg | {measures['ndcg']:.4f} |" in card and "| valid nDCG@10 |" in card
+    task = TASK.get("embedding").open(run.recipe, run.tokenizer, Notes())
+    samples = take_samples(task, run).examples
+    assert [sample["source"] for sample in samples][:2] == [
+        row["anchor"] for row in read_rows(directory / "valid.pairs.jsonl")
+    ][:2]
+    assert sum(sample["output"] == sample["reference"] for sample in samples) > 0.8 * len(samples)
     assert run.generation.normalize and type(run.model).__name__ == "SentenceEncoder"
 
 
@@ -172,10 +179,13 @@ def test_killed_run_resumes_bit_for_bit(directory):
     assert digest_run(killed) == digest_run(whole)
 
 
-def test_two_processes_train_like_one(directory):
+@pytest.mark.parametrize("parallel", [{}, {"shard": 2}])
+def test_two_processes_train_like_one(parallel, directory):
     options = {"optimizer": {"name": "adamw", "eps": 1e-3}, "steps": 4, "eval_every": 2, "save_every": 2}
     options |= {"ema": 0.9, "lr": 3e-3, "log_every": 1}
-    assert_same_run(*(train(make_recipe(directory, f"on-{n}", **options), n) for n in (1, 2)))
+    one = train(make_recipe(directory, f"one-{len(parallel)}", **options), 1)
+    two = train(make_recipe(directory, f"two-{len(parallel)}", parallel=parallel, **options), 2)
+    assert_same_run(one, two)
 
 
 def test_blocks_are_not_split(trained_run):
