@@ -86,6 +86,8 @@ def test_unusable_rerankers_and_files_are_refused(directory, capsys):
     assert main(["search", str(directory / "vectors"), str(directory / "texts.txt"), "--query", "a",
                  "--rerank", str(directory / "classes")]) == 2  # fmt: skip
     assert "this one reads 2 and has 2 labels" in capsys.readouterr().err
+    assert main(["search", str(directory / "vectors"), "-"]) == 2
+    assert "cannot both be standard input" in capsys.readouterr().err
     (directory / "none.txt").write_text("")
     assert main(["search", str(directory / "vectors"), str(directory / "none.txt"), "--query", "a"]) == 2
     assert "none.txt has no lines to search" in capsys.readouterr().err

@@ -50,6 +50,8 @@ def run(
     check_kind(directory, *KINDS)
     if rerank is not None:
         check_kind(rerank, "classifier")
+    if source == "-" and not query:
+        raise UserError("FILE and the queries cannot both be standard input: give the queries with --query")
     texts = [*read_lines(source)]
     if not texts:
         raise UserError(f"{source} has no lines to search")
