@@ -39,7 +39,7 @@ def write_texts(directory: Path) -> None:
 def task_recipe(directory: Path, task: str, out: Path, *, steps: int = 6, **train: Any) -> Recipe:
     data: dict[str, Any] = {"train": "train.txt", "valid": "valid.txt", "document_separator": "line"}
     data |= {"max_len": 16}
-    if task == "translation":
+    if task in ("translation", "embedding"):
         data = {"train": ["train.a", "train.b"], "valid": ["valid.a", "valid.b"], "max_len": 24}
     suffixes = {"chat": "jsonl", "classification": "tsv", "multi-label": "tsv", "regression": "number.tsv"}
     suffixes |= {"dpo": "pairs.jsonl", "kto": "pairs.jsonl", "token-classification": "conll"}

@@ -59,6 +59,7 @@ def recipe_of(directory: Path, task: str, out: str, **train: Any) -> Recipe:
     data: dict[str, Any] = {
         "chat": {"train": ["chats.jsonl"], "valid": ["chats.jsonl"], "max_len": 32},
         "classification": {"train": ["labels.tsv"], "valid": ["labels.tsv"], "document_separator": "file"},
+        "embedding": {"train": ["train.de", "train.en"], "valid": ["train.de", "train.en"]},
         "token-classification": {"train": ["spans.jsonl"], "valid": ["spans.jsonl"], "label": "spans"},
     }
     if task != "translation":
@@ -66,6 +67,8 @@ def recipe_of(directory: Path, task: str, out: str, **train: Any) -> Recipe:
         recipe["task"], recipe["train"]["label_smoothing"] = {"name": task}, None
         recipe["data"] |= text | data.get(task, {})
         recipe["model"]["kind"] = KINDS.get(task, "encoder")
+    if task == "embedding":
+        recipe["model"]["lm_head"] = False
     if task == "replaced-token-detection":
         recipe["model"] |= {"generator_layers": 1, "lm_head": False}
     if recipe["model"]["kind"] != "encoder-decoder":

@@ -213,7 +213,7 @@ def test_blocks_are_not_split(trained_run):
 
 def test_prompt_and_pooling_are_those_of_embed(directory):
     recipe = make_recipe(directory, "prompt", task={"widths": []}, steps=2)
-    generation = {"embed_prompt": "red: ", "include_prompt": False, "pooling": "last"}
+    generation = {"embed_prompt": "red: ", "include_prompt": False, "pooling": "max"}
     recipe = recipe.model_copy(update={"generation": recipe.generation.model_copy(update=generation)})
     run, _ = run_training(recipe, report=Notes())
     task = TASK.get("embedding").open(run.recipe, run.tokenizer, Notes())
