@@ -23,16 +23,14 @@ import torch
 import torch._inductor.config
 import torch.nn.functional as F
 from _shared import TorchTransformer, apart, interleaved, ratio, twin
+from _workloads import Batch, Workload, count_labels, shape_of
 from torch import Tensor, nn
 
-from polyhead.config.model import ModelConfig
 from polyhead.config.recipe import TrainConfig
-from polyhead.cost.flops import count_forward, update_flops_factor
-from polyhead.cost.workload import BatchShape
 from polyhead.data.batching.collate import PairBatch
 from polyhead.data.batching.token_windows import TokenWindows
 from polyhead.kernels.malloc_tuning import tune_malloc
-from polyhead.models import CausalLM, Seq2Seq, build, preset_config
+from polyhead.models import CausalLM, Seq2Seq, build
 from polyhead.nn.loss import IGNORE_INDEX, Loss
 from polyhead.train.loop import train_step
 from polyhead.train.precision import resolve_precision
@@ -54,46 +52,6 @@ ANCHOR = list(OURS)[-1]  # takes part in every group, so that groups can be comp
 LR, CLIP, WEIGHT_DECAY = 1e-3, 1.0, 0.1
 _LOSS_TOLERANCE = 0.02  # of one model in fp32 and bf16, in nats a label
 
-Batch = PairBatch | TokenWindows
-
-
-class Workload(NamedTuple):
-    """A model, with random weights of one seed, and the batches of its training steps."""
-
-    config: ModelConfig
-    batches: Sequence[Batch]
-    special_ids: tuple[int, int, int] = (0, 1, 2)  # padding, start and end, of an encoder-decoder
-    smoothing: float = 0.0
-
-    @property
-    def labels(self) -> float:
-        """Labels of a batch, the mean over batches."""
-        return statistics.mean(_count_labels(batch) for batch in self.batches)
-
-    def count_flops(self) -> float:
-        """Operations of an optimizer step, the mean over batches, without masked pairs of attention."""
-        works = [work for batch in self.batches for work in count_forward(self.config, _shape_of(batch))]
-        forward = sum(work.total - work.times * work.masked_flops for work in works) / len(self.batches)
-        return update_flops_factor(has_adapters=False) * forward
-
-    def estimate_bytes(self) -> float:
-        """Memory of a process with plain layers: weights with optimizer state, logits, activations."""
-        c = self.config
-        blocks = 12 * c.d_model**2 * (c.n_layers + (c.decoder_layers if c.kind == "encoder-decoder" else 0))
-        weights = blocks + c.vocab_size * c.d_model
-        activations = 100 * c.d_model * c.n_layers
-        return 6e8 + 16 * weights + self.labels * (16 * c.vocab_size + activations)
-
-
-def _count_labels(batch: Batch) -> int:
-    return int((batch.labels != IGNORE_INDEX).sum())
-
-
-def _shape_of(batch: Batch) -> BatchShape:
-    if isinstance(batch, PairBatch):
-        return BatchShape(*batch.target.shape, batch.source.size(1), _count_labels(batch))
-    return BatchShape(*batch.tokens.shape, 0, _count_labels(batch))
-
 
 class StepTask:
     """What the training loop needs of a task: labels and loss of a batch, as in the real tasks."""
@@ -102,7 +60,7 @@ class StepTask:
         self.smoothing = smoothing
 
     def count_labels(self, batch: Batch) -> int:
-        return _count_labels(batch)
+        return count_labels(batch)
 
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
         if isinstance(batch, PairBatch):
@@ -195,7 +153,7 @@ def build_step(name: str, options: argparse.Namespace) -> Callable[[], float]:
         return step(workload.batches[next(at) % len(workload.batches)])
 
     first_loss = next_step()
-    n_shapes = len({_shape_of(batch) for batch in workload.batches})
+    n_shapes = len({shape_of(batch) for batch in workload.batches})
     for _ in range(len(workload.batches) if n_shapes > 1 else 1):  # compiled code depends on shapes
         next_step()
 
@@ -219,7 +177,7 @@ def our_step(model: nn.Module, workload: Workload, precision: str) -> Callable[[
 
     def step(batch: Batch) -> float:
         training.progress.step += 1
-        return train_step(strategy, [batch]).read().nll / _count_labels(batch)
+        return train_step(strategy, [batch]).read().nll / count_labels(batch)
 
     return step
 
@@ -251,9 +209,12 @@ def _peer_step(
 
 
 def _peer_inputs(batch: Batch) -> tuple[Tensor | None, ...]:
-    """The tensors of a batch; of pairs (B, S), (B, T), (B, T) and True at padding, (B, S) or None."""
+    """The tensors of a batch, each None where batches have none.
+
+    Of pairs: (B, S), (B, T), (B, T) and True at padding (B, S). Of rows: (B, T), (B, T) and positions (B, T).
+    """
     if isinstance(batch, TokenWindows):
-        return batch.tokens, batch.labels
+        return batch.tokens, batch.labels, batch.pos
     return (
         batch.source,
         batch.target,
@@ -290,12 +251,25 @@ def make_peer(
     if peer == "nanoGPT":
         assert nanogpt is not None
         gpt = make_nanogpt(model, nanogpt)
-        return gpt, lambda tokens, labels: gpt(tokens, labels)[1]
+        return gpt, lambda tokens, labels, pos: gpt(tokens, labels)[1]
     if peer == "torch.nn":
         plain = TorchLanguageModel(model)
-        return plain, lambda tokens, labels: mean_loss(plain(tokens), labels)
+        return plain, lambda tokens, labels, pos: mean_loss(plain(tokens, pos), labels)
     theirs = make_gpt2(model)
-    return theirs, lambda tokens, labels: mean_loss(theirs(tokens, use_cache=False).logits, labels)
+
+    def row_loss(tokens: Tensor, labels: Tensor, pos: Tensor | None) -> Tensor:
+        mask = None if pos is None else document_mask(pos)[:, None]
+        out = theirs(tokens, attention_mask=mask, position_ids=pos, use_cache=False)
+        return mean_loss(out.logits, labels)
+
+    return theirs, row_loss
+
+
+def document_mask(pos: Tensor) -> Tensor:
+    """0 where a token attends, -inf elsewhere, of rows with documents: (B, T) -> (B, T, T)."""
+    document = (pos == 0).cumsum(1)
+    is_visible = (document[:, :, None] == document[:, None]).tril()
+    return torch.zeros(is_visible.shape).masked_fill(~is_visible, float("-inf"))
 
 
 class TorchLanguageModel(nn.Module):
@@ -304,6 +278,7 @@ class TorchLanguageModel(nn.Module):
     def __init__(self, ours: Any) -> None:
         super().__init__()
         c = ours.config
+        self.n_heads = c.n_heads
         layer = nn.TransformerEncoderLayer(
             c.d_model, c.n_heads, c.d_ff or 0, 0.0, "gelu", batch_first=True, norm_first=True, bias=False
         )
@@ -325,11 +300,16 @@ class TorchLanguageModel(nn.Module):
                 theirs.norm1.weight.copy_(block.attn_residual.norm.weight)
                 theirs.norm2.weight.copy_(block.ffn_residual.norm.weight)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """(B, T) -> (B, T, V)."""
+    def forward(self, tokens: Tensor, pos: Tensor | None = None) -> Tensor:
+        """(B, T), and positions where rows have documents -> (B, T, V)."""
         length = tokens.size(1)
-        x = self.token(tokens) + self.position.weight[:length]
-        return F.linear(self.layers(x, self.mask[:length, :length], is_causal=True), self.token.weight)
+        if pos is None:
+            x = self.token(tokens) + self.position.weight[:length]
+            x = self.layers(x, self.mask[:length, :length], is_causal=True)
+        else:
+            mask = document_mask(pos).repeat_interleave(self.n_heads, 0)  # a mask of each row and head
+            x = self.layers(self.token(tokens) + self.position(pos), mask)
+        return F.linear(x, self.token.weight)
 
 
 def _join_projections(attn: Any) -> Tensor:
@@ -398,16 +378,6 @@ def _load_module(path: Path) -> ModuleType:
     return module
 
 
-def language_config(vocab_size: int, length: int, **sizes: int) -> ModelConfig:
-    """A decoder as nanoGPT trains it: no biases, no dropout, exact GELU, learned positions."""
-    bare = {"bias": False}
-    return ModelConfig(
-        kind="decoder", vocab_size=vocab_size, max_len=length, dropout=0.0, norm_first=True,
-        position="learned", norm={"name": "layernorm", **bare}, attention={"name": "softmax", **bare},
-        init="normal", feed_forward={"name": "gelu", **bare}, scale_embedding=False, **sizes,
-    )  # fmt: skip
-
-
 def add_options(parser: argparse.ArgumentParser, rounds: int | None, steps: int | None) -> None:
     """Options of ``time_contestants``; None: they depend on the workload."""
     parser.add_argument("--rounds", type=int, default=rounds, help="turns of each; 0: compile only")
@@ -422,13 +392,11 @@ def add_options(parser: argparse.ArgumentParser, rounds: int | None, steps: int 
 
 
 def peers_of(workload: Workload, options: argparse.Namespace) -> tuple[str, ...]:
-    """The libraries that have the model of a workload."""
-    if workload.config.kind == "encoder-decoder" or options.nanogpt is None:
+    """The libraries that have the model of a workload; nanoGPT has no documents inside a row."""
+    batch = workload.batches[0]
+    if isinstance(batch, PairBatch) or batch.has_documents or options.nanogpt is None:
         return PEERS[:2]
     return PEERS
-
-
-SMOOTHING = 0.1
 
 
 def make_stepper(
@@ -451,28 +419,3 @@ def make_stepper(
         optimizer.zero_grad()
 
     return step
-
-
-def pair_workload(
-    preset: str, vocab_size: int, rows: int, length: int, layers: int | None = None
-) -> Workload:
-    """An encoder-decoder with batches of random pairs, of ``length`` tokens on both sides."""
-    changes = {} if layers is None else {"n_layers": layers, "n_decoder_layers": layers}
-    config = preset_config(preset, vocab_size, dropout=0.1, **changes)
-    draw = partial(torch.randint, 3, vocab_size, generator=torch.Generator().manual_seed(1))
-    batches = []
-    for _ in range(4):
-        source, target, labels = (draw((rows, length)) for _ in range(3))
-        batches.append(PairBatch(source, None, target, labels, rows * length))
-    return Workload(config, batches, smoothing=0.1)
-
-
-def language_workload(
-    sizes: Mapping[str, int], vocab_size: int, rows: int, length: int, layers: int | None = None
-) -> Workload:
-    """A decoder with batches of random rows of ``length`` tokens."""
-    sizes = dict(sizes) if layers is None else {**sizes, "n_layers": layers}
-    generator = torch.Generator().manual_seed(1)
-    cells = [torch.randint(vocab_size, (rows, length + 1), generator=generator) for _ in range(4)]
-    batches = [TokenWindows(cell[:, :-1].contiguous(), None, cell[:, 1:].contiguous()) for cell in cells]
-    return Workload(language_config(vocab_size, length, **sizes), batches)

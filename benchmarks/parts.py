@@ -21,7 +21,8 @@ from collections.abc import Callable
 
 import torch
 from _shared import table
-from _train_steps import SMOOTHING, make_stepper
+from _train_steps import make_stepper
+from _workloads import SMOOTHING
 from torch import nn
 
 from polyhead.config.model import ModelConfig

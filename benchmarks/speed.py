@@ -9,7 +9,6 @@ import argparse
 import json
 import statistics
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
@@ -21,12 +20,17 @@ from _train_steps import (
     OURS,
     PEERS,
     Speed,
-    Workload,
     add_options,
-    language_workload,
-    pair_workload,
     peers_of,
     time_contestants,
+)
+from _workloads import (
+    Workload,
+    corpus_workload,
+    language_workload,
+    pair_workload,
+    text_workload,
+    translator_config,
 )
 from decode import time_systems
 
@@ -52,7 +56,7 @@ class Training(NamedTuple):
     """A row of the table of training."""
 
     title: str
-    workload: Callable[[int | None], Workload]  # of the number of layers; None: as the model has
+    workload: Callable[[argparse.Namespace], Workload]
     rounds: int
     steps: int  # of a turn
 
@@ -66,24 +70,51 @@ class Decoding(NamedTuple):
     beam: int
 
 
+TEXT_BATCHES = 12
 TRAINING = {
     "tiny": Training(
         "tiny: 4 + 4 layers, d 128, V 10k, 100 pairs of 32",
-        partial(pair_workload, "tiny", 10_000, 100, 32), 7, 1,
+        lambda options: pair_workload("tiny", 10_000, 100, 32, options.layers), 7, 1,
     ),
     "base": Training(
         "base: 6 + 6 layers, d 512, V 32k, 64 pairs of 32",
-        partial(pair_workload, "base", 32_000, 64, 32), 3, 1,
+        lambda options: pair_workload("base", 32_000, 64, 32, options.layers), 3, 1,
     ),
     "nanogpt": Training(
         "nanoGPT for CPUs: 4 layers, d 128, V 65, 12 rows of 64",
-        partial(language_workload, {"d_model": 128, "n_layers": 4, "n_heads": 4}, 65, 12, 64), 7, 20,
+        lambda options: language_workload(
+            {"d_model": 128, "n_layers": 4, "n_heads": 4}, 65, 12, 64, options.layers
+        ), 7, 20,
     ),
     "gpt2": Training(
         "GPT-2 small: 12 layers, d 768, V 50,304, 2 rows of 512",
-        partial(language_workload, {"d_model": 768, "n_layers": 12, "n_heads": 12}, 50_304, 2, 512), 3, 1,
+        lambda options: language_workload(
+            {"d_model": 768, "n_layers": 12, "n_heads": 12}, 50_304, 2, 512, options.layers
+        ), 3, 1,
+    ),
+    "demo": Training(
+        "real text, the demo's: 3 + 3 layers, d 128, V 500, batches of 2,048 tokens",
+        lambda options: corpus_workload(
+            None, translator_config("tiny", 500, options.layers or 3), 2048, TEXT_BATCHES
+        ), 3, TEXT_BATCHES,
+    ),
+    "multi30k": Training(
+        "real text, Multi30k: tiny with V 10k, batches of 2,048 tokens",
+        lambda options: corpus_workload(
+            [options.data / "multi30k/train.en", options.data / "multi30k/train.de"],
+            translator_config("tiny", 10_000, options.layers), 2048, TEXT_BATCHES,
+        ), 3, TEXT_BATCHES,
+    ),
+    "shakespeare": Training(
+        "real text, tinyshakespeare with documents: nanoGPT for CPUs, 12 rows of 64",
+        lambda options: text_workload(
+            (options.data / "tinyshakespeare/input.txt").read_text(encoding="utf-8"),
+            rows=12, length=64, has_documents=True, layers=options.layers,
+        ), 7, 20,
     ),
 }  # fmt: skip
+OF_DATA = {"multi30k", "shakespeare"}
+"""Rows whose text comes from --data."""
 DECODING = {
     "base-1": Decoding("base, 1 text, greedy", "base", 1, 1),
     "gpt2-1": Decoding("GPT-2 small, 1 text, greedy", "gpt2", 1, 1),
@@ -101,14 +132,16 @@ def tables(parser: argparse.ArgumentParser) -> None:
     ./dev bench speed tables --training tiny --json rows.json   one row, printed with those of earlier calls
     ./dev bench speed tables --training --decoding --json rows.json --into docs/results.md   no measurement
 
-    Training: labels a second of whole steps (forward, loss, backward, clipping, AdamW) with random batches
-    without padding; Polyhead's steps are those of its training loop. Decoding: new tokens a second of whole
+    Training: labels a second of whole steps (forward, loss, backward, clipping, AdamW), with random batches
+    without padding and, in the rows of real text, with batches of an epoch, whose shapes change; Polyhead's
+    steps are those of its training loop. Decoding: new tokens a second of whole
     calls, 26 tokens in, 32 out. A share of the limit is the time that the operations, or the reads of
     weights, need at the measured peak over the time that they take.
     """
     add_options(parser, rounds=None, steps=None)
     parser.add_argument("--training", nargs="*", choices=list(TRAINING), default=list(TRAINING))
     parser.add_argument("--decoding", nargs="*", choices=list(DECODING), default=list(DECODING))
+    parser.add_argument("--data", type=Path, help="folder with multi30k and tinyshakespeare, for real text")
     parser.add_argument("--layers", type=int, help="of each stack (default: as many as the model has)")
     parser.add_argument("--given", type=int, default=26, help="tokens of each prompt or source")
     parser.add_argument("--new-tokens", type=int, default=32)
@@ -137,6 +170,9 @@ def measure_rows(report: Report, options: argparse.Namespace) -> None:
     report["processor"] = {"": {"": roofline.describe()}}
     print(roofline.describe(), flush=True)
     for name in options.training:
+        if name in OF_DATA and options.data is None:
+            print(f"\n{name}: takes part with --data")
+            continue
         speeds = time_training(TRAINING[name], options)
         if speeds:
             report["training"][name] = training_cells(TRAINING[name], speeds, options, roofline)
@@ -186,7 +222,7 @@ def time_training(row: Training, options: argparse.Namespace) -> dict[str, Speed
         "rounds": row.rounds if options.rounds is None else options.rounds,
         "steps": options.steps or row.steps,
     }
-    workload = row.workload(options.layers)
+    workload = row.workload(options)
     speeds = time_contestants(
         workload, argparse.Namespace(**vars(options) | changes), peers_of(workload, options)
     )
@@ -199,7 +235,7 @@ def training_cells(
     row: Training, speeds: dict[str, Speed], options: argparse.Namespace, roofline: Roofline
 ) -> dict[str, str]:
     """The cells of a row of training, with its fastest peer."""
-    workload = row.workload(options.layers)
+    workload = row.workload(options)
     flops_of_label = workload.count_flops() / workload.labels
     peers = {name: speed for name, speed in speeds.items() if name not in OURS}
     eager = {name: speed for name, speed in peers.items() if name.endswith(" eager")}

@@ -21,28 +21,20 @@ from _shared import apart, interleaved, memory, ratio, run_measurement, table
 from _train_steps import (
     ANCHOR,
     OURS,
-    Workload,
     add_options,
-    language_config,
     our_step,
     peers_of,
     time_contestants,
 )
+from _workloads import Workload, corpus_workload, text_workload, translator_config
 from torch import nn
 from torch.optim import Optimizer
 
 from polyhead.core.choice import Choice
 from polyhead.core.registry import OPTIMIZER
-from polyhead.data.batching.collate import collate
-from polyhead.data.batching.length_bucketing import plan_epoch
-from polyhead.data.batching.token_windows import TokenWindows
-from polyhead.data.readers.parallel_corpus import open_corpus, read_corpus_texts
-from polyhead.data.stores.pair_store import PairStore
-from polyhead.data.synthetic.synthetic_cldr import write_corpus
 from polyhead.kernels.malloc_tuning import CAPACITY_NAMES, tune_malloc
 from polyhead.kernels.training import products
 from polyhead.models import build, preset_config
-from polyhead.tokenizers.train_tokenizer import train_tokenizer
 from polyhead.train.optim import Muon
 from polyhead.train.precision import resolve_precision
 
@@ -60,7 +52,7 @@ def peers(parser: argparse.ArgumentParser) -> None:
     add_corpus_options(parser, batches=12)
     add_options(parser, rounds=7, steps=1)
     options = parser.parse_args()
-    print_speeds(corpus_workload(options), options)
+    print_speeds(chosen_workload(options), options)
 
 
 def shapes(parser: argparse.ArgumentParser) -> None:
@@ -78,7 +70,7 @@ def shapes(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--onednn", action="store_true", help="multiply in oneDNN wherever it can")
     add_options(parser, rounds=3, steps=None)
     options = parser.parse_args()
-    workload = corpus_workload(options)
+    workload = chosen_workload(options)
     middle = sorted(workload.batches, key=lambda batch: batch.labels.numel())[len(workload.batches) // 2]
     one_shape = workload._replace(batches=[middle] * len(workload.batches))
     os.environ["ONEDNN_VERBOSE"] = "profile_create"  # a line for each kernel that it compiles
@@ -150,7 +142,7 @@ def build_pass(options: argparse.Namespace) -> Callable[[], Pass]:
 
 
 def add_corpus_options(parser: argparse.ArgumentParser, batches: int) -> None:
-    """Options of ``corpus_workload``."""
+    """Options of ``chosen_workload``."""
     parser.add_argument("--preset", default="tiny", help="sizes (default: tiny)")
     parser.add_argument("--source", type=Path, help="source side of a parallel corpus (default: embedded)")
     parser.add_argument("--target", type=Path)
@@ -162,24 +154,11 @@ def add_corpus_options(parser: argparse.ArgumentParser, batches: int) -> None:
     parser.add_argument("--batches", type=int, default=batches)
 
 
-def corpus_workload(options: argparse.Namespace) -> Workload:
-    """A translator and the first large batches of real text in an epoch, which has them in random order."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        files = (options.source, options.target) if options.source else write_corpus(folder, n=6000)["train"]
-        corpus = open_corpus(files)
-        tokenizer = train_tokenizer(read_corpus_texts(corpus), Choice("bpe"), options.vocab_size)
-        store = PairStore.open_or_build(corpus, tokenizer, folder, max_len=128)
-        plan = plan_epoch(
-            store.source_lengths, store.target_lengths, max_tokens=options.max_tokens, seed=1, epoch=0
-        )
-        large = [
-            rows for rows in plan if len(rows) * max(store.target_lengths[rows]) > 0.8 * options.max_tokens
-        ]
-        batches = [collate(store, rows, tokenizer) for rows in large[: options.batches]]
-    config = preset_config(options.preset, options.vocab_size, dropout=options.dropout)
-    special_ids = tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id
-    return Workload(config, batches, special_ids, smoothing=0.1)
+def chosen_workload(options: argparse.Namespace) -> Workload:
+    """The model and batches that the options of ``add_corpus_options`` choose."""
+    files = (options.source, options.target) if options.source else None
+    config = translator_config(options.preset, options.vocab_size, dropout=options.dropout)
+    return corpus_workload(files, config, options.max_tokens, options.batches)
 
 
 def language(parser: argparse.ArgumentParser) -> None:
@@ -196,18 +175,6 @@ def language(parser: argparse.ArgumentParser) -> None:
     add_options(parser, rounds=9, steps=20)
     options = parser.parse_args()
     print_speeds(text_workload(options.text.read_text(), rows=12, length=64), options)
-
-
-def text_workload(text: str, rows: int, length: int) -> Workload:
-    """A character model, and twenty batches of rows at random places of the text."""
-    ids = {character: i for i, character in enumerate(sorted(set(text)))}
-    tokens, generator = torch.tensor([ids[c] for c in text]), torch.Generator().manual_seed(1)
-    batches = []
-    for _ in range(20):
-        starts = torch.randint(0, len(tokens) - length - 1, (rows, 1), generator=generator)
-        cells = tokens[starts + torch.arange(length + 1)]
-        batches.append(TokenWindows(cells[:, :-1].contiguous(), None, cells[:, 1:].contiguous()))
-    return Workload(language_config(len(ids), length, d_model=128, n_layers=4, n_heads=4), batches)
 
 
 def print_speeds(workload: Workload, options: argparse.Namespace) -> None:

@@ -28,7 +28,8 @@ from typing import Any, NamedTuple
 
 import torch
 from _shared import apart, interleaved, memory, ratio, run_measurement, table
-from _train_steps import SMOOTHING, make_stepper
+from _train_steps import make_stepper
+from _workloads import SMOOTHING
 from torch import Tensor, nn
 
 from polyhead.config.recipe import TrainConfig

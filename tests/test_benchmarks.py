@@ -75,6 +75,11 @@ def steps(import_benchmark):
     return import_benchmark("_train_steps")
 
 
+@pytest.fixture
+def workloads(import_benchmark):
+    return import_benchmark("_workloads")
+
+
 @pytest.mark.parametrize("norm_first", [False, True])
 @pytest.mark.parametrize(
     "changes",
@@ -123,16 +128,20 @@ def test_peer_of_a_language_model_has_same_logits(import_benchmark):
     torch.testing.assert_close(model(tokens), decode.peer(model).eval()(tokens).logits, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["pairs", "rows"])
-def test_training_steps_of_libraries_have_the_same_loss(steps, kind):
+@pytest.mark.parametrize("kind", ["pairs", "rows", "documents"])
+def test_training_steps_of_libraries_have_the_same_loss(steps, workloads, kind):
+    systems = ("Polyhead", "Hugging Face", "torch.nn")
     if kind == "pairs":
-        workload = steps.pair_workload("tiny", 60, 2, 7, layers=1)
+        workload = workloads.pair_workload("tiny", 60, 2, 7, layers=1)
         config = workload.config.model_copy(update={"dropout": 0.0})
         workload = workload._replace(config=config, smoothing=0.0)
         systems = ("Polyhead", "Hugging Face")  # torch.nn's layers have weights of their own
+    elif kind == "documents":
+        text = "to be\n\nor not\n\nto be, that is\n\n" * 9
+        workload = workloads.text_workload(text, rows=2, length=16, has_documents=True, layers=1)
+        assert (workload.batches[0].pos == 0).sum() > 2  # more documents than rows
     else:
-        workload = steps.language_workload({"d_model": 16, "n_layers": 2, "n_heads": 2}, 60, 2, 7)
-        systems = ("Polyhead", "Hugging Face", "torch.nn")
+        workload = workloads.language_workload({"d_model": 16, "n_layers": 2, "n_heads": 2}, 60, 2, 7)
     losses = {}
     for system in systems:
         model = build(workload.config, seed=1).train()
@@ -146,9 +155,9 @@ def test_training_steps_of_libraries_have_the_same_loss(steps, kind):
         assert values == pytest.approx(losses["Hugging Face"], rel=1e-4), system
 
 
-def test_training_and_decoding_steps_are_counted(steps, import_benchmark):
+def test_training_and_decoding_steps_are_counted(workloads, import_benchmark):
     """Of one layer and the head, without the pairs of tokens that a causal mask hides."""
-    workload = steps.language_workload({"d_model": 16, "n_layers": 1, "n_heads": 2}, 60, 2, 7)
+    workload = workloads.language_workload({"d_model": 16, "n_layers": 1, "n_heads": 2}, 60, 2, 7)
     tokens, width = 2 * 7, 16
     layer = 2 * tokens * (4 * width**2 + 8 * width**2)
     attention = 2 * 2 * 2 * (7 * 8 // 2) * width
