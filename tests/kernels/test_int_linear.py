@@ -51,6 +51,18 @@ def test_products_of_quantized_values(kind, bits, rows, inputs, outputs):
     assert torch.equal(batched[1, 2], kind(quantized, None)(x))
 
 
+@needs_kernels
+@pytest.mark.parametrize("rows", [1, 6, 7, 16, 200])
+@pytest.mark.parametrize("inputs", [4, 516, 2048])
+@pytest.mark.parametrize("lowest", [-1, 0])  # inputs that are not negative have a path of their own
+def test_sums_of_the_largest_products_are_exact(rows, inputs, lowest):
+    x, weight = torch.randn(rows, inputs).sign().clamp(min=lowest), torch.randn(70, inputs).sign()
+    x[0], weight[0] = 1, -1  # the largest sum
+    x[1:, 0] = 1
+    sums, scale = (127 * 127 * (x.double() @ weight.T.double())).float(), torch.tensor(1.0) / 127
+    assert torch.equal(Int8Linear(Int8(weight), None)(x), sums * (scale * scale))
+
+
 @BITS
 @KINDS
 def test_bf16_inputs_give_bf16(kind, bits):

@@ -64,6 +64,97 @@ void multiply_rows(const float* panel, const float* input, long M, long steps, f
     }
 }
 
+// Int8 where no instruction sums four products. Some vectors of a panel are multiplied with all rows, from the first cache, before the
+// next ones. Bytes are widened once to pairs of 16 bits, two per step, of its even and its odd bytes. Inputs that are not negative, as
+// after a ReLU, stay bytes: their products take three instructions in place of four.
+#if defined(__AVX2__) && !defined(__AVX512VNNI__)
+constexpr bool WIDENED = true;
+#else
+constexpr bool WIDENED = false;
+#endif
+constexpr long SOME_VECTORS = at_once(ROWS);
+constexpr long SOME_STEPS = 128;  // of these vectors at once: 16 KiB if widened
+
+// Sums of the products of four bytes: of unsigned ones up to 127 with signed ones from -127, whose sums in pairs fit 16 bits.
+[[maybe_unused]] Ints in_fours(Shorts x, Shorts y) {
+#if defined(__AVX512BW__)
+    return (Ints)_mm512_madd_epi16(_mm512_maddubs_epi16((__m512i)x, (__m512i)y), _mm512_set1_epi16(1));
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+    return (Ints)_mm256_madd_epi16(_mm256_maddubs_epi16((__m256i)x, (__m256i)y), _mm256_set1_epi16(1));
+#else
+    return in_pairs((Shorts)((Bits)x & 0x00ff00ff), y << 8 >> 8) + in_pairs((Shorts)((Bits)x >> 8 & 0x00ff00ff), y >> 8);
+#endif
+}
+
+// R rows of x, `stride` units apart, times weights, added to sums (R, 64). A unit is a pair of 16 bits or four bytes.
+template <bool FOURS, long R>
+void multiply_units(const Shorts* weights, const int32_t* x, long stride, long units, float* sums, bool first) {
+    Ints sum[R][SOME_VECTORS] = {};
+    for (long r = 0; r < R && !first; r++) std::memcpy(sum[r], sums + r * PANEL, sizeof sum[r]);
+    for (long k = 0; k < units; k++, weights += SOME_VECTORS)
+        for (long r = 0; r < R; r++) {
+            const Shorts both = (Shorts)(Ints{} + x[r * stride + k]);
+            for (long j = 0; j < SOME_VECTORS; j++) sum[r][j] += FOURS ? in_fours(both, weights[j]) : in_pairs(weights[j], both);
+        }
+    for (long r = 0; r < R; r++) std::memcpy(sums + r * PANEL, sum[r], sizeof sum[r]);
+}
+
+template <bool FOURS>
+void multiply_units(long rows, const Shorts* weights, const int32_t* x, long stride, long units, float* sums, bool first) {
+    switch (rows) {
+        case 1: return multiply_units<FOURS, 1>(weights, x, stride, units, sums, first);
+        case 2: return multiply_units<FOURS, 2>(weights, x, stride, units, sums, first);
+        case 3: return multiply_units<FOURS, 3>(weights, x, stride, units, sums, first);
+        case 4: return multiply_units<FOURS, 4>(weights, x, stride, units, sums, first);
+        case 5: return multiply_units<FOURS, 5>(weights, x, stride, units, sums, first);
+        default: return multiply_units<FOURS, 6>(weights, x, stride, units, sums, first);
+    }
+}
+
+// Bytes of n steps, with 128 added, -> (n, 2) pairs; or, if none is negative, the bytes themselves (n,). Returns whether they are.
+bool widen_signed(const float* input, long n, int32_t* out) {
+    uint32_t all = 0x80808080u, four;
+    for (long i = 0; i < n; i++) std::memcpy(&four, input + i, 4), all &= four;
+    const bool fours = all == 0x80808080u;
+    for (long i = 0; i < n; i++) {
+        std::memcpy(&four, input + i, 4);
+        if (fours) out[i] = int32_t(four ^ 0x80808080u);
+        else out[2 * i] = int32_t(four & 0x00ff00ff), out[2 * i + 1] = int32_t(four >> 8 & 0x00ff00ff);
+    }
+    return fours;
+}
+
+// Rows from `widen_signed` times an int8 panel -> sums (M, 64). Prefetches the next panel.
+template <bool FOURS>
+void multiply_widened(const float* panel, const int32_t* input, long M, long steps, float* sums) {
+    constexpr long EACH = FOURS ? 1 : 2;
+    Shorts weights[2 * SOME_STEPS * SOME_VECTORS];
+    for (long part = 0; part < PANEL; part += SOME_VECTORS * LANES) {
+        Ints weight_sums[SOME_VECTORS] = {};
+        for (long k = 0; k < steps; k += SOME_STEPS) {
+            const long here = std::min(SOME_STEPS, steps - k);
+            for (long i = 0; i < here; i++) {
+                const float* step = panel + (k + i) * PANEL + part;
+                __builtin_prefetch(step + steps * PANEL, 0, 2);
+                for (long j = 0; j < SOME_VECTORS; j++) {
+                    const Shorts bytes = (Shorts)load(step + j * LANES);
+                    if (FOURS) weights[i * SOME_VECTORS + j] = bytes, weight_sums[j] += in_fours((Shorts)(Ints{} + 0x01010101), bytes);
+                    else weights[2 * i * SOME_VECTORS + j] = bytes << 8 >> 8, weights[(2 * i + 1) * SOME_VECTORS + j] = bytes >> 8;
+                }
+            }
+            for (long m = 0, groups = (M + ROWS - 1) / ROWS, rows; groups; m += rows, groups--) {  // of almost equal sizes
+                rows = (M - m + groups - 1) / groups;
+                multiply_units<FOURS>(rows, weights, input + EACH * (m * steps + k), EACH * steps, EACH * here, sums + m * PANEL + part, k == 0);
+            }
+        }
+        for (long m = 0; FOURS && m < M; m++)  // as if 128 had been added
+            for (long j = 0; j < SOME_VECTORS; j++) {
+                float* sum = sums + m * PANEL + part + j * LANES;
+                store((Floats)((Ints)load(sum) + 128 * weight_sums[j]), sum);
+            }
+    }
+}
+
 // Rows (M, steps) times the packed matrix (N, steps), run by all threads of the enclosing parallel region, without a barrier;
 // finish(n, there) returns the function that processes outputs n to n + there of a row.
 template <class T, class Finish>
@@ -74,10 +165,13 @@ void products(const float* input, const float* packed, long M, long N, long step
     const bool few = sizeof(As) == 1 && M <= ROWS;  // few int8 rows are faster with vectors than with tiles, and unpacking does not pay off
     std::vector<float> sums(std::min(M, BATCH) * PANEL);
     const std::unique_ptr<Floats[]> unpacked(fours && !few ? new Floats[WIDE * steps] : nullptr);
+    const bool widened_rows = WIDENED && sizeof(As) == 1 && !few;  // few rows do not pay off the widened weights
+    const std::unique_ptr<int32_t[]> widened(widened_rows ? new int32_t[2 * std::min(M, BATCH) * steps] : nullptr);
     for (long first = 0; first < M; first += BATCH, input += BATCH * steps) {
         const long rows = std::min(M - first, BATCH), tiles = (rows + TILE - 1) / TILE, high = (rows + tiles - 1) / tiles;
         std::optional<Tiles> registers;
         if (tiled<As>() && !few) registers.emplace(high, steps);
+        const bool are_bytes = widened_rows && widen_signed(input, rows * steps, widened.get());
 #pragma omp for schedule(static) nowait
         for (long n = 0; n < N; n += PANEL) {
             const float* panel = packed + n / PANEL * (fours ? steps / GROUP * GROUP_FLOATS : PANEL * steps);
@@ -88,6 +182,8 @@ void products(const float* input, const float* packed, long M, long N, long step
                     const long from = std::min(m, rows - high);
                     multiply_tiles<As>(panel, input + from * steps, steps, &sums[from * PANEL]);
                 }
+            else if (are_bytes) multiply_widened<true>(panel, widened.get(), rows, steps, sums.data());
+            else if (widened_rows) multiply_widened<false>(panel, widened.get(), rows, steps, sums.data());
             else multiply_rows<As>(panel, input, rows, steps, sums.data(), fetch);
             for (long j = 0; j < std::min(PANEL, N - n); j += LANES) {
                 const auto end = finish(n + j, std::min(LANES, N - n - j));
