@@ -147,6 +147,11 @@ def prepare(options: argparse.Namespace) -> tuple[CausalLM | Seq2Seq, Tensor]:
 
 def ours_of(options: argparse.Namespace, dtype: str) -> Outputs:
     """What one call of a Polyhead process does, as `polyhead translate` and `polyhead generate` do it."""
+    return packed_decoder(options, dtype)[1]
+
+
+def packed_decoder(options: argparse.Namespace, dtype: str) -> tuple[nn.Module, Outputs]:
+    """The packed model of a Polyhead process, and one call of it."""
     tune_malloc()
     model, source = prepare(options)
     ready, n = pack_model(model.to(LOAD_DTYPES[dtype]), linear_factory(dtype)), options.new_tokens
@@ -157,7 +162,7 @@ def ours_of(options: argparse.Namespace, dtype: str) -> Outputs:
             return [found.tokens for found in greedy_search(ready, source, None, **rules)]  # type: ignore[arg-type]
         return [best[0].tokens for best in beam_search(ready, source, None, beam_size=options.beam, **rules)]  # type: ignore[arg-type]
 
-    return decode
+    return ready, decode
 
 
 def hugging_face_of(options: argparse.Namespace, dtype: torch.dtype) -> Outputs:

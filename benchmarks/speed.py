@@ -1,6 +1,6 @@
 """Speed beside the fastest peers: training and decoding, with the limits of the processor.
 
-./dev bench speed tables [...]
+./dev bench speed NAME [...]    one of tables, memory
 """
 
 from __future__ import annotations
@@ -10,18 +10,23 @@ import json
 import statistics
 from collections.abc import Callable, Iterable, Mapping
 from importlib.util import find_spec
+from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
 from _roofline import Roofline
-from _shared import PEAK_BYTES, ratio, run_measurement, table
+from _shared import PEAK_BYTES, apart, ratio, run_measurement, table
+from _shared import memory as process_memory
 from _train_steps import (
     ANCHOR,
     OURS,
     PEERS,
     Speed,
     add_options,
+    our_step,
     peers_of,
+    shape_of,
     time_contestants,
 )
 from _workloads import (
@@ -32,14 +37,19 @@ from _workloads import (
     text_workload,
     translator_config,
 )
-from decode import time_systems
+from decode import packed_decoder, time_systems
+from torch import Tensor, nn
 
 from polyhead.config.model import ModelConfig
-from polyhead.cost.decoding import token_flops
+from polyhead.core.choice import Choice
+from polyhead.cost.decoding import estimate_decoding_memory, token_flops
 from polyhead.cost.fake_tensors import fake_mode
 from polyhead.cost.flops import count_forward
+from polyhead.cost.memory import estimate_training_memory, model_bytes
 from polyhead.cost.workload import BatchShape
-from polyhead.models import CausalLM, Seq2Seq, preset_config
+from polyhead.kernels.build_extension import load_kernels
+from polyhead.kernels.malloc_tuning import tune_malloc
+from polyhead.models import CausalLM, Seq2Seq, build, preset_config
 from polyhead.models.build import model_class
 
 WEIGHT_BYTES = {"fp32": 4.0, "bf16": 2.0, "int8": 1.0, "int4": 4.25 / 8}
@@ -113,8 +123,8 @@ TRAINING = {
         ), 7, 20,
     ),
 }  # fmt: skip
-OF_DATA = {"multi30k", "shakespeare"}
-"""Rows whose text comes from --data."""
+REAL_TEXT = ("demo", "multi30k", "shakespeare")
+"""Rows of real text; that of the demo is embedded, that of the others comes from --data."""
 DECODING = {
     "base-1": Decoding("base, 1 text, greedy", "base", 1, 1),
     "gpt2-1": Decoding("GPT-2 small, 1 text, greedy", "gpt2", 1, 1),
@@ -164,13 +174,95 @@ def tables(parser: argparse.ArgumentParser) -> None:
         options.into.write_text(f"{before}{START}\n\n{text}\n\n{END}{after}", encoding="utf-8")
 
 
+def memory(parser: argparse.ArgumentParser) -> None:
+    """Estimated and measured memory of the rows of `tables`: training in fp32, decoding in int8.
+
+    ./dev bench speed memory                     all rows
+    ./dev bench speed memory nanogpt gpt2-1      two of them
+
+    The measured bytes are those of tensors that exist at once, as torch's allocator counts them, with weights
+    and optimizer: of the second step or call, in one thread. The process is its peak beyond the imports, with
+    memory that the allocator cannot reuse; of decoding after its weights are packed.
+    """
+    known = [*(name for name in TRAINING if name not in REAL_TEXT), *DECODING]
+    parser.add_argument("rows", nargs="*", default=known)
+    rows = [["", "estimate, MB", "measured", "estimate / measured", "process", "process / estimate"]]
+    for name in parser.parse_args().rows:
+        estimated = estimate_bytes(name)
+        with apart({name: watch_memory}, name) as calls:
+            tensors, process = calls[name]()
+        cells = [f"{x / 1e6:,.1f}" for x in (estimated, tensors, process)]
+        title = (TRAINING.get(name) or DECODING[name]).title
+        rows.append([title, *cells[:2], f"{estimated / tensors:.3f}", cells[2], f"{process / estimated:.2f}"])
+        print(" | ".join(rows[-1]), flush=True)
+    print("\n" + table(rows))
+
+
+def estimate_bytes(name: str) -> int:
+    """The bytes that `polyhead estimate` predicts for a row."""
+    if name in TRAINING:
+        workload = TRAINING[name].workload(argparse.Namespace(layers=None))
+        shape = shape_of(workload.batches[0])
+        return estimate_training_memory(workload.config, shape, Choice("adamw"), kernels=True).total or 0
+    case = decoding_case(name)
+    config = decoding_config(case)
+    source = case.given if config.kind == "encoder-decoder" else 0
+    batch = BatchShape(case.batch, 0 if source else case.given, source)
+    return estimate_decoding_memory(config, "int8", batch, case.new_tokens, case.beam)
+
+
+def decoding_case(name: str) -> argparse.Namespace:
+    """The options of a row of decoding in one thread."""
+    sizes = {"given": 26, "new_tokens": 32, "layers": None, "threads": 1}
+    return argparse.Namespace(**sizes, **DECODING[name]._asdict())
+
+
+def watch_memory(name: str) -> Callable[[], tuple[int, int]]:
+    """A call that returns the bytes of tensors that exist at once, and of the process beyond the imports."""
+    tune_malloc()
+    torch.set_num_threads(1)
+    load_kernels()
+    before = process_memory("VmRSS")
+    if name in TRAINING:
+        workload = TRAINING[name].workload(argparse.Namespace(layers=None))
+        model: nn.Module = build(workload.config, seed=1).train()
+        step, batches = our_step(model, workload, "fp32"), iter(workload.batches)
+        run: Callable[[], object] = lambda: step(next(batches))  # noqa: E731
+        run()
+        # two moments and a step number of each parameter
+        held = model_bytes(model) + sum(2 * p.nbytes + 4 for p in model.parameters())
+    else:
+        model, run = packed_decoder(decoding_case(name), "int8")
+        storages = {x.data_ptr(): x.nbytes for part in model.modules() for x in list_tensors(part)}
+        held = sum(storages.values())
+
+    def measure() -> tuple[int, int]:
+        Path("/proc/self/clear_refs").write_text("5")  # the peak is counted from here
+        run()
+        process = process_memory("VmHWM") - before
+        with torch.profiler.profile(
+            activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+        ) as seen:
+            run()
+        events = [event for event in seen.profiler.kineto_results.events() if event.name() == "[memory]"]
+        changes = accumulate(event.nbytes() for event in sorted(events, key=lambda event: event.start_ns()))
+        return held + max(changes), process
+
+    return measure
+
+
+def list_tensors(part: nn.Module) -> list[Tensor]:
+    """The tensors of a packed module."""
+    return [x for x in vars(part).values() if isinstance(x, Tensor)]
+
+
 def measure_rows(report: Report, options: argparse.Namespace) -> None:
     """Measure the limits of the processor and the chosen rows, and put them into the report."""
     roofline = Roofline(options.threads)
     report["processor"] = {"": {"": roofline.describe()}}
     print(roofline.describe(), flush=True)
     for name in options.training:
-        if name in OF_DATA and options.data is None:
+        if name in REAL_TEXT[1:] and options.data is None:
             print(f"\n{name}: takes part with --data")
             continue
         speeds = time_training(TRAINING[name], options)
@@ -356,4 +448,4 @@ def count_read_weights(config: ModelConfig) -> tuple[int, int]:
 
 
 if __name__ == "__main__":
-    run_measurement(__doc__ or "", tables)
+    run_measurement(__doc__ or "", tables, memory)

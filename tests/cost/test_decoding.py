@@ -10,10 +10,15 @@ from polyhead.cost.decoding import (
     bytes_by_kv_heads,
     cache_shape,
     count_source_bytes,
+    estimate_decoding_memory,
     measure_cache,
+    packed_model_bytes,
     token_flops,
 )
+from polyhead.cost.workload import BatchShape
+from polyhead.kernels.pack_model import linear_factory, pack_model
 from polyhead.models import build, preset_config
+from polyhead.run.load import LOAD_DTYPES
 
 WINDOW = {"name": "softmax", "window": 3}
 MODELS = [
@@ -71,3 +76,27 @@ def test_grouped_heads_and_bounded_caches_save():
     full, bounded = token_flops(config, 4096), token_flops(config, 4096, cache=Choice("h2o", budget=64))
     # layers, 2 per product, keys and values, d_model, slots
     assert full - bounded == 2 * 2 * 2 * 16 * (4096 - 64)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "int8", "int4"])
+@pytest.mark.parametrize("kind", ["decoder", "encoder-decoder"])
+def test_packed_bytes_equal_those_of_packed_models(kind, dtype):
+    sizes = {"d_model": 64, "n_kv_heads": 4, "d_ff": 128, "vocab_size": 320, "position": "learned"}
+    config = make_config(kind, sizes)
+    model = pack_model(build(config, 1).to(LOAD_DTYPES[dtype]).eval(), linear_factory(dtype))
+    parts = {x.data_ptr(): x for part in model.modules() for x in vars(part).values() if torch.is_tensor(x)}
+    assert packed_model_bytes(config, dtype) == pytest.approx(sum(x.nbytes for x in parts.values()), rel=0.02)
+
+
+def test_decoding_memory_grows_with_rows_beams_and_source():
+    config = make_config("encoder-decoder", {"d_model": 64, "vocab_size": 320})
+    weights = packed_model_bytes(config, "int8")
+
+    def estimate(rows, beam_size, source, dtype="int8"):
+        return estimate_decoding_memory(config, dtype, BatchShape(rows, 0, source), 10, beam_size) - weights
+
+    shape = cache_shape(config)
+    cache, source = measure_cache(None, shape, 3, 10).nbytes, 3 * count_source_bytes(config, 9)
+    assert estimate(3, 1, 9) >= cache + source
+    assert estimate(3, 4, 9) >= 5 * cache + source
+    assert estimate(3, 1, 18) - estimate(3, 1, 9) >= source

@@ -186,7 +186,7 @@ def test_single_rank_is_the_model():
     assert plan.rank.time is None
     names = ("weights", "gradients", "loss")
     assert [getattr(memory, n) for n in names] == [getattr(plan.memory, n) for n in names]
-    options = {"precision": plan.precision, "recompute": True}
+    options = {"precision": plan.precision, "recompute": True, "kernels": True}
     expected = estimate_training_memory(config, BatchShape(4, 16), Choice("adamw"), **options)
     assert (memory.activations, memory.recompute_buffer) == (expected.activations, expected.block_activations)
     assert 3 * 4 * 16 * 32 * 4 <= memory.activations < plan.memory.activations

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from polyhead.cache.factory import make_cache
@@ -15,9 +15,14 @@ from polyhead.core.errors import UserError
 from polyhead.core.registry import CACHE
 from polyhead.cost import flops
 from polyhead.cost.fake_tensors import fake_mode
+from polyhead.cost.parameter_count import meta_model
+from polyhead.cost.workload import BatchShape
+from polyhead.kernels.fused_step import MAX_BUFFER_FLOATS
+from polyhead.kernels.int_linear import GROUP_SIZE
 from polyhead.models import CausalLM, Seq2Seq
 from polyhead.models.build import model_class
 from polyhead.nn.cache import Cache, CacheShape
+from polyhead.nn.embedding import Head
 from polyhead.nn.kv import KV
 
 _LARGE_LAYER = 1 << 23  # numbers in a layer above which only one of its heads is measured
@@ -125,6 +130,39 @@ def count_source_bytes(config: ModelConfig, source: int) -> int:
         assert isinstance(model, Seq2Seq)
         memory = [layer.project_kv(features, None) for layer in model.decoder.blocks]
         return sum(x.numel() for x in tree_leaves(memory) if isinstance(x, Tensor)) * 4
+
+
+def estimate_decoding_memory(
+    config: ModelConfig, dtype: str, batch: BatchShape, new_tokens: int, beam_size: int = 1,
+    cache: Choice | None = None,
+) -> int:  # fmt: skip
+    """The most bytes that decoding a batch of prompts or sources holds at once: weights, caches, buffers.
+
+    Beams copy a layer of the cache when they move; the storage of their common row is kept.
+    """
+    shape, rows, source = cache_shape(config), batch.rows, batch.source
+    kept = measure_cache(cache, shape, rows * beam_size, batch.length + new_tokens).nbytes
+    if beam_size > 1:
+        kept += kept // beam_size + 3 * kept // (2 * shape.n_layers)
+    kept += rows * (count_source_bytes(config, source) if source else 0)
+    features = 8 * config.d_model + (config.d_ff or 4 * config.d_model)  # of a token in the kernels
+    read, step = (min(4 * n * features, 4 * MAX_BUFFER_FLOATS) for n in (batch.tokens, rows * beam_size))
+    return packed_model_bytes(config, dtype) + kept // (2 if dtype == "bf16" else 1) + max(read - kept, step)
+
+
+def packed_model_bytes(config: ModelConfig, dtype: str) -> int:
+    """Bytes of a model's weights, packed in fp32, bf16, int8 or int4 (``kernels.pack_model``)."""
+    width, model = 2 if dtype == "bf16" else 4, meta_model(config)
+    of_linear = {"int8": 1.0, "int4": (GROUP_SIZE / 2 + 1) / GROUP_SIZE}
+    plain = {p for part in model.modules() if type(part) is not nn.Linear for p in part.parameters(False)}
+    nbytes = width * sum(x.numel() for x in (*plain, *model.buffers()))
+    for part in model.modules():
+        if type(part) is nn.Linear or isinstance(part, Head):
+            packed = "int8" if isinstance(part, Head) and dtype == "int4" else dtype  # as the head is packed
+            n, k = part.weight.shape
+            scales = 8 * n if packed in of_linear else 0
+            nbytes += int(n * k * of_linear.get(packed, width)) + scales + width * n * (part.bias is not None)
+    return nbytes
 
 
 def bytes_by_kv_heads(config: ModelConfig, n_layers: int) -> dict[int, int]:

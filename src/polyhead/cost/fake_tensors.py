@@ -6,6 +6,7 @@ Operations and bytes are those of the code itself, for any part, including user-
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from polyhead.config.model import ModelConfig
@@ -25,18 +27,21 @@ from polyhead.models.build import Model, model_class
 
 @contextmanager
 def fake_mode() -> Iterator[None]:
-    """Context in which tensors have no memory; their device is the CPU."""
-    with FakeTensorMode(), _FakeScalarMode():
+    """Context in which tensors have no memory; their device is the CPU. Torch warns about their addresses."""
+    with FakeTensorMode(), _FakeScalarMode(), warnings.catch_warnings(action="ignore"):
         yield
 
 
 class _FakeScalarMode(TorchDispatchMode):
     """``.item()`` of a fake tensor returns 2 or True, so that data-dependent branches take the common path.
 
-    The common path: rows without padding, masks with at least one visible token, tokens that differ.
+    The common path: rows without padding, masks with at least one visible token, tokens that differ. All
+    elements of a mask are true.
     """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.nonzero.default:
+            return torch.zeros(args[0].numel(), args[0].dim(), dtype=torch.int64)
         if func is torch.ops.aten._local_scalar_dense.default:
             return True if args[0].dtype == torch.bool else 2
         return func(*args, **(kwargs or {}))
@@ -116,3 +121,31 @@ class SavedActivations:
     @property
     def nbytes(self) -> int:
         return sum(x.untyped_storage().nbytes() for x in self.tensors.values())
+
+
+class LiveBytes(TorchDispatchMode):
+    """Count the bytes that operations allocate, without the model's own: ``peak`` is the most at once."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+        storages = [x.untyped_storage() for x in (*model.parameters(), *model.buffers())]
+        self.sizes = {storage._cdata: storage.nbytes() for storage in storages}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for x in tree_leaves(out):
+            if isinstance(x, Tensor):
+                self._add(x.untyped_storage())
+        return out
+
+    def _add(self, storage: torch.UntypedStorage) -> None:
+        key, nbytes = storage._cdata, storage.nbytes()
+        if key not in self.sizes:
+            weakref.finalize(storage, self._remove, key)
+        self.now += nbytes - self.sizes.get(key, 0)
+        self.sizes[key] = nbytes
+        self.peak = max(self.peak, self.now)
+
+    def _remove(self, key: int) -> None:
+        self.now -= self.sizes.pop(key)

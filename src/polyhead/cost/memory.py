@@ -1,4 +1,4 @@
-"""Bytes of training: weights, gradients, optimizer state, weight averages and saved activations.
+"""Bytes of training: weights, gradients, optimizer state, weight averages and what a step allocates.
 
 Parameters are fp32, also in mixed precision, where matrix products round copies of them to bf16
 (train/precision.py). These copies count as activations, because autograd saves them with the rest
@@ -8,38 +8,44 @@ Parameters are fp32, also in mixed precision, where matrix products round copies
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
 from typing import Literal, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from polyhead.config.model import ModelConfig
 from polyhead.core.choice import Choice
 from polyhead.core.registry import OPTIMIZER
-from polyhead.cost.fake_tensors import SavedActivations, compute_features, fake_inputs, fake_mode
+from polyhead.cost.fake_tensors import LiveBytes, SavedActivations, compute_features, fake_inputs, fake_mode
 from polyhead.cost.workload import BatchShape
+from polyhead.kernels.build_extension import skip_kernels
+from polyhead.kernels.training.mode import training_kernels
 from polyhead.models import ReplacedTokenDetector
 from polyhead.models.build import model_class
-from polyhead.nn.loss import LOGITS_CHUNK
+from polyhead.nn.loss import cross_entropy
 from polyhead.nn.stack import Stack, recompute_blocks
 
 
 class TrainingMemory(NamedTuple):
-    """Bytes of training by purpose. A step needs at most their sum."""
+    """Bytes of training by purpose. They do not all exist at once: ``total`` is the peak."""
 
     weights: int  # parameters and buffers
     gradients: int
     optimizer: int
     average: int  # exponential moving average of the weights, with train.ema
     activations: int | None  # None if a part fails on fake tensors
-    loss: int  # gradients of the head and of its inputs, and the logits of a chunk
+    loss: int  # the most that the loss adds: gradients of the head and of its inputs, logits
     block_activations: int | None = 0  # of the largest block, with train.recompute; None as above
     teachers: int = 0  # parameters and buffers of the teachers of distillation
+    step: int | None = None  # the most that a forward and a backward pass hold at once, gradients included
 
     @property
     def total(self) -> int | None:
-        known = [x for x in self if x is not None]
-        return sum(known) if len(known) == len(self) else None
+        """The most bytes at once, without those of Python and torch; None if ``step`` is."""
+        held = self.weights + self.optimizer + self.average + self.teachers
+        return None if self.step is None else held + self.step
 
 
 def estimate_training_memory(
@@ -50,29 +56,35 @@ def estimate_training_memory(
     precision: Literal["fp32", "bf16", "fp16"] = "fp32",
     ema: bool = False,
     recompute: bool = False,
+    kernels: bool = False,
+    accumulate: int = 1,
     prepare: Callable[[nn.Module], object] = lambda model: None,
 ) -> TrainingMemory:
     """Estimate the memory of one step over a batch on fake tensors, without allocating it.
 
     ``prepare`` is applied to the model first, for example to freeze parts. With ``recompute`` the blocks keep
-    only their inputs, and the activations of one block at a time exist again in the backward pass.
+    only their inputs, and the activations of one block at a time exist again in the backward pass. With
+    ``kernels`` the passes are those of the kernels of training on a CPU, which compute nothing here; with
+    ``accumulate`` above 1 gradients exist all the time.
     """
-    with fake_mode():
+    with fake_mode(), skip_kernels() if kernels else nullcontext():
         model = model_class(config)(config)
         prepare(model)
         parameters, trainable = list(model.parameters()), [p for p in model.parameters() if p.requires_grad]
-        activations, largest_block = _activation_bytes(model, config, batch_shape, precision)
+        measure = partial(_measure_step, model, config, batch_shape, precision, kernels, accumulate)
+        activations, block, loss, step = measure()
         if recompute:
             recompute_blocks(model)
-            activations, _ = _activation_bytes(model, config, batch_shape, precision)
+            activations, _, loss, step = measure()
         return TrainingMemory(
             model_bytes(model),
             sum(p.nbytes for p in trainable),
             optimizer_state_bytes(model, optimizer),
             sum(p.nbytes for p in parameters) if ema else 0,
             activations,
-            _loss_bytes(model, config, batch_shape, precision),
-            largest_block if recompute else 0,
+            loss,
+            block if recompute else 0,
+            step=step,
         )
 
 
@@ -94,17 +106,18 @@ def optimizer_state_bytes(model: nn.Module, optimizer: Choice) -> int:
     return sum(x.nbytes for state in states for x in state.values() if isinstance(x, torch.Tensor))
 
 
-def _activation_bytes(
-    model: nn.Module, config: ModelConfig, batch_shape: BatchShape, precision: str
-) -> tuple[int | None, int | None]:
-    """Bytes that autograd saves in a forward pass over rows without padding, up to the input of the head.
+def _measure_step(
+    model: nn.Module, config: ModelConfig, batch_shape: BatchShape, precision: str, kernels: bool,
+    accumulate: int,
+) -> tuple[int | None, int | None, int, int | None]:  # fmt: skip
+    """Bytes of the passes over a batch without padding: activations, the largest block, the loss, the peak.
 
-    Those of the model, and those that its largest block adds; None if a part fails on fake tensors.
+    Activations are what autograd saves up to the input of the head; None if a part fails on fake tensors.
     """
     stacks = [part for part in model.modules() if isinstance(part, Stack)]
     is_recomputed = any(stack.recompute for stack in stacks)
     if not is_recomputed and any(isinstance(part, nn.LSTM) for part in model.modules()):
-        return None, None  # oneDNN allocates a workspace whose size is known only at run time
+        return None, None, 0, None  # oneDNN allocates a workspace whose size is known only at run time
     saved, block_sizes, last_size = SavedActivations(model.train()), [0], 0
 
     def start_block(*_: object) -> None:
@@ -118,17 +131,41 @@ def _activation_bytes(
     handles = [stack.register_forward_pre_hook(start_block) for stack in stacks]
     handles += [layer.register_forward_hook(end_block) for stack in stacks for layer in {*stack.layers}]
     try:
-        with (
-            saved,
-            torch.autocast("cpu", torch.bfloat16, enabled=precision != "fp32"),  # fp16 has the same size
-        ):
-            compute_features(model, fake_inputs(config, batch_shape))  # type: ignore[arg-type]
+        with LiveBytes(model) as live:
+            for p in model.parameters():
+                p.grad = torch.empty_like(p) if p.requires_grad and accumulate > 1 else None
+            half = torch.autocast("cpu", torch.bfloat16, enabled=precision != "fp32")  # fp16 is as wide
+            with half, training_kernels() if kernels else nullcontext():
+                with saved:
+                    features = compute_features(model, fake_inputs(config, batch_shape))  # type: ignore[arg-type]
+                activations, before, forward = saved.nbytes, live.now, live.peak
+                live.peak = before
+                saved.tensors.clear()
+                total = _sum_losses(model, config, batch_shape, features)
+                del features
+            loss = live.peak - before
+            total.backward()
     except Exception:  # a part may be user code; the estimate reports the value as unknown
-        return None, None
+        return None, None, 0, None
     finally:
         for handle in handles:
             handle.remove()
-    return saved.nbytes, max(block_sizes)
+        for p in model.parameters():
+            p.grad = None
+    return activations, max(block_sizes), loss, max(forward, live.peak)
+
+
+def _sum_losses(model: nn.Module, config: ModelConfig, batch_shape: BatchShape, features: Tensor) -> Tensor:
+    """A loss with the memory of that of training: cross-entropy of as many labels, or a sum of features."""
+    if isinstance(model, ReplacedTokenDetector):
+        inputs = model.generator.features(*fake_inputs(config, batch_shape))
+        loss = _sum_losses(model.generator, config.generator_config, batch_shape, inputs)
+        return features.float().sum() + loss
+    if config.labels or not config.lm_head:
+        return features.float().sum()
+    labels = torch.zeros(batch_shape.labels, dtype=torch.int64)
+    features = features.flatten(0, -2)[: len(labels)]
+    return cross_entropy(features, model.get_submodule("head"), labels).total  # type: ignore[arg-type]
 
 
 def activation_bytes_formula(config: ModelConfig, batch_shape: BatchShape) -> float:
@@ -139,20 +176,3 @@ def activation_bytes_formula(config: ModelConfig, batch_shape: BatchShape) -> fl
     """
     S, H = batch_shape.length, config.d_model
     return config.n_layers * batch_shape.rows * S * H * (34 + 5 * config.n_heads * S / H)
-
-
-def _loss_bytes(model: nn.Module, config: ModelConfig, batch_shape: BatchShape, precision: str) -> int:
-    """Bytes of the cross-entropy, which computes its gradients in the forward pass (nn/loss.py).
-
-    These are gradients of the inputs of the head and, if they are trained, of its weights.
-    """
-    if isinstance(model, ReplacedTokenDetector):
-        return _loss_bytes(model.generator, config.generator_config, batch_shape, precision)
-    if config.labels or not config.lm_head:
-        return 0
-    C, V, width = config.embedding_width, config.vocab_size, 4 if precision == "fp32" else 2
-    chunk = min(LOGITS_CHUNK, batch_shape.labels)
-    weight_grad_width = C if model.get_parameter("head.weight").requires_grad else 0
-    gradient_bytes = batch_shape.labels * (C * width + 8) + V * (weight_grad_width + config.lm_head_bias) * 4
-    rounded = 0 if precision == "fp32" else 2  # inputs of the products, rounded to 16 bits
-    return gradient_bytes + chunk * V * (4 + 4 + rounded)  # logits and probabilities of a chunk

@@ -30,6 +30,7 @@ from polyhead.cost.decoding import (
     bytes_by_kv_heads,
     cache_shape,
     count_source_bytes,
+    estimate_decoding_memory,
     measure_cache,
     token_flops,
 )
@@ -132,7 +133,7 @@ def estimate(
         passes = [flops(load) for load in subject.batch_shapes]
         active = parameter_count.count_active_parameters(config)
         operations = _estimate_operations(subject, works, passes, active)
-        memory = _estimate_memory(subject, precision)
+        memory = _estimate_memory(subject, precision, accelerator)
         traffic, rank = None, None
         if layout is not None or accelerator or recompute:
             rank, traffic = _estimate_rank(
@@ -304,7 +305,7 @@ def _estimate_rank(
     config, batch, accumulate = inputs.config, inputs.largest_batch, inputs.train.accumulate
     links = layout.with_hardware(hardware) if hardware else layout
     micro = micro_batch_shape(batch, links.check(config, batch))
-    memory = _estimate_memory(inputs, precision, micro, recompute == "blocks")
+    memory = _estimate_memory(inputs, precision, hardware, micro, recompute == "blocks")
     if recompute == "selective":
         memory = with_selective_recompute(config, memory, micro, layout.activation_bytes)
     n_parameters = parameter_count.count_model_parameters(config)
@@ -325,6 +326,7 @@ def _estimate_rank(
 def _estimate_memory(
     inputs: EstimateInputs,
     precision: ResolvedPrecision,
+    hardware: Hardware | None,
     batch_shape: BatchShape | None = None,
     recompute: bool | None = None,
 ) -> TrainingMemory:
@@ -337,6 +339,8 @@ def _estimate_memory(
         precision=precision,
         ema=bool(train.ema),
         recompute=train.recompute == "blocks" if recompute is None else recompute,
+        kernels=hardware is None or hardware.name == "cpu",
+        accumulate=train.accumulate,
         prepare=lambda model: prepare_trainable(model, train),
     )
     if memory.total is None and batch_shape is None:
@@ -433,6 +437,7 @@ def _estimate_decoding(
         source_bytes = count_source_bytes(config, source) if source else 0
     except UnknownFormulaError:
         token, source_bytes = None, 0
+    batch = BatchShape(batch_size, context_len - 1, source)
     return DecodingEstimate(
         context=context_len,
         source=source,
@@ -441,4 +446,8 @@ def _estimate_decoding(
         caches=[cache for cache in caches if not cache.unsupported_reason],
         source_bytes=source_bytes,
         heads=bytes_by_kv_heads(config, len(shape.kv_layers)) if shape.kv_layers else {},
+        memory={
+            dtype: estimate_decoding_memory(config, dtype, batch, 1, cache=inputs.cache)
+            for dtype in ("fp32", "bf16", "int8", "int4")
+        },
     )

@@ -46,6 +46,7 @@ class DecodingEstimate(NamedTuple):
     caches: list[CacheCost]  # for ``rows`` rows, the selected one first
     source_bytes: int  # per row, for keys and values of the source
     heads: dict[int, int]  # bytes per token by n_kv_heads
+    memory: dict[str, int]  # the most bytes at once of greedy decoding, by dtype of the packed weights
 
 
 class TimeEstimate(NamedTuple):
@@ -273,7 +274,7 @@ def _format_memory(estimate: Estimate) -> Iterator[str]:
         ("recomputed", memory.block_activations or None, "one block in the backward pass"),
         ("loss", memory.loss, ""),
         ("teachers", memory.teachers or None, ""),
-        ("all", memory.total, ""),
+        ("at once", memory.total, "the peak"),
     )
 
 
@@ -297,6 +298,8 @@ def _format_decoding(estimate: Estimate) -> Iterator[str]:
         yield f"  {cost.cache.name:<10} {format_si(cost.nbytes):>9}B  {cost.per_token:,.0f} B"
     if decoding.source_bytes:
         yield f"  {'source':<10} {format_si(decoding.source_bytes):>9}B  per row, in addition to the cache"
+    by_dtype = ", ".join(f"{dtype}: {format_si(nbytes)}B" for dtype, nbytes in decoding.memory.items())
+    yield f"  {decoding.rows} rows with the weights, {by_dtype}"
     if len(decoding.heads) > 1:
         by_heads = ", ".join(f"{n}: {format_si(nbytes)}B" for n, nbytes in decoding.heads.items())
         yield f"  keys and values per token by n_kv_heads, {by_heads}"

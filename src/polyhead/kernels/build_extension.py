@@ -13,9 +13,12 @@ import platform
 import shutil
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 
@@ -69,9 +72,30 @@ class KernelsStatus(NamedTuple):
     reason: str = ""
 
 
+class _SkippedKernels:
+    """Kernels that compute nothing."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *arguments: None
+
+
+SKIPPED_KERNELS = cast(ctypes.CDLL, _SkippedKernels())
+_is_skipping = ContextVar("is_skipping", default=False)
+
+
+@contextmanager
+def skip_kernels() -> Iterator[None]:
+    """Context in which kernels compute nothing: what they read and write are tensors without memory."""
+    token = _is_skipping.set(True)
+    try:
+        yield
+    finally:
+        _is_skipping.reset(token)
+
+
 def load_kernels() -> ctypes.CDLL | None:
     """The compiled kernels, from the user's cache directory if present; None if they cannot be built."""
-    return kernels_status().kernels
+    return SKIPPED_KERNELS if _is_skipping.get() else kernels_status().kernels
 
 
 @cache

@@ -68,10 +68,13 @@ class _Pointers(ctypes.Structure):
     _fields_ = [(name, POINTER) for name in [*_TENSORS, "log_sums", "mask", "bias", "cos", "sin", *_SUMS]]
 
 
-@cache
 def attention_kernels() -> dict[torch.dtype, Any]:
     """The kernel for each data type of queries, keys and values; none without a compiler."""
-    library = load_kernels()
+    return _declare_arguments(load_kernels())
+
+
+@cache
+def _declare_arguments(library: ctypes.CDLL | None) -> dict[torch.dtype, Any]:
     if library is None:
         return {}
     kernels = {dtype: getattr(library, f"train_attention_{suffix}") for dtype, suffix in DTYPE_SUFFIX.items()}

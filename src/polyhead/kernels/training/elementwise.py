@@ -35,10 +35,14 @@ _ARGUMENTS: dict[str, list[Any]] = {
 }
 
 
-@cache
 def find_kernel(name: str, dtype: torch.dtype) -> Any:
     """The kernel of a name for rows of a dtype."""
-    kernel = getattr(load_kernels(), f"{name}_{DTYPE_SUFFIX[dtype]}")
+    return _declare_arguments(load_kernels(), name, dtype)
+
+
+@cache
+def _declare_arguments(library: ctypes.CDLL | None, name: str, dtype: torch.dtype) -> Any:
+    kernel = getattr(library, f"{name}_{DTYPE_SUFFIX[dtype]}")
     kernel.argtypes, kernel.restype = _ARGUMENTS[name], None
     return kernel
 

@@ -7,13 +7,13 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from polyhead.kernels.build_extension import DTYPE_SUFFIX, INT64, POINTER, load_kernels
 from polyhead.kernels.training.elementwise import address
 from polyhead.kernels.training.products import multiply, round_rows
-from polyhead.kernels.training.residual import WeightCopies, copy_weights
+from polyhead.kernels.training.residual import WeightCopies, copy_weights, is_plain_tensor
 from polyhead.nn.device import product_dtype
 from polyhead.nn.embedding import Head
 from polyhead.nn.loss import LOGITS_CHUNK, Loss, labeled_rows
@@ -27,10 +27,13 @@ class LossOptions(ctypes.Structure):
     _fields_ = [("softcap", ctypes.c_float), ("smoothing", ctypes.c_float), ("gradient", ctypes.c_bool)]
 
 
-@cache
 def load_loss_kernels() -> ctypes.CDLL | None:
     """The compiled kernels, with the argument types of this file's; None if they cannot be built."""
-    kernels = load_kernels()
+    return _declare_arguments(load_kernels())
+
+
+@cache
+def _declare_arguments(kernels: ctypes.CDLL | None) -> ctypes.CDLL | None:
     if kernels is not None:
         arguments = [*[POINTER] * 3, INT64, INT64, ctypes.POINTER(LossOptions), POINTER, POINTER]
         for suffix in DTYPE_SUFFIX.values():
@@ -113,7 +116,7 @@ def fuse_cross_entropy(
 ) -> Loss | None:
     """``nn.loss.cross_entropy`` by the kernel; None if these tensors or this machine have no fused form."""
     weight = head.weight
-    is_plain = all(type(x) in (Tensor, nn.Parameter) and x.is_cpu for x in (features, weight, labels))
+    is_plain = all(is_plain_tensor(x) and x.is_cpu for x in (features, weight, labels))
     is_plain = is_plain and labels.dtype == torch.int64  # as the kernel reads them
     if not is_plain or head.vocabulary is not None or load_loss_kernels() is None:
         return None

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from polyhead.kernels.build_extension import kernels_status
+from polyhead.kernels.build_extension import load_kernels
 from polyhead.kernels.onednn_matmul import OnednnProducts, mkl_without_avx512
 from polyhead.kernels.training.attention import fuse_attend, fuse_attention
 from polyhead.kernels.training.feed_forward import fuse_feed_forward
@@ -49,7 +49,7 @@ def training_kernels() -> Iterator[None]:
     copies: WeightCopies = {}
     # a mode is asked at every operation of torch, so only where it helps
     products = OnednnProducts() if mkl_without_avx512() else nullcontext()
-    has_kernels = kernels_status().kernels is not None
+    has_kernels = load_kernels() is not None
     with replace_calls(partial(call_fused, copies) if has_kernels else None), products:
         yield
 

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyhead.kernels.build_extension import DTYPE_SUFFIX, processor_name
+from polyhead.kernels.build_extension import DTYPE_SUFFIX, SKIPPED_KERNELS, load_kernels, processor_name
 from polyhead.kernels.compile_library import lock_directory, make_cache_dir, read_private, write_private
 
 Product = Callable[..., Any]
@@ -80,7 +80,7 @@ def fastest_product(
     ``sizes`` are its rows, the length of its sums and its columns. It is the first candidate if the product
     is small. Sizes within a power of two share a choice: batches differ in their length.
     """
-    if math.prod(sizes) < _MIN_MULTIPLICATIONS:
+    if math.prod(sizes) < _MIN_MULTIPLICATIONS or load_kernels() is SKIPPED_KERNELS:
         return next(iter(candidates.values()))
     shape = kind, *((size - 1).bit_length() for size in sizes), torch.get_num_threads()
     if shape not in _choices:

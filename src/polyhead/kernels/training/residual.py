@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.modules import module as torch_module
 
+from polyhead.kernels.build_extension import SKIPPED_KERNELS, load_kernels
 from polyhead.kernels.training.blocks import BlockInput
 from polyhead.kernels.training.elementwise import Norm
 from polyhead.nn.device import product_dtype
@@ -117,9 +118,14 @@ def fuse_residual(
     return out
 
 
+def is_plain_tensor(x: Tensor) -> bool:
+    """Whether kernels can read a tensor: of no other class, unless they compute nothing."""
+    return type(x) in (Tensor, nn.Parameter) or load_kernels() is SKIPPED_KERNELS
+
+
 def is_fusable(x: Tensor, residual: Residual, *modules: nn.Module) -> bool:
     """Whether x and the modules are on the CPU in fp32, with products in fp32 or bf16, and without hooks."""
-    is_plain = x.dtype == torch.float32 and x.device.type == "cpu" and type(x) in (Tensor, nn.Parameter)
+    is_plain = x.dtype == torch.float32 and x.device.type == "cpu" and is_plain_tensor(x)
     if not is_plain or product_dtype(x) not in (torch.float32, torch.bfloat16) or any(_GLOBAL_HOOKS):
         return False
     for module in (residual, residual.norm, residual.dropout, *modules):
@@ -138,7 +144,7 @@ def is_fusable(x: Tensor, residual: Residual, *modules: nn.Module) -> bool:
             return False
         for weight in parameters.values():
             if weight is not None and not (
-                type(weight) is nn.Parameter
+                is_plain_tensor(weight)
                 and weight.dtype == torch.float32
                 and weight.device.type == "cpu"
                 and weight.is_contiguous()
