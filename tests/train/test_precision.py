@@ -4,9 +4,19 @@ from safetensors.torch import load_file
 from tests.train.conftest import Notes, small_recipe, with_train
 
 import polyhead as ph
+from polyhead.checkpoint.checkpoint import read_state
 from polyhead.kernels import cpu_features
+from polyhead.kernels.training import products
 from polyhead.nn.stack import Stack
-from polyhead.train.precision import autocast, compile_model, resolve_precision, use_tf32
+from polyhead.train import precision as precision_module
+from polyhead.train import run_training as run_training_module
+from polyhead.train.precision import (
+    autocast,
+    choose_precision,
+    compile_model,
+    resolve_precision,
+    use_tf32,
+)
 from polyhead.train.run_training import run_training
 from polyhead.viz.run_record import read_metrics
 
@@ -28,6 +38,50 @@ def test_auto_is_bf16_on_fast_processors(vendor, avx, amx, expected, monkeypatch
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
     assert resolve_precision("auto", CPU) == expected
     assert [resolve_precision(name, CPU) for name in ("fp32", "bf16", "fp16")] == ["fp32", "bf16", "fp16"]
+
+
+@pytest.mark.parametrize(("bf16_seconds", "expected"), [(0.9, "bf16"), (0.99, "fp32"), (2.0, "fp32")])
+def test_auto_is_measured_once_where_bf16_exists(bf16_seconds, expected, monkeypatch):
+    """With a clock by which a pass over the model's products takes 1 s in fp32."""
+    now, passes = [0.0], []
+
+    def multiply(dtype, n_tokens, shapes):
+        passes.append((dtype, n_tokens, shapes))
+        now[0] += 1.0 if dtype is torch.float32 else bf16_seconds
+
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
+    monkeypatch.setattr(precision_module, "_multiply", multiply)
+    monkeypatch.setattr(products, "_folder", lambda: None)
+    monkeypatch.setattr(products, "_choices", {})
+    monkeypatch.setattr(products.time, "perf_counter", lambda: now[0])
+    model = ph.build(ph.ModelConfig(vocab_size=200, d_model=128, n_heads=2, n_layers=1), seed=1)
+    assert choose_precision("auto", CPU, model, 512) == expected
+    assert passes[0] == (
+        torch.float32,
+        512,
+        sorted({tuple(p.shape) for p in model.parameters() if p.ndim == 2}),
+    )
+    n_passes = len(passes)
+    assert choose_precision("auto", CPU, model, 512) == expected and len(passes) == n_passes, "kept"
+    assert choose_precision("bf16", CPU, model, 512) == "bf16"
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    assert choose_precision("auto", CPU, model, 512) == "fp32" and len(passes) == n_passes
+
+
+@pytest.mark.usefixtures("no_report")
+def test_resumed_run_keeps_its_precision(corpus_dir, monkeypatch):
+    """That of its first steps, although the processor would choose another one now."""
+    monkeypatch.setattr(run_training_module, "is_measured", lambda *_: True)
+    chosen = iter(["bf16", "fp32"])
+    monkeypatch.setattr(run_training_module, "choose_precision", lambda *_: next(chosen))
+    recipe, notes = small_recipe(corpus_dir, "run"), Notes()
+    run_training(with_train(recipe, steps=2), report=notes)
+    run_training(with_train(recipe, steps=4), resume=True, report=Notes())
+    assert any("auto is bf16" in line for line in notes.lines)
+    [path] = (recipe.out / "checkpoints").glob("step-*4")
+    state = read_state(path)
+    assert state["precision"] == "bf16" and next(chosen) == "fp32"
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,15 @@ from polyhead.train.loop import (
     total_steps,
     train_model,
 )
-from polyhead.train.precision import autocast, compile_model, resolve_precision, use_tf32
+from polyhead.train.precision import (
+    ResolvedPrecision,
+    autocast,
+    choose_precision,
+    compile_model,
+    is_measured,
+    resolve_precision,
+    use_tf32,
+)
 from polyhead.train.reference import (
     HasReference,
     read_reference,
@@ -207,7 +215,8 @@ class TrainingSession:
         """Prepare the model, its optimizers and its strategy, and load the checkpoint, if there is one."""
         train, model, d_model = self.recipe.train, self.run.model, self.config.d_model
         self.steps = steps = total_steps(self.task, train)
-        self.training = TrainState(model, train, d_model, steps)
+        precision = self.choose_precision(model)
+        self.training = TrainState(model, train.model_copy(update={"precision": precision}), d_model, steps)
         self.extra = {"tokenizer_sha256": self.run.tokenizer.sha256, **self.task.identity}
         check_ranks_agree(self.ranks, self.recipe, model, self.extra)
         use_tf32(train.precision, self.device)
@@ -224,6 +233,20 @@ class TrainingSession:
             self.reporter.info(tr("resumed at step {step} of {steps}", step=saved.step, steps=steps))
         elif self.is_resume_requested:
             self.reporter.info(tr("{out} has no checkpoint to resume from: starting at step 1", out=self.out))
+
+    def choose_precision(self, model: Model) -> ResolvedPrecision:
+        """That of the checkpoint, else of the recipe; rank 0 measures ``auto`` on a processor."""
+        train = self.recipe.train
+        state = self.saved_checkpoint.state if self.saved_checkpoint else {}
+        if "precision" in state:
+            kept: ResolvedPrecision = state["precision"]
+            return kept
+        arguments = train.precision, self.device, model, train.max_tokens
+        name: ResolvedPrecision = self.ranks.on_rank0(lambda: choose_precision(*arguments))
+        if is_measured(train.precision, self.device):
+            line = "train.precision: auto is {name}, the faster one in products of this model with {n} tokens"
+            self.reporter.info(tr(line, name=name, n=train.max_tokens))
+        return name
 
     def announce(self) -> None:
         """Check the disk, open the logs, write the settings of the run, and report what is trained."""

@@ -120,6 +120,7 @@ class TrainState:
         """All that a checkpoint has of this training, without copies. All ranks call it."""
         tensors = {"model": self.layout.collect(named_state(self.model))}
         state: dict[str, Any] = {"progress": self.progress.to_json(), "optimizers": []}
+        state["precision"] = self.precision
         for i, (entries, description) in enumerate(self.layout.flatten_optimizers(self.optimizers)):
             tensors[f"optimizer_{i}"] = entries
             state["optimizers"].append(description)
