@@ -19,7 +19,7 @@ EOS, BOS, V = 0, 4, 4  # three words and the end of the sentence; the begin is n
 class Tape:
     """A translator that remembers its outputs only through the cache it is given, as keys in two layers."""
 
-    training, vocab_size, decode_greedy = False, 1000, None
+    training, vocab_size, source_size, decode_greedy = False, 1000, 1000, None
 
     def __init__(self):
         self.read = []  # source and prefix of each feature

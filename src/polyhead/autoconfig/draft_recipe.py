@@ -25,6 +25,7 @@ from polyhead.core.output_paths import write_atomic
 from polyhead.core.registry import TASK
 from polyhead.export.targets import FORMAT_NAMES, describe_targets, find_recipe_obstacles
 from polyhead.run.recipe import validate_recipe
+from polyhead.run.recipe_tokenizer import make_tokenizer
 from polyhead.tokenizers.files import FILE
 from polyhead.tokenizers.tokenizer import Tokenizer
 from polyhead.tokenizers.train_tokenizer import train_tokenizer
@@ -33,11 +34,12 @@ from polyhead.train.tasks.base import TaskFactory
 
 _MAX_TEXTS = 20_000  # texts of the sample
 _MAX_CHARACTERS = 2_000_000  # of the sample
+_FEW_CHARACTERS = 2.5  # per token, of a tokenizer that was made for other text
 _BYTE_KINDS = ("bpe", "byte")  # no text is unknown to them
 
 
-def describe_unknown_tokens(recipe: Recipe) -> list[str]:
-    """A note on the share of unknown tokens in the training text, if there will be any.
+def describe_tokens(recipe: Recipe) -> list[str]:
+    """Notes on unknown tokens in the training text, and on words of many tokens, if there will be any.
 
     A tokenizer that the recipe trains is trained on a sample of the text; that of a local run is loaded.
     """
@@ -47,18 +49,26 @@ def describe_unknown_tokens(recipe: Recipe) -> list[str]:
         if not (Path(recipe.init_from.run) / FILE).is_file():
             return []
         tokenizer = Tokenizer.load(recipe.init_from.run)
-    elif section.kind.name in _BYTE_KINDS or section.kind.options.get("byte_fallback"):
+    elif not section.file and (section.kind.name in _BYTE_KINDS or section.kind.options.get("byte_fallback")):
         return []
     else:
-        sample = _read_sample(factory, recipe)
-        tokenizer = train_tokenizer(
-            sample, section.kind, section.vocab_size, section.sentinels, recipe.data.tags
-        )
-    unknown = count_unknown(_read_sample(factory, recipe), tokenizer)
+        tokenizer = make_tokenizer(recipe, lambda: _read_sample(factory, recipe))
+    texts = [*_read_sample(factory, recipe)]
+    unknown, suggestion = count_unknown(texts, tokenizer), []
+    characters = sum(map(len, texts)) / max(1, sum(map(len, tokenizer.encode(texts))))
+    if recipe.init_from is not None and section.extend is None and characters < _FEW_CHARACTERS:
+        suggestion = [
+            tr(
+                "the tokenizer of {run} has {characters:.1f} characters of this text per token; "
+                "tokenizer.extend=2000 learns 2,000 more tokens from it",
+                run=recipe.init_from.run,
+                characters=characters,
+            )
+        ]
     if not unknown.unknown:
-        return []
+        return suggestion
     note = tr("training text: {counts}", counts=unknown.describe())
-    return [note, unknown.describe_warning()] if unknown.is_frequent else [note]
+    return [note, *([unknown.describe_warning()] if unknown.is_frequent else []), *suggestion]
 
 
 def _read_sample(factory: TaskFactory, recipe: Recipe) -> Iterator[str]:
@@ -109,7 +119,9 @@ def draft_recipe(
     for keys, value in overrides:
         yaml_io.assign(tree, keys, value, Recipe)
     recipe = validate_recipe(tree)
-    by_character = recipe.init_from is None and recipe.tokenizer.kind.name == "char"
+    by_character = (
+        recipe.init_from is None and recipe.tokenizer.kind.name == "char" and not recipe.tokenizer.file
+    )
     if by_character and ["tokenizer", "vocab_size"] not in [keys for keys, _ in overrides]:
         task_part: TaskFactory = TASK.get(recipe.task.name)
         section, texts = recipe.tokenizer, task_part.iter_texts(recipe)
@@ -117,7 +129,7 @@ def draft_recipe(
         tree["tokenizer"]["vocab_size"] = characters.vocab_size
         section = section.model_copy(update={"vocab_size": characters.vocab_size})
         recipe = recipe.model_copy(update={"tokenizer": section})
-    summary.notes += describe_unknown_tokens(recipe)
+    summary.notes += describe_tokens(recipe)
     if recipe.data.language_tags:
         languages = ", ".join(recipe.data.language_tags)
         summary.notes.append(

@@ -16,8 +16,8 @@ from polyhead.core.i18n import tr
 from polyhead.core.registry import TASK
 from polyhead.data.readers.files import fingerprint
 from polyhead.run.load import load
+from polyhead.run.recipe_tokenizer import make_tokenizer
 from polyhead.run.run import Run
-from polyhead.tokenizers.train_tokenizer import train_tokenizer
 from polyhead.train.init_from import check_parts, inherit_settings
 from polyhead.train.tasks.base import TaskFactory
 from polyhead.viz.run_record import format_seconds
@@ -67,10 +67,11 @@ def load_origin(run: str) -> Run:
 def ensure_tokenizer(recipe: Recipe, out: Path) -> Path:
     """Directory of a recipe's tokenizer, trained if it does not exist; designs with equal settings share one.
 
-    A design that is initialised from a run has the tokenizer of that run.
+    A design that is initialised from a run has the tokenizer of that run, or one with further tokens.
     """
-    if recipe.init_from is not None:
-        tokenizer = load_origin(recipe.init_from.run).tokenizer
+    origin = load_origin(recipe.init_from.run).tokenizer if recipe.init_from is not None else None
+    if origin is not None and recipe.tokenizer.extend is None:
+        tokenizer = origin
         directory = out / "shared" / f"tokenizer-{tokenizer.sha256[:16]}"
         if not (directory / "tokenizer.json").is_file():
             tokenizer.save(directory)
@@ -78,6 +79,7 @@ def ensure_tokenizer(recipe: Recipe, out: Path) -> Path:
     corpora = recipe.data.list_corpora("train")
     settings = {
         "tokenizer": recipe.tokenizer.model_dump(mode="json"),
+        **({"origin": origin.sha256} if origin else {}),
         "text": fingerprint_files(recipe, "train"),
         # which part of the text is used and how it is read; empty with default settings
         **recipe.data.model_dump(
@@ -88,14 +90,8 @@ def ensure_tokenizer(recipe: Recipe, out: Path) -> Path:
     directory = out / "shared" / f"tokenizer-{hash_value(settings)}"
     if not (directory / "tokenizer.json").is_file():
         start = time.monotonic()
-        texts = TASK.get(recipe.task.name).iter_texts(recipe)
-        tokenizer = train_tokenizer(
-            texts,
-            recipe.tokenizer.kind,
-            recipe.tokenizer.vocab_size,
-            recipe.tokenizer.sentinels,
-            recipe.data.tags,
-        )
+        part = TASK.get(recipe.task.name)
+        tokenizer = make_tokenizer(recipe, lambda: part.iter_texts(recipe), origin)
         tokenizer.save(directory)
         elapsed = format_seconds(time.monotonic() - start)
         print_status(tr("tokenizer: {count:,} tokens in {time}", count=tokenizer.vocab_size, time=elapsed))
@@ -104,9 +100,11 @@ def ensure_tokenizer(recipe: Recipe, out: Path) -> Path:
 
 def tokenizer_fingerprint(recipe: Recipe) -> str:
     """Fingerprint of a design's tokenizer: equal fingerprints give equal tokens for the same text."""
+    settings = json.dumps(recipe.tokenizer.model_dump(mode="json"))
     if recipe.init_from is not None:
-        return load_origin(recipe.init_from.run).tokenizer.sha256
-    return json.dumps(recipe.tokenizer.model_dump(mode="json"))
+        sha256 = load_origin(recipe.init_from.run).tokenizer.sha256
+        return sha256 if recipe.tokenizer.extend is None else sha256 + settings
+    return settings
 
 
 def fingerprint_files(recipe: Recipe, split: str) -> dict[str, str]:

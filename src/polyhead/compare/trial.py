@@ -241,7 +241,8 @@ def resolve_steps(recipe: Recipe, trial_config: JsonDict, tokenizer: Tokenizer, 
         task: Task = TASK.get(recipe.task.name).open(recipe, tokenizer, silent)
         origin = load_init_from(recipe)
         rows = max(origin.config.vocab_size if origin else 0, tokenizer.target_tokenizer.vocab_size)
-        model = build(recipe.model.with_vocabulary(rows, task.labels), recipe.train.seed)
+        config = recipe.model.with_vocabulary(rows, task.labels, source_size=tokenizer.source_size)
+        model = build(config, recipe.train.seed)
         flops = cost_metrics.flops_per_token(model, get_compared_task(recipe.task.name).typical_batch(task))
         facts = {"flops_per_token": flops, "parameters": sum(p.numel() for p in model.parameters())}
         if recipe.distill:

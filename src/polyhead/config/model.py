@@ -394,12 +394,22 @@ class ModelSpec(FrozenSettings):
         return self.n_kv_heads or self.n_heads
 
     def with_vocabulary(
-        self, vocab_size: int, labels: Sequence[str] = (), problem_type: ProblemType = SINGLE_LABEL
+        self,
+        vocab_size: int,
+        labels: Sequence[str] = (),
+        problem_type: ProblemType = SINGLE_LABEL,
+        source_size: int = 0,
     ) -> ModelConfig:
-        """The complete config, with the vocabulary size of the tokenizer and the labels of the data."""
-        return ModelConfig(
-            vocab_size=vocab_size, labels=tuple(labels), problem_type=problem_type, **self.model_dump()
-        )
+        """The complete config, with the vocabulary size of the tokenizer and the labels of the data.
+
+        ``source_size`` is that of sources, if they have a vocabulary of their own.
+        """
+        fields = self.model_dump() | {"vocab_size": vocab_size, "labels": tuple(labels)}
+        if source_size:
+            encoder = fields["encoder"] or {}
+            rows = max(source_size, encoder.get("vocab_size") or 0)
+            fields["encoder"] = encoder | {"vocab_size": rows}
+        return ModelConfig(problem_type=problem_type, **fields)
 
 
 class ModelConfig(ModelSpec):

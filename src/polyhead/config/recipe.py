@@ -19,6 +19,7 @@ from polyhead.config import yaml_io
 from polyhead.config.config_sections import (
     ConfigSection,
     DistillConfig,
+    Files,
     InitFrom,
     LoraConfig,
     ParallelConfig,
@@ -248,11 +249,31 @@ class TokenizerConfig(ConfigSection):
         description="number of sentinel tokens, which replace masked spans; required for denoising with "
         "noise=spans",
     )
+    shared: bool = Field(
+        True, description="translation: one vocabulary of sources and targets; false: one of each side"
+    )
+    file: Files | None = Field(
+        None,
+        min_length=1,
+        max_length=2,
+        description="a tokenizer.json or a SentencePiece model that is used instead of training one; two for "
+        "translation: [source, target]",
+    )
+    extend: Annotated[int, Field(gt=0)] | Path | None = Field(
+        None,
+        description="with init_from: number of tokens, learned from the training text, that the vocabulary "
+        "grows by; or a file of words, each of which becomes a token",
+    )
 
     @field_validator("kind")
     @classmethod
     def _check_part(cls, choice: Choice) -> Choice:
         return TOKENIZER.check(choice)
+
+    @property
+    def per_side(self) -> bool:
+        """Whether sources and targets have a vocabulary each."""
+        return not self.shared or len(self.file or ()) > 1
 
 
 def _check_column(value: Any) -> Any:
@@ -469,6 +490,7 @@ class Recipe(ConfigSection):
                 f"data.augment is for task translation without distill; task {self.task.name!r} "
                 f"{'with distill ' * bool(self.distill)}does not use it: remove it"
             )
+        self._check_vocabularies()
         if self.distill and not hasattr(task, "compute_logits"):
             supported = (name for name in TASK.names() if hasattr(TASK.get(name), "compute_logits"))
             raise UserError(
@@ -503,6 +525,27 @@ class Recipe(ConfigSection):
                     f"{', '.join(metrics)}"
                 )
         return self
+
+    def _check_vocabularies(self) -> None:
+        """Raise a UserError if the keys of the tokenizer do not fit the task and the model."""
+        tokenizer = self.tokenizer
+        if tokenizer.extend is not None and self.init_from is None:
+            raise UserError(
+                "tokenizer.extend adds tokens to the tokenizer of a trained model: set init_from.run=..., or "
+                "a larger tokenizer.vocab_size"
+            )
+        if not tokenizer.shared and len(tokenizer.file or ()) == 1:
+            raise UserError("tokenizer.file: one file, but tokenizer.shared=false; expected [source, target]")
+        if tokenizer.per_side and self.task.name != "translation":
+            raise UserError(
+                f"tokenizer: a vocabulary for each side is for task translation, not {self.task.name!r}: "
+                "remove tokenizer.shared, or name one tokenizer.file"
+            )
+        if tokenizer.per_side and self.model.tie_embeddings in ("all", "inputs") and not self.init_from:
+            raise UserError(
+                f"model.tie_embeddings: {self.model.tie_embeddings!r} shares the embeddings of both sides, "
+                "which have a vocabulary each: set it to target or none"
+            )
 
     def dump_yaml(self) -> str:
         """The resolved recipe as YAML with every default written out; loading it gives the same recipe."""

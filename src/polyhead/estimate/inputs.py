@@ -25,9 +25,9 @@ from polyhead.data.readers.csv import is_csv
 from polyhead.data.readers.files import open_lines
 from polyhead.data.readers.tabular import infer_format
 from polyhead.estimate.benchmark import RandomTokenTask
+from polyhead.run.recipe_tokenizer import make_tokenizer
 from polyhead.run.run import Run
 from polyhead.tokenizers.tokenizer import Tokenizer
-from polyhead.tokenizers.train_tokenizer import train_tokenizer
 from polyhead.train.distill import (
     DistillationTask,
     DistillBatch,
@@ -96,6 +96,7 @@ class DataSample(NamedTuple):
 
     task: Task
     vocab_size: int  # of the model
+    source_size: int  # of its encoder, if sources have their own vocabulary; else 0
     lines: int  # of all training files; of one side for parallel files
     nbytes: int  # of all training files, uncompressed
     sampled_fraction: float  # fraction of these bytes that was read
@@ -195,25 +196,18 @@ def open_data_sample(recipe: Recipe, origin: Run | None, folder: Path) -> DataSa
     lines = sample.lines[0] if is_parallel else sum(sample.lines)
     if is_parallel and recipe.data.list_corpora("train"):
         lines = sum(sample.lines) // 2
-    return DataSample(task, tokens.vocab_size, lines, sample.nbytes, share, batches, notes)
+    sizes = tokens.vocab_size, tokens.tokenizer.source_size
+    return DataSample(task, *sizes, lines, sample.nbytes, share, batches, notes)
 
 
 def _resolve_tokenizer(
     part: TaskFactory, recipe: Recipe, origin: Run | None, teachers: Sequence[Run], is_complete: bool
 ) -> RunTokenizer:
-    if origin:
-        n_tokens = origin.tokenizer.target_tokenizer.vocab_size
-        return RunTokenizer(origin.tokenizer, max(n_tokens, origin.config.vocab_size))
     tokenizer_config = recipe.tokenizer
-    tokenizer = train_tokenizer(
-        part.iter_texts(recipe),
-        tokenizer_config.kind,
-        tokenizer_config.vocab_size,
-        tokenizer_config.sentinels,
-        recipe.data.tags,
-    )
-    if is_complete:
-        return RunTokenizer(tokenizer, tokenizer.vocab_size)
+    tokenizer = make_tokenizer(recipe, lambda: part.iter_texts(recipe), origin.tokenizer if origin else None)
+    if origin or is_complete or tokenizer_config.file:
+        of_target, n_rows = tokenizer.target_tokenizer, origin.config.vocab_size if origin else 0
+        return RunTokenizer(tokenizer, max(of_target.vocab_size, of_target.max_id + 1, n_rows))
     return extrapolate_tokenizer(tokenizer, tokenizer_config, teachers)
 
 
@@ -401,7 +395,7 @@ def _random_inputs(
 def inputs_with_data(recipe: Recipe, sample: DataSample) -> EstimateInputs:
     """Inputs of a recipe with its text: batches as in training."""
     config = recipe.model.with_vocabulary(
-        sample.vocab_size, sample.task.labels, get_problem_type(sample.task)
+        sample.vocab_size, sample.task.labels, get_problem_type(sample.task), sample.source_size
     )
     if isinstance(sample.task, DistillationTask):
         check_widths(sample.task, config.d_model)

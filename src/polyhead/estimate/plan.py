@@ -220,7 +220,7 @@ def _make_inputs(
             recipe.init_from.layer_stride,
             recipe.train.lora,
         )
-    tokenizer = origin.tokenizer if origin else make_sample_tokenizer(recipe.tokenizer)
+    tokenizer = origin.tokenizer if origin else make_sample_tokenizer(recipe)
     exports = find_obstacles(subject.config, tokenizer, origin.family if origin else None)
     return subject._replace(task_name=recipe.task.name, exports=exports)
 

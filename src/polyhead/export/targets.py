@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from polyhead.config.model import SINGLE_LABEL, LayerOverride, ModelConfig, ProblemType
-from polyhead.config.recipe import Recipe, TokenizerConfig
+from polyhead.config.recipe import Recipe
 from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError, format_value
 from polyhead.core.i18n import tr, translate_message
@@ -15,8 +15,8 @@ from polyhead.export.gguf_archs import nearest_arch
 from polyhead.export.gguf_vocabulary import check_pre_tokenizer
 from polyhead.hf.save import config_dict, mismatched_ids, nearest_family, special_token_ids
 from polyhead.models import CausalLM, Seq2Seq
+from polyhead.run.recipe_tokenizer import make_tokenizer
 from polyhead.tokenizers.tokenizer import Tokenizer
-from polyhead.tokenizers.train_tokenizer import train_tokenizer
 
 _SEQUENTIAL = "it processes tokens sequentially"
 _UNSUPPORTED = {
@@ -213,17 +213,19 @@ def find_recipe_obstacles(recipe: Recipe) -> dict[str, str]:
     """Return the obstacles of a recipe's new model, before its data is read; a classifier is assumed to have
     two classes.
     """
-    tokenizer = make_sample_tokenizer(recipe.tokenizer)
+    tokenizer = make_sample_tokenizer(recipe)
     task = TASK.get(recipe.task.name)
     labels = ("0", "1") if hasattr(task, "read_classes") else ()
     problem_type: ProblemType = task.problem_type if hasattr(task, "problem_type") else SINGLE_LABEL
-    config = recipe.model.with_vocabulary(tokenizer.vocab_size, labels, problem_type)
+    sizes = tokenizer.target_tokenizer.vocab_size, tokenizer.source_size
+    config = recipe.model.with_vocabulary(sizes[0], labels, problem_type, sizes[1])
     return find_obstacles(config, tokenizer)
 
 
-def make_sample_tokenizer(section: TokenizerConfig) -> Tokenizer:
+def make_sample_tokenizer(recipe: Recipe) -> Tokenizer:
     """Return a small tokenizer with the segmentation and decoding of a recipe's tokenizer."""
-    return train_tokenizer(["a b"], section.kind, 300, section.sentinels)
+    section = recipe.tokenizer.model_copy(update={"vocab_size": 300 + len(recipe.data.tags)})
+    return make_tokenizer(recipe.model_copy(update={"tokenizer": section}), lambda: ["a b", "a b"])
 
 
 def describe_targets(obstacles: dict[str, str]) -> str:

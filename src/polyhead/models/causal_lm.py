@@ -80,6 +80,8 @@ class CausalLM(nn.Module):
         """Number of token ids, from 0."""
         return self.config.vocab_size
 
+    source_size = vocab_size  # it reads no source
+
     @property
     def cache_shape(self) -> CacheShape:
         """The cache shape that this model needs."""

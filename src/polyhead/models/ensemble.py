@@ -119,6 +119,11 @@ class Ensemble(nn.Module):
         return self.config.vocab_size
 
     @property
+    def source_size(self) -> int:
+        """Number of token ids of sources."""
+        return self.config.encoder_spec.vocab_size
+
+    @property
     def needs_padding_mask(self) -> bool:
         """Whether some part of any member needs to know which tokens are padding."""
         return any(member.needs_padding_mask for member in self.members)

@@ -95,6 +95,11 @@ class Seq2Seq(HeadTransform):
         return self.config.vocab_size
 
     @property
+    def source_size(self) -> int:
+        """Number of token ids of sources."""
+        return self.config.encoder_spec.vocab_size
+
+    @property
     def cache_shape(self) -> CacheShape:
         """The cache shape that this model needs."""
         return self.decoder.make_cache_shape(self.config, self.decoder_embedding.token.weight)

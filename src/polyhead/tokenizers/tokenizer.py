@@ -81,6 +81,11 @@ class Tokenizer:
         vocabularies = [one._inner.get_vocab(with_added_tokens=True) for one in (self, self.target_tokenizer)]
         return vocabularies[0] != vocabularies[1]
 
+    @property
+    def source_size(self) -> int:
+        """Number of ids of sources if they have a vocabulary of their own; else 0."""
+        return max(self.vocab_size, self.max_id + 1) if self.has_target_vocabulary else 0
+
     def with_target_tokenizer(self, target_tokenizer: Tokenizer) -> Tokenizer:
         """A tokenizer of sources, with one of targets."""
         return Tokenizer(self._inner, self.roles, target_tokenizer=target_tokenizer)

@@ -41,6 +41,10 @@ FREE_FIELDS = (
     "dropout", "init", "pooling", "lm_head", "generator_layers", "head_transform_activation",
 )  # shared weights do not depend on these fields  # fmt: skip
 MAX_SHOWN_WEIGHTS = 3  # mismatched weights that are listed in an error
+# weights with a row for each token
+TOKEN_WEIGHTS = re.compile(
+    r"(.*\.)?(embedding\.token|encoder_embedding\.token|decoder_embedding\.token|head)\.(weight|bias)"
+)
 # weights that the other run must have
 REQUIRED_WEIGHTS = re.compile(
     r"(?!generator\.).*(embedding\.(token|token_proj|position|proj)|\.layers\.\d+)\..*"
@@ -72,8 +76,8 @@ def inherit_settings(recipe: Recipe, origin: Run | None) -> Recipe:
         raise UserError(
             f"init_from.run: {recipe.init_from.run} is a language model without a head, which no task trains"
         )
-    if "tokenizer" in recipe.model_fields_set:
-        raise UserError("tokenizer: init_from.run sets it, to match the model; remove it")
+    if recipe.tokenizer.model_fields_set - {"extend"}:
+        raise UserError("tokenizer: init_from.run sets it, to match the model; only extend can be set")
     # the heads of an encoder are not inherited
     heads = {"lm_head": not recipe.model.generator_layers, "generator_layers": 0}
     fields = origin_config.model_dump(include=set(ModelSpec.model_fields)) | heads
@@ -135,14 +139,23 @@ def check_parts(recipe: Recipe, origin: Run | None) -> None:
 
 
 @torch.no_grad()
-def load_init_weights(model: Any, origin: Run, layer_stride: int = 1, lora: LoraConfig | None = None) -> str:
+def load_init_weights(
+    model: Any,
+    origin: Run,
+    layer_stride: int = 1,
+    lora: LoraConfig | None = None,
+    new_tokens: Mapping[int, Sequence[int]] | None = None,
+) -> str:
     """Copy weights of ``origin`` into a model, layer i from layer ``layer_stride`` * i; returns a summary.
+
+    The rows of ``new_tokens`` are the means of those of their old tokens (``tokenizer.extend``).
 
     Embeddings and layers must all exist and have matching shapes; a head, a pooler or a generator may be new,
     and a head for other classes is. New weights must be trainable, so ``lora`` must list them.
     """
     origin_weights, model_weights = named_state(origin.model), named_state(model)
     source_weights = reorder_class_weights(origin_weights, origin.config.labels, model.config.labels)
+    source_weights = add_token_rows(source_weights, model.config.vocab_size, new_tokens or {})
     source_names = {
         name: LAYER_NAME.sub(lambda m: f"{m[1]}{int(m[2]) * layer_stride}{m[3]}", name)
         for name in model_weights
@@ -183,6 +196,20 @@ def load_init_weights(model: Any, origin: Run, layer_stride: int = 1, lora: Lora
     return summary + (
         tr("; unused: {names}", names=", ".join(group_by_module(unused, origin_weights))) if unused else ""
     )
+
+
+def add_token_rows(
+    source_weights: WeightMap, n_rows: int, new_tokens: Mapping[int, Sequence[int]]
+) -> WeightMap:
+    """The weights with ``n_rows`` rows of tokens: a new token has the mean of the rows of its old tokens."""
+    weights = dict(source_weights)
+    for name in filter(TOKEN_WEIGHTS.fullmatch, weights) if new_tokens else ():
+        old = weights[name]
+        weights[name] = new = old.new_zeros(n_rows, *old.shape[1:])
+        new[: len(old)] = old
+        for token, pieces in new_tokens.items():
+            new[token] = old[list(pieces)].float().mean(0)
+    return weights
 
 
 def reorder_class_weights(

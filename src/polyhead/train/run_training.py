@@ -29,11 +29,12 @@ from polyhead.kernels.malloc_tuning import tune_malloc
 from polyhead.models import Model, build
 from polyhead.nn.device import resolve_device
 from polyhead.nn.lora import merge_lora
+from polyhead.run.recipe_tokenizer import make_tokenizer
 from polyhead.run.run import Run
 from polyhead.run.run_directory import read_run_config, write_run_manifest
+from polyhead.tokenizers.extend_tokenizer import find_new_tokens
 from polyhead.tokenizers.scripts import DecomposedCounter
 from polyhead.tokenizers.tokenizer import Tokenizer
-from polyhead.tokenizers.train_tokenizer import train_tokenizer
 from polyhead.train.baselines import add_baselines, save_training_counts
 from polyhead.train.disk_space import check_disk_space
 from polyhead.train.distill import check_widths, load_teachers, make_distillation_task, without_teacher
@@ -174,11 +175,12 @@ class TrainingSession:
     def open(self, tokenizer: Tokenizer | None) -> None:
         """Open the tokenizer, the task with its text, and the model with its first weights."""
         recipe, origin, resume, ranks = self.recipe, self.origin, self.resume, self.ranks
-        if origin and not resume:
-            tokenizer = origin.tokenizer
+        old = origin.tokenizer if origin else None
+        if old and not resume and recipe.tokenizer.extend is None:
+            tokenizer = old
         elif tokenizer is None or resume:
             tokenizer = broadcast_tokenizer(
-                ranks, lambda: _load_or_train_tokenizer(recipe, self.factory, resume, self.reporter)
+                ranks, lambda: _load_or_train_tokenizer(recipe, self.factory, resume, self.reporter, old)
             )
         min_vocab_size, family = ranks.on_rank0(
             lambda: _pretrained_info(self.out if resume else None, origin)
@@ -194,7 +196,8 @@ class TrainingSession:
             init_run = origin or ranks.rank0_first(lambda: load_init_from(recipe))
             assert init_run is not None
             stride, lora = recipe.init_from.layer_stride, recipe.train.lora
-            self.reporter.info(load_init_weights(self.run.model, init_run, stride, lora))
+            added = find_new_tokens(init_run.tokenizer, tokenizer) if recipe.tokenizer.extend else {}
+            self.reporter.info(load_init_weights(self.run.model, init_run, stride, lora, added))
         if isinstance(self.task, HasReference):
             self.open_reference(self.task)
 
@@ -339,23 +342,22 @@ def _pretrained_info(resumed_dir: Path | None, origin: Run | None) -> tuple[int,
 
 
 def _load_or_train_tokenizer(
-    recipe: Recipe, factory: TaskFactory, resume: bool, report: Reporter
+    recipe: Recipe, factory: TaskFactory, resume: bool, report: Reporter, origin: Tokenizer | None
 ) -> Tokenizer:
-    """Load the tokenizer of the resumed run, or train a new one."""
+    """Load the tokenizer of the resumed run, or make that of the recipe; ``origin``: that of init_from."""
     if resume:
         return Tokenizer.load(recipe.out)
+    section = recipe.tokenizer
     start_time, counter = time.monotonic(), DecomposedCounter()
-    tokenizer = train_tokenizer(
-        counter.count(factory.iter_texts(recipe)),
-        recipe.tokenizer.kind,
-        recipe.tokenizer.vocab_size,
-        recipe.tokenizer.sentinels,
-        recipe.data.tags,
-    )
+    tokenizer = make_tokenizer(recipe, lambda: counter.count(factory.iter_texts(recipe)), origin)
     duration = format_seconds(time.monotonic() - start_time)
+    if origin:
+        count = tokenizer.max_id - origin.max_id
+        report.info(tr("tokenizer: {count:,} new tokens in {time}", count=count, time=duration))
+        return tokenizer
     line = tr("tokenizer: {count:,} tokens in {time}", count=tokenizer.vocab_size, time=duration)
-    vocab_size = recipe.tokenizer.vocab_size
-    if tokenizer.vocab_size < vocab_size and recipe.tokenizer.kind.name not in ("byte", "char"):
+    vocab_size = section.vocab_size
+    if not section.file and tokenizer.vocab_size < vocab_size and section.kind.name not in ("byte", "char"):
         line += tr("; the text has no more, though vocab_size is {vocab_size:,}", vocab_size=vocab_size)
     report.info(line)
     if not tokenizer.composes_characters and (warning := counter.describe()):
@@ -376,7 +378,10 @@ def _open_task(
     for line in format_shares(task.shares) if isinstance(task, MixesCorpora) else ():
         report.info(line)
     config = recipe.model.with_vocabulary(
-        max(min_vocab_size, tokenizer.target_tokenizer.vocab_size), task.labels, get_problem_type(task)
+        max(min_vocab_size, tokenizer.target_tokenizer.vocab_size, tokenizer.target_tokenizer.max_id + 1),
+        task.labels,
+        get_problem_type(task),
+        tokenizer.source_size,
     )
     if recipe.distill:
         task = make_distillation_task(task, recipe, teachers, tokenizer)

@@ -78,7 +78,7 @@ def all_blocks_are_free(table):
 class SilentModel:
     """A model without weights, for tests of which requests run, and when."""
 
-    training, vocab_size = False, 10**6
+    training, vocab_size, source_size = False, 10**6, 10**6
     encode = decode_greedy = None
     cache_shape = CacheShape(1, 1, 1, 1, torch.float32, torch.device("cpu"))
 

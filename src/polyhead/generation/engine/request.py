@@ -197,10 +197,10 @@ def check_request(model: Decoder, max_len: int, prompt: Sequence[int], source: S
         raise UserError(f"an encoder-decoder requires a source, {why}")
     if source is not None and not source:
         raise UserError("a source has no tokens")
-    vocab_size = model.vocab_size
-    for token in (*prompt, *(source or ())):
-        if not 0 <= token < vocab_size:
-            raise UserError(f"no token {token}; the vocabulary has 0 to {vocab_size - 1}")
+    for tokens, vocab_size in ((prompt, model.vocab_size), (source or (), model.source_size)):
+        for token in tokens:
+            if not 0 <= token < vocab_size:
+                raise UserError(f"no token {token}; the vocabulary has 0 to {vocab_size - 1}")
 
 
 # The interface of a decoder, its padded inputs, and the outputs of decoding.
@@ -211,6 +211,9 @@ class Decoder(Protocol):
 
     @property
     def vocab_size(self) -> int: ...
+
+    @property
+    def source_size(self) -> int: ...
 
     @property
     def cache_shape(self) -> CacheShape: ...

@@ -18,6 +18,7 @@ MAX_SPM_BYTES = 64 << 20  # bytes
 UNIGRAM, BPE = 1, 2  # the model types that tokenizers supports
 _MODEL_TYPES = {3: "word", 4: "char"}
 NORMAL, USER_DEFINED = 1, 4  # the piece types that occur in segmented text
+SPECIAL_TYPES = 2, 3  # unknown and control pieces
 _UNK_PENALTY = 10.0  # of SentencePiece: score of an unknown character, below that of the least likely piece
 _MAX_LEADING_BLANKS = 1 << 16  # maximum number of spaces before a text
 _IMPOSSIBLE_SCORE = -5_000.0  # of tokens outside this model: below any segmentation into its pieces
@@ -28,6 +29,7 @@ _NFKC_RULES = (b"nfkc", b"nfkc_cf", b"nmt_nfkc", b"nmt_nfkc_cf")
 class SentencePieceModel(NamedTuple):
     """The content of a SentencePiece model file."""
 
+    pieces: Mapping[str, int]  # all pieces in the order of their ids, and their types
     scores: dict[str, float]  # of each piece that occurs in segmented text
     is_bpe: bool  # True: merges of BPE; False: the most likely segmentation of a unigram model
     normalization: Sequence[normalizers.Normalizer]  # empty: text is not normalized
@@ -121,6 +123,7 @@ def _bpe_merges(scores: Mapping[str, float], ids: Mapping[str, int]) -> list[tup
 
 def _parse_model(data: bytes) -> SentencePieceModel:
     """Parse a ModelProto: field 1 has the pieces, 2 the trainer spec, 3 the normalizer spec."""
+    pieces: dict[str, int] = {}
     scores: dict[str, float] = {}
     user_defined = []
     trainer_spec: dict[int, Any] = {}
@@ -129,6 +132,7 @@ def _parse_model(data: bytes) -> SentencePieceModel:
         if number == 1:
             fields = dict(_parse_fields(value))
             piece, kind = fields[1].decode(), fields.get(3, NORMAL)
+            pieces[piece] = kind
             if kind in (NORMAL, USER_DEFINED):
                 (scores[piece],) = struct.unpack("<f", fields.get(2, bytes(4)))
             if kind == USER_DEFINED:
@@ -171,7 +175,7 @@ def _parse_model(data: bytes) -> SentencePieceModel:
         bool(of.get(number, 1))
         for of, number in ((trainer_spec, 22), (normalizer_spec, 3), (normalizer_spec, 4))
     )
-    return SentencePieceModel(scores, kind == BPE, normalizer_steps, *flags)
+    return SentencePieceModel(pieces, scores, kind == BPE, normalizer_steps, *flags)
 
 
 def _parse_fields(data: bytes) -> Iterator[tuple[int, Any]]:
