@@ -104,7 +104,7 @@ def test_grown_run_is_resumed_exactly_and_exported(workdir, origin, tmp_path):
         torch.testing.assert_close(theirs(torch.tensor([ids])).logits, run.model(torch.tensor([ids])))
 
 
-def test_other_keys_of_the_tokenizer_are_refused_with_init_from(workdir, origin):
+def test_other_tokenizer_keys_are_refused_with_init_from(workdir, origin):
     recipe = lm_recipe(workdir, "refused", init_from=str(origin[1]), tokenizer={"vocab_size": 300})
     with user_error("tokenizer: init_from.run sets it, to match the model; only extend can be set"):
         train(recipe)
