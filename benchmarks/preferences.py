@@ -33,7 +33,8 @@ LORA = {"r": 8, "alpha": 16, "target_modules": ["attn", "ffn"]}
 DESIGNS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # task, and keys of train
     "dpo 0.1": ({"name": "dpo", "beta": 0.1}, {}),
     "dpo 0.5": ({"name": "dpo", "beta": 0.5}, {}),
-    "dpo LoRA": ({"name": "dpo", "beta": 0.5}, {"lora": LORA, "lr": 0}),  # ten times the rate
+    "dpo LoRA": ({"name": "dpo", "beta": 0.5}, {"lora": LORA, "lr": 0}),  # 0: ten times the rate
+    "dpo QLoRA": ({"name": "dpo", "beta": 0.5}, {"lora": LORA | {"base": "int4"}, "lr": 0}),
     "kto 0.5": ({"name": "kto", "beta": 0.5}, {}),
 }
 

@@ -15,11 +15,14 @@ from polyhead.config.config_sections import LoraConfig
 from polyhead.config.recipe import Recipe, TrainConfig
 from polyhead.cost.memory import estimate_training_memory
 from polyhead.cost.workload import BatchShape
+from polyhead.nn.int4_linear import Int4Linear
 from polyhead.nn.lora import LoraLinear, merge_lora
 from polyhead.nn.state import named_state
 from polyhead.run.recipe import load_recipe
+from polyhead.train.distributed.mesh import MeshShape
 from polyhead.train.init_from import load_init_weights
 from polyhead.train.run_training import run_training
+from polyhead.train.strategies.parallelize import find_obstacle
 from polyhead.train.trainable_parameters import (
     add_lora,
     check_new_weights,
@@ -119,6 +122,28 @@ def test_unknown_modules_and_large_ranks_are_refused(config, message):
         add_lora(make_model("classifier"), LoraConfig(**config), seed=3)
 
 
+def test_packed_base_needs_groups_of_32_inputs():
+    with user_error(r"train.lora.base: encoder\..*q_proj has 16 inputs, and int4 needs a multiple of 32"):
+        prepare_trainable(make_model("classifier"), TrainConfig(steps=1, lora=LoraConfig(base="int4")))
+    recipe = SimpleNamespace(train=TrainConfig(steps=1, lora=LoraConfig(base="int4")), distill=None)
+    assert "are not split; set fp32" in str(find_obstacle(recipe, None, MeshShape(shard=2)))
+
+
+@pytest.mark.parametrize("kind", ["classifier", "tied"])
+def test_packed_base_is_frozen_and_counted(kind):
+    config = ph.ModelConfig(**{**SIZES, "d_model": 32}, **KINDS[kind])
+    models = [build(config, seed=1).eval() for _ in range(2)]
+    for model, base in zip(models, ("fp32", "int4"), strict=True):
+        prepare_trainable(model, TrainConfig(steps=1, lora=LoraConfig(r=2, base=base)))
+    assert parameter_summary(models[0]) == parameter_summary(models[1])
+    assert trainable_names(models[0]) == trainable_names(models[1])
+    packed = [part for part in models[1].modules() if isinstance(part, Int4Linear)]
+    adapted = [part for part in models[1].modules() if isinstance(part, LoraLinear)]
+    n_projections = 3 if kind == "tied" else 4
+    assert len(packed) + len(adapted) == 2 * (n_projections + 2)
+    assert 0 < (outputs(models[0]) - outputs(models[1])).abs().mean() < 0.3
+
+
 def test_new_weights_must_be_trainable():
     headless = build(ph.ModelConfig(**SIZES, kind="encoder", lm_head=False), seed=1)
     origin = SimpleNamespace(model=headless, config=headless.config)
@@ -177,10 +202,13 @@ def test_memory_estimate_counts_trainable_parameters():
         prepare = partial(prepare_trainable, config=train)
         return estimate_training_memory(config, shape, Choice("adamw"), prepare=prepare)
 
-    full, lora = estimate(None), estimate(LoraConfig(r=2))
+    full, lora, int4 = estimate(None), estimate(LoraConfig(r=2)), estimate(LoraConfig(r=2, base="int4"))
     n_trainable = 2 * 2 * 2 * (32 + 32)  # 2 layers with 2 adapters of rank 2
     assert lora.gradients == 4 * n_trainable
     assert lora.optimizer == pytest.approx(8 * n_trainable, abs=200)  # and a count of the steps for each
     assert lora.weights == full.weights + 4 * n_trainable
     assert full.loss - lora.loss == 4 * 500 * 32  # no gradient of the head
     assert lora.activations < full.activations  # nothing is kept that only gradients of weights need
+    n_bytes = 4 * 32 * (17 + 4) + 128 * (17 + 4) + 32 * (4 * 17 + 4)  # rows of groups and a scale
+    assert lora.weights - int4.weights == 2 * (4 * (4 * 32 * 32 + 2 * 32 * 128) - n_bytes)
+    assert (int4.gradients, int4.activations) == (lora.gradients, lora.activations)

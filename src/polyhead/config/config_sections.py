@@ -69,6 +69,11 @@ class LoraConfig(ConfigSection):
         description="parts trained in full in addition to the adapters; default: those after a "
         "classifier's encoder",
     )
+    base: Literal["fp32", "int4"] = Field(
+        "fp32",
+        description="number format of the frozen linear layers in training; int4: 4 bits (QLoRA), an eighth "
+        "of the memory; the merged weights are fp32",
+    )
 
 
 class DistillConfig(ConfigSection):

@@ -66,6 +66,7 @@ KEY_ALIASES = {
     "train.lora.dropout": "lora_dropout",
     "train.lora.target_modules": "parts target_modules lora_target_modules",
     "train.lora.modules_to_save": "learn modules_to_save",
+    "train.lora.base": "load_in_4bit quantize_base quantization_bit qlora",
     "train.average_checkpoints": "average checkpoint_average",
     "train.best_metric": "metric metric_for_best_model",
     "init_from.run": "model_name_or_path pretrained_model start",

@@ -133,6 +133,13 @@ class Int4:
         )
         return panels
 
+    def to_bytes(self) -> Tensor:
+        """(N, 17 K / 32 + 4) uint8, as ``nn/int4_linear.py`` unpacks it; K is a multiple of 32."""
+        nibbles = (self.int4_values + -_INT4_MIN).view(torch.uint8)
+        pairs = nibbles[..., : GROUP_SIZE // 2] | nibbles[..., GROUP_SIZE // 2 :] << 4
+        groups = torch.cat((pairs, self.group_scales.view(torch.uint8)), -1)
+        return torch.cat((groups.flatten(1), self.scales[:, None].view(torch.uint8)), 1)
+
 
 def to_int4(x: Tensor) -> tuple[Tensor, Tensor]:
     """Quantize groups (..., 32) of -127 to 127 to int4 and a scale (..., 1); x is about their product."""

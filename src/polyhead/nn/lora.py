@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyhead.nn.dropout import Dropout
+from polyhead.nn.int4_linear import Int4Linear, frozen_linear, is_int4, unpack_int4
 
 LORA_A, LORA_B = "lora_a", "lora_b"
 
@@ -18,13 +19,19 @@ class LoraLinear(nn.Module):
     """y = W x + b + (alpha / rank) B A x (Hu et al., 2021, eq. 3), in place of the Linear with W and b.
 
     A is random and B is 0, so the output is unchanged before training. W and b keep their parameter names, so
-    that code that looks up weights by name still works.
+    that code that looks up weights by name still works. W may be packed to 4 bits.
     """
 
     bias: nn.Parameter | None
 
     def __init__(
-        self, linear: nn.Linear, rank: int, *, alpha: float, dropout: float, generator: torch.Generator
+        self,
+        linear: nn.Linear | Int4Linear,
+        rank: int,
+        *,
+        alpha: float,
+        dropout: float,
+        generator: torch.Generator,
     ) -> None:
         super().__init__()
         self.weight = linear.weight
@@ -32,15 +39,16 @@ class LoraLinear(nn.Module):
         # the init of nn.Linear, also used for A in the paper's code
         bound = 1 / math.sqrt(linear.in_features)
         init_a = torch.empty(rank, linear.in_features).uniform_(-bound, bound, generator=generator)
-        self.lora_a = nn.Parameter(init_a.to(self.weight))  # (rank, in)
-        self.lora_b = nn.Parameter(self.weight.new_zeros(linear.out_features, rank))
+        dtype = torch.float32 if is_int4(self.weight) else self.weight.dtype
+        self.lora_a = nn.Parameter(init_a.to(self.weight.device, dtype))  # (rank, in)
+        self.lora_b = nn.Parameter(self.lora_a.new_zeros(linear.out_features, rank))
         self.dropout = Dropout(dropout)
         self.scale = alpha / rank
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., in) -> (..., out)."""
         low = self.scale * F.linear(self.dropout(x), self.lora_a)
-        return F.linear(x, self.weight, self.bias) + F.linear(low, self.lora_b)
+        return frozen_linear(x, self.weight, self.bias) + F.linear(low, self.lora_b)
 
     def extra_repr(self) -> str:
         return f"rank={len(self.lora_a)}, scale={self.scale:g}"
@@ -48,28 +56,34 @@ class LoraLinear(nn.Module):
 
 @torch.no_grad()
 def merge_lora(model: nn.Module) -> None:
-    """Merge the adapters of a model into its weights, replacing them by Linears; outputs are unchanged."""
+    """Merge the adapters of a model into its weights, replacing them by Linears; outputs are unchanged.
+
+    Weights in 4 bits become fp32.
+    """
     merged: dict[int, nn.Linear] = {}  # tied projections are one module under several names
     for parent in list(model.modules()):
         for name, part in list(parent._modules.items()):
-            if isinstance(part, LoraLinear):
+            if isinstance(part, LoraLinear | Int4Linear):
                 if id(part) not in merged:
-                    part.weight += _lora_delta(part.lora_a, part.lora_b, part.scale)
-                    merged[id(part)] = _to_linear(part)
+                    weight = unpack_int4(part.weight)
+                    if isinstance(part, LoraLinear):
+                        weight += _lora_delta(part.lora_a, part.lora_b, part.scale)
+                    merged[id(part)] = _to_linear(weight, part.bias)
                 setattr(parent, name, merged[id(part)])
 
 
 def merge_lora_tensors(tensors: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
     """The state dict of an adapted model with the adapters merged into the weights and removed."""
     merged = {
-        name: tensor for name, tensor in tensors.items() if not name.endswith((f".{LORA_A}", f".{LORA_B}"))
+        name: unpack_int4(tensor)
+        for name, tensor in tensors.items()
+        if not name.endswith((f".{LORA_A}", f".{LORA_B}"))
     }
     for name in tensors:
         if name.endswith(f".{LORA_A}"):
             prefix = name.removesuffix(LORA_A)
-            merged[f"{prefix}weight"] = tensors[f"{prefix}weight"] + _lora_delta(
-                tensors[name], tensors[f"{prefix}{LORA_B}"], scale
-            )
+            delta = _lora_delta(tensors[name], tensors[f"{prefix}{LORA_B}"], scale)
+            merged[f"{prefix}weight"] = merged[f"{prefix}weight"] + delta
     return merged
 
 
@@ -77,10 +91,9 @@ def _lora_delta(a: Tensor, b: Tensor, scale: float) -> Tensor:
     return scale * (b @ a)
 
 
-def _to_linear(layer: LoraLinear) -> nn.Linear:
-    """The Linear with the same weights."""
-    rows, columns = layer.weight.shape
-    linear = nn.Linear(columns, rows, bias=layer.bias is not None, device="meta")
-    linear.weight = layer.weight
-    linear.register_parameter("bias", layer.bias)
+def _to_linear(weight: Tensor, bias: nn.Parameter | None) -> nn.Linear:
+    """The Linear with these weights."""
+    linear = nn.Linear(weight.size(1), len(weight), bias=bias is not None, device="meta")
+    linear.weight = weight if isinstance(weight, nn.Parameter) else nn.Parameter(weight, requires_grad=False)
+    linear.register_parameter("bias", bias)
     return linear

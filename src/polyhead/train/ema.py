@@ -27,7 +27,9 @@ class Ema:
     def update(self, model: nn.Module, step: int, skipped: Tensor | None = None) -> None:
         """Update the average with the model's current weights, unless ``skipped``, of the device, is 1."""
         decay = min(self.decay, (1 + step) / (10 + step))
-        names, params = zip(*named_state(model).items(), strict=True)
+        # packed weights are frozen
+        state = {name: p for name, p in named_state(model).items() if p.is_floating_point()}
+        names, params = zip(*state.items(), strict=True)
         averages, weights = [self.weights[name] for name in names], [p.detach() for p in params]
         if skipped is None:
             torch._foreach_lerp_(averages, weights, 1 - decay)

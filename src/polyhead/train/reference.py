@@ -18,6 +18,7 @@ from polyhead.core.output_paths import write_atomic
 from polyhead.run.run import Run
 from polyhead.train.distributed.process_group import MapFn
 from polyhead.train.init_from import load_init_from
+from polyhead.train.trainable_parameters import quantize_base
 
 REFERENCE_FILE = "reference.safetensors"
 _MAX_BYTES = 1 << 34
@@ -88,4 +89,6 @@ def load_reference_model(recipe: Recipe, run: Run) -> nn.Module:
     assert origin is not None and recipe.init_from  # the task requires it
     if recipe.init_from.layer_stride > 1:
         raise UserError("init_from.layer_stride: texts outside of the recipe are compared with a whole model")
+    if recipe.train.lora:
+        quantize_base(origin.model, recipe.train.lora)
     return origin.model.to(next(run.model.parameters()).device)

@@ -90,7 +90,7 @@ from polyhead.train.strategies.parallelize import check_parallel, parallelize
 from polyhead.train.tasks.base import Calibrates, Task, TaskFactory, get_problem_type
 from polyhead.train.tasks.corpora import MixesCorpora, corpus_facts, format_shares
 from polyhead.train.train_state import TrainState, load_final_weights
-from polyhead.train.trainable_parameters import parameter_summary
+from polyhead.train.trainable_parameters import parameter_summary, quantize_base
 from polyhead.train.validation_examples import save_validation_examples
 from polyhead.viz.run_record import format_seconds, read_metrics
 
@@ -198,6 +198,10 @@ class TrainingSession:
             stride, lora = recipe.init_from.layer_stride, recipe.train.lora
             added = find_new_tokens(init_run.tokenizer, tokenizer) if recipe.tokenizer.extend else {}
             self.reporter.info(load_init_weights(self.run.model, init_run, stride, lora, added))
+            self.origin = None
+            del init_run, origin  # their memory is needed
+        if recipe.train.lora:  # the reference is the packed model, too
+            quantize_base(self.run.model, recipe.train.lora)
         if isinstance(self.task, HasReference):
             self.open_reference(self.task)
 

@@ -12,15 +12,43 @@ from polyhead.config.config_sections import LoraConfig
 from polyhead.config.recipe import TrainConfig
 from polyhead.core.errors import UserError, did_you_mean
 from polyhead.core.i18n import tr
+from polyhead.kernels.int_linear import GROUP_SIZE, Int4
 from polyhead.models import Classifier, TokenClassifier
+from polyhead.nn.int4_linear import GROUP_BYTES, Int4Linear, count_weights
 from polyhead.nn.lora import LoraLinear
 
 
 def prepare_trainable(model: nn.Module, config: TrainConfig) -> None:
     """Set the trainable parameters from the config: add LoRA adapters, freeze modules."""
     if config.lora:
+        quantize_base(model, config.lora)
         add_lora(model, config.lora, config.seed)
     freeze(model, config.freeze)
+
+
+@torch.no_grad()
+def quantize_base(model: nn.Module, lora: LoraConfig) -> None:
+    """Pack each Linear that will be frozen to 4 bits if ``lora.base`` is int4; others are left as they are.
+
+    A UserError if one has inputs that are no multiple of 32.
+    """
+    packed: dict[int, Int4Linear] = {}  # tied ones are one module under several names
+    trained_modules = modules_to_save(model, lora)
+    for name, linear in [*model.named_modules(remove_duplicate=False)] if lora.base == "int4" else ():
+        if type(linear) is not nn.Linear or _is_under(name, trained_modules):
+            continue
+        if linear.in_features % GROUP_SIZE:
+            raise UserError(
+                f"train.lora.base: {name} has {linear.in_features} inputs, and int4 needs a multiple of "
+                f"{GROUP_SIZE}; set train.lora.base=fp32"
+            )
+        if id(linear) not in packed:
+            weight, n_bytes = linear.weight, linear.in_features // GROUP_SIZE * GROUP_BYTES + 4
+            is_meta = weight.is_meta
+            data = weight.new_empty((len(weight), n_bytes), dtype=torch.uint8)
+            packed[id(linear)] = Int4Linear(linear, data if is_meta else data.copy_(Int4(weight).to_bytes()))
+        parent, _, child = name.rpartition(".")
+        setattr(model.get_submodule(parent), child, packed[id(linear)])
 
 
 def add_lora(model: nn.Module, lora: LoraConfig, seed: int) -> None:
@@ -35,7 +63,7 @@ def add_lora(model: nn.Module, lora: LoraConfig, seed: int) -> None:
     linears = {
         name: part
         for name, part in modules
-        if type(part) is nn.Linear and not _is_under(name, trained_modules)
+        if type(part) in (nn.Linear, Int4Linear) and not _is_under(name, trained_modules)
     }
     # layers with shared weights go by the name of the first, as for train.freeze
     unique_names = {name for name, _ in model.named_modules()}
@@ -52,7 +80,7 @@ def add_lora(model: nn.Module, lora: LoraConfig, seed: int) -> None:
     }
     linears = {name: part for name, part in linears.items() if id(part) in chosen_ids}
     for name, linear in linears.items():
-        if lora.r > (max_rank := min(linear.weight.shape)):
+        if lora.r > (max_rank := min(linear.in_features, linear.out_features)):
             raise UserError(
                 f"train.lora.r: {lora.r} is more than {name} has, a matrix of {linear.out_features} x "
                 f"{linear.in_features}; at most {max_rank}"
@@ -115,7 +143,7 @@ def _module_prefixes(name: str) -> list[str]:
 def parameter_summary(model: nn.Module) -> str:
     """Number of parameters of a model, and of the trainable ones if not all are."""
     total, trainable = (
-        sum(p.numel() for p in model.parameters() if p.requires_grad or not trainable_only)
+        sum(count_weights(p) for p in model.parameters() if p.requires_grad or not trainable_only)
         for trainable_only in (False, True)
     )
     if trainable < total:

@@ -19,15 +19,22 @@ from polyhead.config.recipe import Recipe
 from polyhead.core.registry import TASK
 from polyhead.estimate.inputs import batch_shape_of
 from polyhead.nn.device import place_batch
+from polyhead.nn.lora import merge_lora_tensors
 from polyhead.nn.preference_loss import KL_BLOCK
+from polyhead.nn.state import named_state
 from polyhead.run.recipe import load_recipe
-from polyhead.train.reference import read_reference, refuse_new_reference, set_references
+from polyhead.train.reference import (
+    load_reference_model,
+    read_reference,
+    refuse_new_reference,
+    set_references,
+)
 from polyhead.train.run_training import run_training
 from polyhead.train.tasks.preferences import compute_ratios
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("no_report")]
 WORDS = ["red", "blue", "green", "old", "new"]
-MODEL = {"d_model": 16, "n_layers": 1, "n_heads": 2, "d_ff": 32, "dropout": 0.0, "max_len": 32}
+MODEL = {"d_model": 32, "n_layers": 1, "n_heads": 2, "d_ff": 32, "dropout": 0.0, "max_len": 32}
 
 
 @pytest.fixture(scope="module")
@@ -164,14 +171,38 @@ def test_two_processes_train_like_one(task, directory):
     assert_same_run(*results)
 
 
-def test_lora_learns_preferences(directory):
-    lora = {"r": 4, "alpha": 8, "target_modules": ["attn", "ffn"]}
-    run, _ = run_training(task_recipe(directory, "lora", "dpo", lora=lora, lr=2e-2), report=Notes())
+@pytest.mark.parametrize("base_format", ["fp32", "int4"])
+def test_lora_learns_preferences(directory, base_format):
+    lora = {"r": 4, "alpha": 8, "target_modules": ["attn", "ffn"], "base": base_format}
+    recipe = task_recipe(directory, f"lora-{base_format}", "dpo", lora=lora, lr=2e-2)
+    run, _ = run_training(recipe, report=Notes())
     base = ph.load(directory / "base", device="cpu")
+    if base_format == "int4":  # the reference is the packed model, which the adapters begin with
+        row = json.loads((directory / "train.jsonl").read_text().splitlines()[0])
+        answers = [(row["prompt"], row[kind]) for kind in ("chosen", "rejected")]
+        tensors = load_file(recipe.out / "reference.safetensors").values()
+        known = max(tensors, key=torch.numel)[0, :2]  # of the training text
+        assert known.tolist() != pytest.approx([log_prob(base, *answer) for answer in answers], abs=1e-4)
+        model = load_reference_model(recipe, run)
+        base.model.load_state_dict(merge_lora_tensors(named_state(model), 1.0), strict=False)
+        assert known.tolist() == pytest.approx([log_prob(base, *answer) for answer in answers], abs=1e-4)
     answers = [("the old ", answer) for answer in ("new red house", "new house")]
     gains = [log_prob(run, *answer) - log_prob(base, *answer) for answer in answers]
     assert gains[0] > gains[1] + 0.5
     assert torch.equal(run.model.embedding.token.weight, base.model.embedding.token.weight)
+
+
+def test_packed_base_resumes_bit_for_bit(directory):
+    options = {"lora": {"r": 2, "base": "int4"}, "ema": 0.9, "average_checkpoints": 2}
+    run_training(task_recipe(directory, "cut", "dpo", steps=12, **options), report=Notes())
+    expected, _ = run_training(task_recipe(directory, "all", "dpo", **options), report=Notes())
+    recipe = load_recipe(directory / "cut/recipe.yaml", ["train.steps=24"])
+    resumed_run, _ = run_training(recipe, resume=True, report=Notes())
+    expected_weights = named_state(expected.model)
+    assert all(torch.equal(w, expected_weights[name]) for name, w in named_state(resumed_run.model).items())
+    (directory / "all/model.safetensors").unlink()  # as if unfinished: the checkpoint has packed weights
+    for name, w in named_state(ph.load(directory / "all").model).items():
+        torch.testing.assert_close(w, expected_weights[name], rtol=0, atol=1e-6)
 
 
 def test_blocks_of_kto_are_not_split(directory):

@@ -69,6 +69,8 @@ def find_obstacle(recipe: Recipe, config: ModelConfig, shape: MeshShape) -> str 
     train = recipe.train
     if not shape.partitions_model:
         return _REPLICATED_REASON if train.parallel.checkpoint == "sharded" else None
+    if train.lora and train.lora.base != "fp32":
+        return f"the packed weights of train.lora.base={train.lora.base} are not split; set fp32"
     if train.eval_bleu or KNOWN_METRICS[train.best_metric].make_scorer:
         key = "eval_bleu" if train.eval_bleu else f"best_metric={train.best_metric}"
         return (
