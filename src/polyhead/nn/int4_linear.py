@@ -43,6 +43,8 @@ def frozen_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 class Int4Linear(nn.Module):
     """x W^T + b with W in 4 bits, without gradients of both (Dettmers et al., 2023, QLoRA, eq. 5)."""
 
+    bias: nn.Parameter | None
+
     def __init__(self, linear: nn.Linear, weight: Tensor) -> None:
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
