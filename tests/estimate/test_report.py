@@ -65,8 +65,8 @@ def test_recomputed_blocks_need_operations_and_less_memory(workdir):
     assert block_plan.operations.recomputation == 2 * (full.operations.forward - head)
     assert (full.operations.recomputation, full.memory.block_activations) == (0, 0)
     memory = block_plan.memory
-    difference = full.memory.activations - memory.activations - memory.block_activations
-    assert memory.total == full.memory.total - difference
+    assert memory.activations < full.memory.activations
+    assert memory.total <= full.memory.total
     assert "recomputed" in "\n".join(format_details(block_plan))
     assert "recomputed" not in "\n".join(format_details(full))
 
