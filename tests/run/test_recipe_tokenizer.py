@@ -42,38 +42,42 @@ def save_gpt2(directory):
     inner = tokenizers.ByteLevelBPETokenizer()
     inner.train_from_iterator(LINES, vocab_size=600, special_tokens=["<|endoftext|>"])
     end = "<|endoftext|>"
-    theirs = transformers.PreTrainedTokenizerFast(
+    library = transformers.PreTrainedTokenizerFast(
         tokenizer_object=inner._tokenizer, bos_token=end, eos_token=end, pad_token=end
     )
-    theirs.save_pretrained(directory)
-    return theirs
+    library.save_pretrained(directory)
+    return library
 
 
-@pytest.mark.parametrize(("save", "added"), [(save_bert, 0), (save_gpt2, 2)])
-def test_tokenizer_json_gives_the_ids_of_its_library(tmp_path, save, added):
-    theirs = save(tmp_path)
-    ours = read_tokenizer(tmp_path / "tokenizer.json")
-    assert ours.encode(LINES) == [theirs(line, add_special_tokens=False)["input_ids"] for line in LINES]
-    assert ours.decode(ours.encode(LINES)) == theirs.batch_decode(
-        ours.encode(LINES), clean_up_tokenization_spaces=False
+@pytest.mark.parametrize(("save", "n_added"), [(save_bert, 0), (save_gpt2, 2)])
+def test_tokenizer_json_gives_the_ids_of_its_library(tmp_path, save, n_added):
+    library = save(tmp_path)
+    tokenizer = read_tokenizer(tmp_path / "tokenizer.json")
+    assert tokenizer.encode(LINES) == [library(line, add_special_tokens=False)["input_ids"] for line in LINES]
+    assert tokenizer.decode(tokenizer.encode(LINES)) == library.batch_decode(
+        tokenizer.encode(LINES), clean_up_tokenization_spaces=False
     )
-    assert ours.vocab_size == len(theirs) + added  # of GPT-2: padding and mask
-    assert len({ours.pad_id, ours.eos_id, ours.mask_id}) == 3
-    again = read_tokenizer(tmp_path)
-    assert again.sha256 == ours.sha256
+    assert tokenizer.vocab_size == len(library) + n_added  # of GPT-2: padding and mask
+    assert len({tokenizer.pad_id, tokenizer.eos_id, tokenizer.mask_id}) == 3
+    same = read_tokenizer(tmp_path)
+    assert same.sha256 == tokenizer.sha256
 
 
 @pytest.mark.parametrize("kind", ["unigram", "bpe"])
 def test_sentencepiece_model_gives_the_ids_of_its_library(tmp_path, kind):
     train_spm(tmp_path, "own", LINES, model_type=kind, vocab_size=500)
-    theirs = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "own.spm"))
-    ours = read_tokenizer(tmp_path / "own.spm")
+    library = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "own.spm"))
+    tokenizer = read_tokenizer(tmp_path / "own.spm")
     texts = [*LINES, "Straße 北京"]
-    assert ours.encode(texts) == theirs.encode(texts)
-    known = [row for row in ours.encode(LINES) if theirs.unk_id() not in row]
-    assert known and ours.decode(known) == theirs.decode(known)
-    assert (ours.bos_id, ours.eos_id, ours.unk_id) == (theirs.bos_id(), theirs.eos_id(), theirs.unk_id())
-    assert ours.vocab_size == len(theirs) + 2  # padding and mask
+    assert tokenizer.encode(texts) == library.encode(texts)
+    known_rows = [row for row in tokenizer.encode(LINES) if library.unk_id() not in row]
+    assert known_rows and tokenizer.decode(known_rows) == library.decode(known_rows)
+    assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.unk_id) == (
+        library.bos_id(),
+        library.eos_id(),
+        library.unk_id(),
+    )
+    assert tokenizer.vocab_size == len(library) + 2  # padding and mask
 
 
 def test_files_of_both_sides_have_tags_and_sentinels(tmp_path):
@@ -94,7 +98,7 @@ def test_files_of_both_sides_have_tags_and_sentinels(tmp_path):
 
 def test_each_side_is_trained_on_its_texts():
     pairs = [("the dog barks", "der Hund bellt"), ("the dogs", "die Hunde")] * 3
-    recipe = make_recipe(kind={"name": "char"}, vocab_size=99, shared=False)
+    recipe = make_recipe(kind={"name": "char"}, vocab_size=99, joint=False)
     both = make_tokenizer(recipe, lambda: [text for pair in pairs for text in pair])
     for side, one in enumerate((both, both.target_tokenizer)):
         alone = train_tokenizer([pair[side] for pair in pairs], Choice("char"), 99)
@@ -105,8 +109,8 @@ def test_each_side_is_trained_on_its_texts():
     ("sections", "message"),
     [
         ({"extend": 5}, "set init_from.run"),
-        ({"shared": False, "file": "a.json"}, "expected [source, target]"),
-        ({"shared": False, "task": "language-model", "data": {"train": "a", "valid": "b"}}, "each side"),
+        ({"joint": False, "file": "a.json"}, "expected [source, target]"),
+        ({"joint": False, "task": "language-model", "data": {"train": "a", "valid": "b"}}, "each side"),
         ({"file": ["a", "b", "c"]}, "tokenizer.file"),
     ],
 )

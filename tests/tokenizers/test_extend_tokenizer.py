@@ -59,14 +59,14 @@ def test_texts_are_restored_with_fewer_tokens(pair):
 
 def test_new_tokens_are_split_into_their_old_ones(pair):
     old, new = pair
-    added = find_new_tokens(*pair)
-    assert [*added] == [*range(old.max_id + 1, new.max_id + 1)]
-    for i, pieces in added.items():
+    new_tokens = find_new_tokens(*pair)
+    assert [*new_tokens] == [*range(old.max_id + 1, new.max_id + 1)]
+    for i, pieces in new_tokens.items():
         assert len(pieces) > 1 and max(pieces) <= old.max_id
         names = [name.removeprefix("##") for name in old.ids_to_tokens(pieces)]
         assert "".join(names) == new.ids_to_tokens([i])[0].removeprefix("##")
-    spelled = [[j for i in row for j in added.get(i, [i])] for row in new.encode(NEW)]
-    assert spelled == old.encode(NEW)
+    old_rows = [[j for i in row for j in new_tokens.get(i, [i])] for row in new.encode(NEW)]
+    assert old_rows == old.encode(NEW)
 
 
 def merge_plainly(words, size):
@@ -80,15 +80,15 @@ def merge_plainly(words, size):
         best = max(pairs.values())
         (two,) = [two for two in pairs if pairs[two] == best]
         tokens.append("".join(two))
-        merged = Counter()
+        new_words = Counter()
         for word, count in words.items():
             row, i = [], 0
             while i < len(word):
                 is_pair = tuple(word[i : i + 2]) == two
                 row.append("".join(two) if is_pair else word[i])
                 i += 1 + is_pair
-            merged[tuple(row)] += count
-        words = merged
+            new_words[tuple(row)] += count
+        words = new_words
     return tokens
 
 

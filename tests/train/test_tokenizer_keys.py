@@ -66,15 +66,15 @@ def test_new_rows_are_means_and_all_else_stays(workdir, origin, extend):
     assert n_new - n_old == extend if isinstance(extend, int) else n_new > n_old
     assert any(f"{n_new - n_old} new tokens" in line for line in lines)
     before, after = named_state(old.model), named_state(new.model)
-    grown = {name for name in before if before[name].shape != after[name].shape}
+    grown_names = {name for name in before if before[name].shape != after[name].shape}
     is_tied = old.config.tie_embeddings == "all"
-    assert grown == {"embedding.token.weight"} | (set() if is_tied else {"head.weight", "head.bias"})
+    assert grown_names == {"embedding.token.weight"} | (set() if is_tied else {"head.weight", "head.bias"})
     assert equal_tensors(before, {name: tensor[: len(before[name])] for name, tensor in after.items()})
     for i in range(n_old, n_new):
         text = new.tokenizer.decode([[i]])[0]
         if "\N{REPLACEMENT CHARACTER}" not in text:  # whole characters: the old tokenizer can read it
             (pieces,) = old.tokenizer.encode([text])
-            for name in grown:
+            for name in grown_names:
                 torch.testing.assert_close(after[name][i], before[name][pieces].mean(0), rtol=1e-6, atol=1e-7)
     assert Tokenizer.load(recipe.out).sha256 == new.tokenizer.sha256
 
@@ -86,22 +86,22 @@ def test_grown_run_is_resumed_exactly_and_exported(workdir, origin, tmp_path):
     part = whole.model_copy(update={"out": workdir / f"{directory.name}-part"})
     run, _ = train(whole)
     train(part.model_copy(update={"train": part.train.model_copy(update={"steps": 2})}))
-    resumed, _ = train(part, resume=True)
-    assert equal_tensors(named_state(run.model), named_state(resumed.model))
+    resumed_run, _ = train(part, resume=True)
+    assert equal_tensors(named_state(run.model), named_state(resumed_run.model))
     if run.config.lm_head_bias:
         return  # no family has it
     from polyhead.cli import main
 
     exported = tmp_path / "hf"
     assert main(["export", str(whole.out), str(exported), "--to", "hf"]) == 0
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(exported).eval()
+    reference = transformers.AutoModelForCausalLM.from_pretrained(exported).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(exported)
     text = (workdir / "valid.new").read_text()[:40]
     (ids,) = run.tokenizer.encode([text])
     assert tokenizer(text, add_special_tokens=False)["input_ids"] == ids and tokenizer.decode(ids) == text
     assert max(ids) > 280
     with torch.inference_mode():
-        torch.testing.assert_close(theirs(torch.tensor([ids])).logits, run.model(torch.tensor([ids])))
+        torch.testing.assert_close(reference(torch.tensor([ids])).logits, run.model(torch.tensor([ids])))
 
 
 def test_other_tokenizer_keys_are_refused_with_init_from(workdir, origin):
@@ -112,7 +112,7 @@ def test_other_tokenizer_keys_are_refused_with_init_from(workdir, origin):
 
 @pytest.fixture(scope="module")
 def two_sided(workdir):
-    recipe = small_recipe(workdir, "sides", steps=4, tokenizer={"shared": False, "kind": "char"},
+    recipe = small_recipe(workdir, "sides", steps=4, tokenizer={"joint": False, "kind": "char"},
                           model={"tie_embeddings": "target"})  # fmt: skip
     return train(recipe)[0], recipe
 
@@ -129,21 +129,23 @@ def test_each_side_has_its_vocabulary_and_embedding(two_sided):
 
 def test_two_vocabularies_are_kept_loaded_and_started_from(workdir, two_sided):
     run, recipe = two_sided
-    again = ph.load(recipe.out)
-    assert again.tokenizer.sha256 == run.tokenizer.sha256
-    assert equal_tensors(named_state(again.model), named_state(run.model))
+    loaded_run = ph.load(recipe.out)
+    assert loaded_run.tokenizer.sha256 == run.tokenizer.sha256
+    assert equal_tensors(named_state(loaded_run.model), named_state(run.model))
     files = [str(recipe.out / name) for name in ("tokenizer.json", "target_tokenizer.json")]
     own = small_recipe(workdir, "own", steps=4, tokenizer={"file": files}, model={"tie_embeddings": "target"})
-    trained, _ = train(own)
+    new_run, _ = train(own)
     pairs = (
-        (trained.tokenizer, run.tokenizer),
-        (trained.tokenizer.target_tokenizer, run.tokenizer.target_tokenizer),
+        (new_run.tokenizer, run.tokenizer),
+        (new_run.tokenizer.target_tokenizer, run.tokenizer.target_tokenizer),
     )
-    for ours, theirs in pairs:
-        assert ours.ids_to_tokens(range(ours.vocab_size)) == theirs.ids_to_tokens(range(theirs.vocab_size))
-    assert equal_tensors(named_state(trained.model), named_state(run.model))
+    for mine, reference in pairs:
+        assert mine.ids_to_tokens(range(mine.vocab_size)) == reference.ids_to_tokens(
+            range(reference.vocab_size)
+        )
+    assert equal_tensors(named_state(new_run.model), named_state(run.model))
 
 
 def test_shared_embeddings_of_two_vocabularies_are_refused(workdir):
     with pytest.raises(ValueError, match=r"tie_embeddings: 'all' shares the embeddings of both sides"):
-        small_recipe(workdir, "shared", tokenizer={"shared": False})
+        small_recipe(workdir, "shared", tokenizer={"joint": False})

@@ -249,7 +249,7 @@ class TokenizerConfig(ConfigSection):
         description="number of sentinel tokens, which replace masked spans; required for denoising with "
         "noise=spans",
     )
-    shared: bool = Field(
+    joint: bool = Field(
         True, description="translation: one vocabulary of sources and targets; false: one of each side"
     )
     file: Files | None = Field(
@@ -273,7 +273,7 @@ class TokenizerConfig(ConfigSection):
     @property
     def per_side(self) -> bool:
         """Whether sources and targets have a vocabulary each."""
-        return not self.shared or len(self.file or ()) > 1
+        return not self.joint or len(self.file or ()) > 1
 
 
 def _check_column(value: Any) -> Any:
@@ -534,12 +534,12 @@ class Recipe(ConfigSection):
                 "tokenizer.extend adds tokens to the tokenizer of a trained model: set init_from.run=..., or "
                 "a larger tokenizer.vocab_size"
             )
-        if not tokenizer.shared and len(tokenizer.file or ()) == 1:
-            raise UserError("tokenizer.file: one file, but tokenizer.shared=false; expected [source, target]")
+        if not tokenizer.joint and len(tokenizer.file or ()) == 1:
+            raise UserError("tokenizer.file: one file, but tokenizer.joint=false; expected [source, target]")
         if tokenizer.per_side and self.task.name != "translation":
             raise UserError(
                 f"tokenizer: a vocabulary for each side is for task translation, not {self.task.name!r}: "
-                "remove tokenizer.shared, or name one tokenizer.file"
+                "remove tokenizer.joint, or name one tokenizer.file"
             )
         if tokenizer.per_side and self.model.tie_embeddings in ("all", "inputs") and not self.init_from:
             raise UserError(

@@ -95,9 +95,9 @@ def _learn_merges(
     """Pairs of sequences of old tokens, each to be merged to one token, in the order of merging."""
     counts = Counter(word for line in _spell_tokens(tokenizer, texts) for word in line.split())
     # some merges make an old token in another way and add none; a word of n tokens has n - 1
-    most = min(2 * size, sum(map(len, counts)))
+    max_merges = min(2 * size, sum(map(len, counts)))
     trainer = trainers.BpeTrainer(
-        vocab_size=len(set().union(*counts)) + most, min_frequency=min_frequency, show_progress=False
+        vocab_size=len(set().union(*counts)) + max_merges, min_frequency=min_frequency, show_progress=False
     )
     bpe = tokenizers.Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.Split(" ", "removed")
@@ -113,14 +113,14 @@ def _spell_tokens(tokenizer: Tokenizer, texts: Iterable[str]) -> Iterator[str]:
     inner = tokenizers.Tokenizer.from_str(tokenizer.tokenizer_json)
     inner.encode_special_tokens = True
     tokens = {i: token for token, i in inner.get_vocab(with_added_tokens=True).items()}
-    fixed = {*tokenizer.special_ids, *inner.get_added_tokens_decoder(), tokenizer.unknown_id}
-    fixed |= {i for i, token in tokens.items() if BYTE_TOKEN.fullmatch(token) or i > _MAX_ID}
+    fixed_ids = {*tokenizer.special_ids, *inner.get_added_tokens_decoder(), tokenizer.unknown_id}
+    fixed_ids |= {i for i, token in tokens.items() if BYTE_TOKEN.fullmatch(token) or i > _MAX_ID}
     starts, texts = {i for i, token in tokens.items() if token.startswith("▁")}, iter(texts)
     while batch := list(islice(texts, _BATCH)):
         for encoding in inner.encode_batch(batch, add_special_tokens=False):
             ids, words = encoding.ids, encoding.word_ids
             yield "".join(
-                " " * (word != last or i in starts) + (" " if i in fixed else chr(_FIRST_CHAR + i))
+                " " * (word != last or i in starts) + (" " if i in fixed_ids else chr(_FIRST_CHAR + i))
                 for i, word, last in zip(ids, words, [None, *words[:-1]], strict=True)
             )
 

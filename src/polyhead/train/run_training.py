@@ -196,8 +196,8 @@ class TrainingSession:
             init_run = origin or ranks.rank0_first(lambda: load_init_from(recipe))
             assert init_run is not None
             stride, lora = recipe.init_from.layer_stride, recipe.train.lora
-            added = find_new_tokens(init_run.tokenizer, tokenizer) if recipe.tokenizer.extend else {}
-            self.reporter.info(load_init_weights(self.run.model, init_run, stride, lora, added))
+            new_tokens = find_new_tokens(init_run.tokenizer, tokenizer) if recipe.tokenizer.extend else {}
+            self.reporter.info(load_init_weights(self.run.model, init_run, stride, lora, new_tokens))
             self.origin = None
             del init_run, origin  # their memory is needed
         if recipe.train.lora:  # the reference is the packed model, too
