@@ -32,6 +32,7 @@ COMMANDS = {  # RUN is the hostile one
     "chat": "chat RUN",
     "classify": "classify RUN lines",
     "tag": "tag RUN lines",
+    "answer": "answer RUN lines --context text",
     "score": "score RUN lines",
     "fill-mask": "fill-mask RUN masks",
     "embed": "embed RUN lines",

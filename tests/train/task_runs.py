@@ -30,6 +30,17 @@ def write_texts(directory: Path) -> None:
             "number.tsv": "text\tlabel\n" + "".join(f"{line}\t{len(line)}\n" for line, _ in pairs),
             "pairs.jsonl": "".join(json.dumps(row) + "\n" for row in answers),
             "conll": "\n".join("".join(f"{w} B-{COLOURS[w]}\n" for w in line.split()) for line, _ in pairs),
+            "answers.jsonl": "".join(
+                json.dumps(
+                    {
+                        "text": "which colour ?",
+                        "context": line,
+                        "answers": [{"text": line.split()[0], "start": 0}],
+                    }
+                )
+                + "\n"
+                for line, _ in pairs
+            ),
             "jsonl": "".join(json.dumps({"messages": chat}) + "\n" for chat in chats),
         }
         for suffix, content in files.items():
@@ -43,8 +54,11 @@ def task_recipe(directory: Path, task: str, out: Path, *, steps: int = 6, **trai
         data = {"train": ["train.a", "train.b"], "valid": ["valid.a", "valid.b"], "max_len": 24}
     suffixes = {"chat": "jsonl", "classification": "tsv", "multi-label": "tsv", "regression": "number.tsv"}
     suffixes |= {"dpo": "pairs.jsonl", "kto": "pairs.jsonl", "token-classification": "conll"}
+    suffixes |= {"question-answering": "answers.jsonl"}
     if suffix := suffixes.get(task):
         data = {"train": f"train.{suffix}", "valid": f"valid.{suffix}", "max_len": 30}
+    if task == "question-answering":
+        data |= {"text": ["text", "context"], "label": "answers"}
     layers = {"n_layers": 2, "generator_layers": 1} if task == "replaced-token-detection" else {}
     intervals = {"log_every": 2, "eval_every": 3, "save_every": 3}
     settings = {"steps": steps, "max_tokens": 128, "lr": 5e-3, "precision": "fp32"}

@@ -75,7 +75,7 @@ _TEXT_NAMES = (
 )
 _PAIR_NAMES = (("premise", "hypothesis"), ("sentence1", "sentence2"), ("question1", "question2"), ("text_a",
     "text_b"),
-         ("query", "passage"), ("question", "sentence"))  # fmt: skip
+         ("query", "passage"), ("question", "sentence"), ("question", "context"))  # fmt: skip
 _KNOWN_NAMES = {
     *_SIDE_NAMES["source"],
     *_SIDE_NAMES["target"],
@@ -121,6 +121,8 @@ class TableColumns:
             return "kto"
         if any(self.values.keys() >= set(keys) for keys in (ANCHOR_KEYS, SCORE_KEYS)):
             return "embedding"
+        if any(map(_are_answers, self.values.values())) and "label" not in given_keys:
+            return "question-answering"
         if any(map(_are_spans, self.values.values())):
             return "token-classification"
         if "label" in given_keys:
@@ -405,14 +407,25 @@ def _are_spans(values: list[Any]) -> bool:
     )
 
 
+def _are_answers(values: list[Any]) -> bool:
+    """Whether values are answers to questions: lists of texts with their starts."""
+    items = [item for value in values if isinstance(value, list) for item in value]
+    return bool(items) and all(
+        isinstance(item, dict) and "text" in item and {"start", "answer_start"} & item.keys()
+        for item in items
+    )
+
+
 _LABEL_TESTS: Mapping[str, Callable[[list[Any]], bool]] = {
     "multi-label": lambda values: all(isinstance(value, list) for value in values),
     "token-classification": _are_spans,
+    "question-answering": _are_answers,
     "regression": lambda values: all(map(is_number, values)),
 }
 """What the values of the label column are, by task."""
 _LABEL_NOUNS = {
     "multi-label": "lists of labels", "regression": "numbers", "token-classification": "spans",
+    "question-answering": "answers",
 }  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from polyhead.config.recipe import DataConfig
 from polyhead.core.errors import UserError, known_names_hint, unknown_name_error
 from polyhead.core.i18n import tr
 from polyhead.data.batching.mixture import Mixture
+from polyhead.data.readers.answers import is_squad
 from polyhead.data.readers.conversations import open_conversations
 from polyhead.data.readers.detect_language import are_unrelated, describe_mixed_languages, read_first_lines
 from polyhead.data.readers.files import check_file, check_files, iter_lines
@@ -37,10 +38,11 @@ from polyhead.train.tasks.swapped_sides import check_sides
 
 _TASKS = (
     "translation", "language-model", "masked-lm", "classification", "multi-label", "regression",
-    "token-classification", "chat", "dpo", "kto", "embedding",
+    "token-classification", "question-answering", "chat", "dpo", "kto", "embedding",
 )  # fmt: skip
 _KINDS: Mapping[str, LabelKind] = {
     "multi-label": "labels", "regression": "number", "token-classification": "spans",
+    "question-answering": "answers",
 }  # fmt: skip
 _MAX_BYTES = 1 << 28  # bytes of text that are read; the rest is assumed to be similar
 _LANGUAGE_CODE = re.compile(r"[a-z]{2,3}([-_][A-Za-z]{2,4})?")
@@ -83,6 +85,8 @@ def inspect_data(files: Sequence[str], given_keys: Keys, task: str | None = None
     is_conll = table != "jsonl" and task in (None, "token-classification") and find_conll(checked[0])
     if is_conll:
         summary = DataSummary("token-classification", data)
+    elif table == "jsonl" and task in (None, "question-answering") and is_squad(checked[0]):
+        summary = DataSummary("question-answering", data)
     elif table is None:
         task = task or ("token-classification" if checked[0].suffix == ".conll" else None)
         plain, notes = ("language-model", []) if task or is_folder else _infer_plain_task(paths)
@@ -299,7 +303,8 @@ def _iter_row_sizes(
     elif summary.task in _KINDS:
         kind = _KINDS[summary.task]
         labeled_files = open_labeled(paths, format=data.format, text=data.text, label=data.label, kind=kind)
-        summary.labels = 0 if kind == "number" else len(count_multi_labels(labeled_files))
+        has_labels = kind not in ("number", "answers")
+        summary.labels = len(count_multi_labels(labeled_files)) if has_labels else 0
         for example in labeled_files.iter_examples():
             yield _byte_lengths(*example.texts)
     elif summary.task == "chat":

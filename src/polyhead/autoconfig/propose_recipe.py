@@ -70,6 +70,7 @@ _PORTABLE_PARTS: Mapping[str, Mapping[str, _Section]] = {
         for task in ("classification", "multi-label", "regression")
     },
     "token-classification": {"hf": _BERT},
+    "question-answering": {"hf": _BERT},
 }
 
 
@@ -88,6 +89,7 @@ _TITLES = {
     "multi-label": "A classifier with several labels per text",
     "regression": "A model of numbers",
     "token-classification": "A token classifier",
+    "question-answering": "A question answerer",
     "chat": "A language model for conversations",
     "embedding": "A model of text embeddings",
     "dpo": "A language model of preferences",
@@ -96,6 +98,7 @@ _TITLES = {
 _ROW_NAMES = {
     "translation": "pairs", "embedding": "pairs", "chat": "conversations", "dpo": "answers", "kto": "answers",
     **dict.fromkeys(("classification", "multi-label", "regression", "token-classification"), "texts"),
+    "question-answering": "questions",
 }  # fmt: skip
 _LENGTH_REASONS = {
     "translation": "tokens per side; nearly all are shorter, longer ones are skipped and counted",
@@ -105,6 +108,7 @@ _LENGTH_REASONS = {
     ),
     "embedding": "tokens; nearly all are shorter, longer ones are truncated and counted",
     "token-classification": "tokens; longer texts are read in windows that overlap",
+    "question-answering": "tokens; longer contexts are read in windows that overlap",
     "chat": "tokens; longer ones lose their last answers",
     "dpo": "tokens of a prompt with its answer; longer ones are skipped and counted",
     "kto": "tokens of a prompt with its answer; longer ones are skipped and counted",
@@ -127,6 +131,7 @@ def propose_recipe(summary: DataSummary, given_keys: Keys | None = None, export_
         "regression": (LABELED_SIZES, _propose_classification),
         "token-classification": (LABELED_SIZES, _propose_token_classification),
         "embedding": (LABELED_SIZES, _propose_embedding),
+        "question-answering": (LABELED_SIZES, _propose_question_answering),
         # of the run that it starts from
         "chat": ([SizePreset(math.inf, 0, 0, 0.0, 0, 3)], _propose_chat),
         **dict.fromkeys(("dpo", "kto"), ([SizePreset(math.inf, 0, 0, 0.0, 0, 1)], _propose_preferences)),
@@ -271,6 +276,14 @@ def _propose_embedding(summary: DataSummary, given_keys: Keys, size: SizePreset)
     tree = _propose_token_classification(summary, given_keys, size)
     tree["model"] |= _BERT | {"n_layers": 1, "position": "learned"}
     tree["train"] |= {"best_metric": "loss", "max_tokens": given_keys.get("train.max_tokens", 4096)}
+    return tree
+
+
+def _propose_question_answering(summary: DataSummary, given_keys: Keys, size: SizePreset) -> _Section:
+    """As a token classifier of a question and its context."""
+    tree = _propose_token_classification(summary, given_keys, size)
+    tree["model"] |= {"n_segments": 2}
+    tree["train"] |= {"best_metric": "f1"}
     return tree
 
 

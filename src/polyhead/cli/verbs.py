@@ -14,6 +14,7 @@ VERBS = {
     "chat": ("chat", "Chat with a language model."),
     "classify": ("classify", "Classify texts or pairs of texts."),
     "tag": ("tag", "Find labeled spans, such as names, in texts."),
+    "answer": ("answer", "Answer questions with words of a text."),
     "score": ("score", "Compute the log-probability of translations or of lines of text."),
     "fill-mask": ("fill_mask", "Predict masked tokens."),
     "embed": ("embed", "Compute an embedding of each text."),

@@ -159,10 +159,17 @@ def _derive_sizes(sizes: Any, n_heads: int) -> dict[str, int]:
 
 SINGLE_LABEL: Final = "single_label_classification"
 TOKEN_LABELS: Final = "token_classification"
+QUESTION_ANSWERING: Final = "question_answering"
+PER_TOKEN = TOKEN_LABELS, QUESTION_ANSWERING
+ANSWER_LABELS = "start", "end"
 ProblemType = Literal[
-    "single_label_classification", "multi_label_classification", "regression", "token_classification"
+    "single_label_classification",
+    "multi_label_classification",
+    "regression",
+    "token_classification",
+    "question_answering",
 ]
-"""What a classifier outputs for a text, by the names of transformers; TOKEN_LABELS: a label per token."""
+"""What a classifier outputs for a text, by the names of transformers; those of PER_TOKEN: for each token."""
 
 
 class ModelSpec(FrozenSettings):

@@ -283,7 +283,8 @@ def _check_column(value: Any) -> Any:
 
 
 BestMetric = Literal[
-    "loss", "bleu", "chrf", "accuracy", "f1", "micro_f1", "mcc", "pearson", "spearman", "ndcg", "mrr"
+    "loss", "bleu", "chrf", "accuracy", "f1", "micro_f1", "exact_match", "mcc", "pearson",
+    "spearman", "ndcg", "mrr",
 ]  # fmt: skip
 HEADLESS_TASKS = ("embedding",)
 """Tasks of encoders without a head, which learn vectors of texts."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 
-from polyhead.config.model import TOKEN_LABELS, AttentionShape, ModelConfig
+from polyhead.config.model import PER_TOKEN, AttentionShape, ModelConfig
 from polyhead.core.choice import Choice
 from polyhead.cost.workload import (
     AttentionExtent,
@@ -321,7 +321,7 @@ def _count_head(config: ModelConfig, batch_shape: BatchShape) -> list[OpCount]:
         if not config.labels:
             return []
         classes = len(config.labels)
-        if config.problem_type == TOKEN_LABELS:
+        if config.problem_type in PER_TOKEN:
             return [OpCount("tags", 1, batch_shape.tokens * 2 * C * classes, f"2BSH x {classes}")]
         pooling = config.pooling or Choice("first", activation="tanh")
         if pooling.name not in ("first", "mean", "max", "last"):

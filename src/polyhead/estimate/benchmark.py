@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyhead.cache.factory import make_cache
-from polyhead.config.model import TOKEN_LABELS, ModelConfig
+from polyhead.config.model import PER_TOKEN, ModelConfig
 from polyhead.config.recipe import TrainConfig
 from polyhead.core.choice import Choice
 from polyhead.cost.workload import BatchShape
@@ -92,7 +92,7 @@ class RandomTokenTask:
         return [rows]
 
     def count_labels(self, batch: Any) -> int:
-        per_row = self.config.labels and self.config.problem_type != TOKEN_LABELS
+        per_row = self.config.labels and self.config.problem_type not in PER_TOKEN
         return self.batch_shape.rows if per_row else self.batch_shape.labels
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor, Tensor]) -> Loss:

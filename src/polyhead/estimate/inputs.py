@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from polyhead.config.corpora import CorpusConfig, as_corpora
-from polyhead.config.model import TOKEN_LABELS, ModelConfig
+from polyhead.config.model import PER_TOKEN, ModelConfig
 from polyhead.config.recipe import DataConfig, Recipe, TokenizerConfig, TrainConfig
 from polyhead.core import hub
 from polyhead.core.choice import Choice
@@ -347,7 +347,7 @@ def inputs_without_data(recipe: Recipe, origin: Run | None, missing_files: list[
     length = min(recipe.data.max_len, config.max_len)
     rows = max(1, recipe.train.max_tokens // length)
     load = BatchShape(rows, length, length if config.kind == "encoder-decoder" else 0)
-    if config.labels and config.problem_type != TOKEN_LABELS:
+    if config.labels and config.problem_type not in PER_TOKEN:
         load = load._replace(label_count=rows)
     elif mask := recipe.task.options.get("mask"):
         load = load._replace(label_count=max(1, round(mask * rows * length)))

@@ -166,7 +166,8 @@ class ClassScores(NamedTuple):
     """Metrics of a classifier on labelled texts."""
 
     measures: dict[str, float]  # loss in nats, accuracy, f1, mcc, ece
-    targets: NDArray[Any]  # class (N,), labels as 0 or 1 (N, L), number (N, 1), of ``tag_measures`` (N, 3)
+    # class (N,), labels as 0 or 1 (N, L), number (N, 1), of ``tag_measures`` (N, 3), or the examples
+    targets: Any
     predictions: list[str]  # predicted label of each text
     confusion: ConfusionCounts | None  # (L, L)
     hardest: list[HardText]  # all texts, those with the least probable labels first

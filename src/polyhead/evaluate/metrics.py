@@ -78,6 +78,7 @@ _TABLE = (
     Metric("mrr", "MRR", "MRR", "mean reciprocal rank"),
     Metric("accuracy", "accuracy", "accuracy", "accuracy"),
     Metric("f1", "F1", "macro F1", "macro F1"),
+    Metric("exact_match", "exact match", "exact match", "exact match"),
     Metric("mcc", "MCC", "MCC", "Matthews correlation", digits=3),
     Metric("ppl", "perplexity", "perplexity", "perplexity", **_LOWER),
     Metric("word_ppl", "perplexity per word", "word ppl", "perplexity per word", True, False, 2, 1),

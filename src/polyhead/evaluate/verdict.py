@@ -15,6 +15,7 @@ _TASK_GOALS = {
     "classification": "it has not learned to beat the majority class yet",
     "multi-label": "it has not learned to beat the frequent labels yet",
     "token-classification": "it has not learned to find spans yet",
+    "question-answering": "it has not learned to find answers yet",
     "regression": "it has not learned to beat the mean number yet",
     "language-model": "it has not learned to predict text yet",
     "chat": "it has not learned to answer yet",

@@ -207,6 +207,13 @@ class ModelFamily(NamedTuple):
                 row._replace(param_names=tuple(f"encoder.{name}" for name in row.param_names))
                 for row in encoder_rules
             )
+        if model == "QuestionAnswerer":  # a token classifier, whose head has another name
+            return tuple(
+                rule._replace(hf_name=rule.hf_name.replace("classifier.", "qa_outputs."))
+                if rule.param_names[0].startswith("classifier.")
+                else rule
+                for rule in self.rules_for("TokenClassifier")
+            )
         return self.weight_map + self.model_rules.get(model, ())
 
 

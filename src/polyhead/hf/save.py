@@ -107,7 +107,9 @@ _HEAD_FIELDS = {
 }
 _UNUSED_FIELDS = {
     "Classifier": _HEAD_FIELDS | {"lm_head"},
-    "TokenClassifier": _HEAD_FIELDS | {"lm_head", "pooling", "head_transform_bias"},
+    **dict.fromkeys(
+        ("TokenClassifier", "QuestionAnswerer"), _HEAD_FIELDS | {"lm_head", "pooling", "head_transform_bias"}
+    ),
     "SentenceEncoder": _HEAD_FIELDS,
     "MaskedLM": {"pooling"},
 }

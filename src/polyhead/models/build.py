@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from polyhead.config.model import TOKEN_LABELS, ModelConfig, ModelSpec
+from polyhead.config.model import QUESTION_ANSWERING, TOKEN_LABELS, ModelConfig, ModelSpec
 from polyhead.config.presets import PRESETS
 from polyhead.core.errors import UserError, check_int, format_value, is_command_line, unknown_name_error
 from polyhead.core.registry import INIT
@@ -17,6 +17,7 @@ from polyhead.models.masked_lm import (
     Classifier,
     MaskedLM,
     NSPModel,
+    QuestionAnswerer,
     ReplacedTokenDetector,
     SentenceEncoder,
     TokenClassifier,
@@ -36,6 +37,7 @@ CAPABILITIES = {
     "encoder without a head": ("an encoder without a head", "embed or attention"),
     "classifier": ("a classifier", "classify, embed, eval or attention"),
     "token classifier": ("a token classifier", "tag, eval or attention"),
+    "question answerer": ("a question answerer", "answer, eval or attention"),
 }
 """For each kind of model, its name in messages and the verbs that accept it."""
 METHODS = {
@@ -45,15 +47,17 @@ METHODS = {
     "encoder without a head": "embed or attention_maps",
     "classifier": "classify, embed or attention_maps",
     "token classifier": "tag or attention_maps",
+    "question answerer": "answer or attention_maps",
 }
 """For each kind of model, the methods of a run that accept it."""
 
 
 def get_model_kind(config: ModelConfig) -> str:
-    """The kind of a config; "classifier" or "token classifier" for an encoder with labels."""
+    """The kind of a config; for an encoder with labels that of its problem."""
     if not config.labels:
         return config.kind
-    return "token classifier" if config.problem_type == TOKEN_LABELS else "classifier"
+    kinds = {TOKEN_LABELS: "token classifier", QUESTION_ANSWERING: "question answerer"}
+    return kinds.get(config.problem_type, "classifier")
 
 
 def check_model_kind(config: ModelConfig, kinds: Sequence[str]) -> None:
@@ -75,7 +79,8 @@ def model_class(config: ModelConfig) -> type[Model]:
     if config.kind == "decoder":
         return CausalLM
     if config.labels:
-        return TokenClassifier if config.problem_type == TOKEN_LABELS else Classifier
+        heads = {TOKEN_LABELS: TokenClassifier, QUESTION_ANSWERING: QuestionAnswerer}
+        return heads.get(config.problem_type, Classifier)
     if config.generator_layers:
         return ReplacedTokenDetector
     if not config.lm_head:

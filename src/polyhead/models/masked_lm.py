@@ -108,6 +108,13 @@ class TokenClassifier(nn.Module):
         return logits
 
 
+class QuestionAnswerer(TokenClassifier):
+    """An encoder of a question and a context: two logits per token, as first and as last of the answer.
+
+    Devlin et al., 2018, sec. 4.2.
+    """
+
+
 class SentenceEncoder(nn.Module):
     """An encoder without a head: a vector per token, and one per text if the config has a pooling.
 

@@ -103,6 +103,19 @@ def squared_error(logits: Tensor, targets: Tensor, host: Tensor | None = None) -
     return Loss(total, total.detach(), len(targets))
 
 
+def span_loss(logits: Tensor, labels: Tensor, host: Tensor | None = None) -> Loss:
+    """Cross-entropy of the first and the last token of spans, their mean (Devlin et al., 2018, sec. 4.2).
+
+    logits (B, T, 2), labels (B, T) with -100 for tokens that are no candidates, 1 for the first token of the
+    span, 2 for its last, 3 for both; a row without them is ignored. ``host`` are the labels on the CPU.
+    """
+    lowest = torch.finfo(torch.float32).min / 2
+    log_p = logits.float().masked_fill((labels == IGNORE_INDEX)[..., None], lowest).log_softmax(1)
+    ends = labels.clamp(min=0)[..., None] & torch.tensor((1, 2), device=labels.device) != 0
+    total = -(log_p * ends).sum() / 2
+    return Loss(total, total.detach(), int(((labels if host is None else host) > 0).any(1).sum()))
+
+
 def _select_numbers(logits: Tensor, targets: Tensor, host: Tensor | None) -> tuple[Tensor, Tensor]:
     """The rows with a target, in single precision at least."""
     known = true_indices(~(targets if host is None else host)[:, 0].isnan(), targets.device)

@@ -20,7 +20,9 @@ from polyhead.core.errors import UserError, format_value
 from polyhead.core.output_paths import check_output_dir
 from polyhead.core.registry import SPECULATIVE
 from polyhead.core.strict_kwargs import strict_methods
+from polyhead.data.readers.labeled import LabeledExample
 from polyhead.data.readers.plain_text import TextFiles
+from polyhead.evaluate.answering import ContextAnswer, answer_questions
 from polyhead.evaluate.bootstrap import N_RESAMPLES
 from polyhead.evaluate.classify import (
     ClassPrediction,
@@ -29,7 +31,14 @@ from polyhead.evaluate.classify import (
     check_text_arity,
     classify,
 )
-from polyhead.evaluate.embed import Embeddings, Layers, TokenEmbeddings, embed_texts, embed_tokens
+from polyhead.evaluate.embed import (
+    Embeddings,
+    Layers,
+    TokenEmbeddings,
+    embed_texts,
+    embed_tokens,
+    token_limit,
+)
 from polyhead.evaluate.fill_mask import MaskPrediction, fill_mask, find_unfillable_texts
 from polyhead.evaluate.metrics import (
     Evaluation,
@@ -396,6 +405,22 @@ class Run:
         model = self._require_kind("token classifier")
         self._require_single("tagging is")
         return tag_texts(model, self.tokenizer, texts, self.generation, batch_tokens)
+
+    def answer(self, question: str, context: str) -> ContextAnswer:
+        """The answer to a question in a context: answer, start and end in characters, and score."""
+        return self.answer_all([(question, context)])[0]
+
+    def answer_all(self, pairs: Sequence[tuple[str, str]], batch_tokens: int = 4096) -> list[ContextAnswer]:
+        """The answer to each pair of a question and a context, of any length."""
+        model = self._require_kind("question answerer")
+        self._require_single("answering is")
+        for question, context in pairs:
+            validate_text("question", question)
+            validate_text("context", context)
+        examples = [LabeledExample(0, pair, "", "") for pair in pairs]
+        limit = token_limit(self.generation, model.config.max_len)
+        outputs = answer_questions(model, self.tokenizer, examples, limit, batch_tokens)
+        return [answer for answer, _ in outputs]
 
     def fill_mask(self, texts: Sequence[str], top_k: int = 5) -> list[list[list[MaskPrediction]]]:
         """The most likely tokens for each mask of each text, <mask> or [MASK], with their probabilities."""

@@ -28,8 +28,8 @@ def ensemble_runs(runs: Sequence[Run], names: Sequence[str] = ()) -> Run:
             f"{names[0]} detects tokens of its own generator: it cannot be in an ensemble, except "
             "for embeddings"
         )
-    if first.kind == "token classifier":
-        raise UserError(f"{names[0]} is a token classifier: it cannot be in an ensemble")
+    if first.kind in ("token classifier", "question answerer"):
+        raise UserError(f"{names[0]} is a {first.kind}: it cannot be in an ensemble")
     for name, run in zip(names[1:], runs[1:], strict=True):
         if run.kind != first.kind or (run.kind == "encoder" and run.config.lm_head != first.config.lm_head):
             raise UserError(

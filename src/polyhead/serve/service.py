@@ -35,6 +35,7 @@ TASKS_BY_KIND = {
     "encoder": ["embeddings", "fill-mask"],
     "classifier": ["classify", "rerank", "embeddings"],
     "token classifier": ["tag"],
+    "question answerer": ["answer"],
 }
 log = logging.getLogger("polyhead.serve")
 

@@ -65,6 +65,6 @@ def _read_lines(recipe: Recipe) -> Iterator[TextExample]:
 
 _READERS: dict[str, Callable[[Recipe], Iterator[TextExample]]] = {
     "translation": _read_pairs, "classification": _read_labeled, "multi-label": _read_labeled,
-    "regression": _read_labeled, "token-classification": _read_labeled, "chat": _read_questions,
-    "dpo": _read_prompts, "kto": _read_prompts, "embedding": _read_anchors,
+    "regression": _read_labeled, "token-classification": _read_labeled, "question-answering": _read_labeled,
+    "chat": _read_questions, "dpo": _read_prompts, "kto": _read_prompts, "embedding": _read_anchors,
 }  # fmt: skip

@@ -248,6 +248,7 @@ _METRIC_NAMES = {
     "micro_f1": "Micro F1",
     "pearson": "Pearson correlation",
     "spearman": "Spearman correlation",
+    "exact_match": "Exact match",
     "mcc": "Matthews correlation",
     "ndcg": "nDCG@10",
     "mrr": "Mean reciprocal rank",

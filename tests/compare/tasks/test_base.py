@@ -9,7 +9,7 @@ from polyhead.core.registry import TASK
 def test_other_tasks_than_compared_ones_are_named():
     """Of replaced tokens each design would be asked for those of its own generator."""
     others = {"replaced-token-detection", "multi-label", "regression", "token-classification", "dpo", "kto"}
-    others |= {"embedding"}
+    others |= {"embedding", "question-answering"}
     assert set(COMPARED_TASKS.names()) == set(TASK.names()) - others
     for name in (*others, "dreams"):
         with pytest.raises(UserError, match=f"task is '{name}'; supported tasks: chat, classification, "):

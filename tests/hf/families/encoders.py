@@ -102,6 +102,8 @@ def make_encoder(directory, case, **options):
 
 def reference_output(model, *args, **kwargs):
     output = model(*args, **kwargs)
+    if "start_logits" in output:  # of answers
+        return torch.stack((output.start_logits, output.end_logits), -1)
     return output.logits if "logits" in output else output.last_hidden_state
 
 

@@ -30,7 +30,7 @@ CASES = [
 @pytest.mark.parametrize("case", CASES)
 def test_both_heads_and_pooler_equal_reference(case, tmp_path):
     reference, model = make_encoder(tmp_path, case), load_model(tmp_path)
-    message = "its model is NSPModel, expected MaskedLM or Classifier or TokenClassifier or SentenceEncoder"
+    message = "its model is NSPModel, expected MaskedLM or Classifier or TokenClassifier or Question"
     with pytest.raises(UserError, match=message):
         pick_family(model.config, "roberta")
     tokens, segments = torch.randint(5, VOCABULARY, (3, 20)), torch.randint(0, 2, (3, 20))

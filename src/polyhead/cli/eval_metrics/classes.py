@@ -23,7 +23,7 @@ from polyhead.cli.eval_metrics.printing import (
     write_output_lines,
 )
 from polyhead.cli.line_io import escape_terminal, to_one_column
-from polyhead.config.model import TOKEN_LABELS, ProblemType
+from polyhead.config.model import QUESTION_ANSWERING, TOKEN_LABELS, ProblemType
 from polyhead.core.errors import UserError
 from polyhead.core.i18n import tr
 from polyhead.data.readers.labeled import (
@@ -34,6 +34,7 @@ from polyhead.data.readers.labeled import (
 )
 from polyhead.data.readers.spans import OUTSIDE, list_span_labels
 from polyhead.data.readers.tabular import inherit_format
+from polyhead.evaluate.answering import measure_answers
 from polyhead.evaluate.baselines import Baselines, read_counts
 from polyhead.evaluate.classify import (
     MAX_MATRIX_CLASSES,
@@ -56,6 +57,7 @@ _MEASURE_FUNCTIONS: Mapping[ProblemType, Callable[..., ClassScores]] = {
     "multi_label_classification": measure_labels,
     "regression": measure_numbers,
     TOKEN_LABELS: measure_tags,
+    QUESTION_ANSWERING: measure_answers,
 }
 _N_HARDEST = 5  # texts that are listed
 

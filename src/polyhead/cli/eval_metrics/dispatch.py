@@ -32,6 +32,9 @@ class RunEvaluator(NamedTuple):
 EVALUATORS = {
     "classifier": RunEvaluator("is a classifier", "labelled texts", classes.evaluate_classifier),
     "token classifier": RunEvaluator("is a token classifier", "labelled texts", classes.evaluate_classifier),
+    "question answerer": RunEvaluator(
+        "is a question answerer", "labelled texts", classes.evaluate_classifier
+    ),
     "decoder": RunEvaluator("is a language model", "plain text", language.evaluate_language_model),
     "recovered": RunEvaluator(
         "is trained to predict masked or damaged tokens",

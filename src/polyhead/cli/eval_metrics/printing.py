@@ -30,6 +30,7 @@ JsonMeasures = dict[str, Any]
 # training task of a run without a recipe, by its kind
 TASK_BY_KIND = {
     "classifier": "classification", "token classifier": "token-classification",
+    "question answerer": "question-answering",
     "decoder": "language-model", "encoder-decoder": "translation",
 }  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Texts of any length as windows of tokens that overlap, with the words that each window labels."""
+"""Texts of any length as windows of tokens that overlap, with what each window labels."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from polyhead.core.errors import UserError
 from polyhead.data.batching.encoder_inputs import EncoderInput, fill_template
 from polyhead.data.readers.labeled import LabeledExample
 from polyhead.data.readers.spans import TextSpan, spans_to_tags
+from polyhead.nn.loss import IGNORE_INDEX
 from polyhead.tokenizers.scripts import locate_words
 from polyhead.tokenizers.tokenizer import Tokenizer
 
@@ -88,10 +89,52 @@ def label_words(
     return np.array([*rows], dtype=np.int64).reshape(-1, 3)
 
 
-def split_windows(ids: Sequence[int], tokenizer: Tokenizer, max_len: int) -> Iterator[TextWindow]:
-    """The windows of a text of at most ``max_len`` tokens each, special tokens included, in order."""
-    template = tokenizer.template(1)
-    room = max_len - len(template.prefix_ids) - len(template.suffix_ids)
+def encode_question(
+    texts: Sequence[str], tokenizer: Tokenizer, max_len: int
+) -> tuple[list[int], list[TextWindow]]:
+    """Where the tokens of a context begin, in characters, and its windows, each after the question.
+
+    A question with more than half of ``max_len`` tokens is cut.
+    """
+    question, context = texts
+    ids, starts = tokenizer.encode_with_offsets(context)
+    (question_ids,) = tokenizer.encode([question])
+    return starts, list(split_windows(ids, tokenizer, max_len, [question_ids[: max_len // 2]]))
+
+
+START_LABEL, END_LABEL = 1, 2  # of the first and the last token of an answer; their sum of a single token
+
+
+def label_answer(spans: Sequence[TextSpan], starts: Sequence[int], window: TextWindow) -> NDArray[np.int64]:
+    """A label for each token of a window: 0 for its first and those of the context, IGNORE_INDEX for others.
+
+    The first and last token of the first answer have START_LABEL and END_LABEL; if the window does not have
+    all of it, or there is none, these are of the first token (Devlin et al., 2018, sec. 4.3).
+    """
+    labels = np.full(len(window.row.ids), IGNORE_INDEX, dtype=np.int64)
+    labels[0] = labels[window.offset : window.offset + window.end - window.start] = 0
+    first = last = 0
+    if spans:
+        at, end, _ = spans[0]
+        token = bisect_left(starts, starts[max(0, bisect_right(starts, at) - 1)])
+        end_token = bisect_right(starts, end - 1) - 1
+        if window.start <= token <= end_token < window.end:
+            first, last = (i - window.start + window.offset for i in (token, end_token))
+    labels[first] += START_LABEL
+    labels[last] += END_LABEL
+    return labels
+
+
+def split_windows(
+    ids: Sequence[int], tokenizer: Tokenizer, max_len: int, first_texts: Sequence[Sequence[int]] = ()
+) -> Iterator[TextWindow]:
+    """The windows of a text of at most ``max_len`` tokens each, special tokens included, in order.
+
+    The first text of a pair, if there is one, is in each of them.
+    """
+    template = tokenizer.template(1 + len(first_texts))
+    offset = len(template.prefix_ids) + sum(map(len, first_texts)) + len(template.separator_ids)
+    room = max_len - offset - len(template.suffix_ids)
     if room < 1:
         raise UserError(f"{max_len} tokens are too few for a text with its special tokens")
     step, last_start = max(1, room - room // _OVERLAP), max(0, len(ids) - room)
@@ -100,5 +143,5 @@ def split_windows(ids: Sequence[int], tokenizer: Tokenizer, max_len: int) -> Ite
     # in the middle of an overlap the context is the same in both windows
     borders = [0, *((start + end) // 2 for start, end in zip(starts[1:], ends, strict=False)), len(ids)]
     for i, (start, end) in enumerate(zip(starts, ends, strict=True)):
-        row = fill_template(template, [ids[start:end]], max_len)
-        yield TextWindow(row, start, end, borders[i], borders[i + 1], len(template.prefix_ids))
+        row = fill_template(template, [*first_texts, ids[start:end]], max_len)
+        yield TextWindow(row, start, end, borders[i], borders[i + 1], offset)

@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple
 from polyhead.core.blank_text import is_blank
 from polyhead.core.errors import UserError, did_you_mean, format_value
 from polyhead.core.i18n import Translate, tr
+from polyhead.data.readers.answers import is_squad, parse_answers, read_squad
 from polyhead.data.readers.files import check_files
 from polyhead.data.readers.rows import ReadReport, Rows, read_limited
 from polyhead.data.readers.spans import TextSpan, list_span_labels, parse_spans, read_conll
@@ -32,8 +33,10 @@ _LOOKALIKES = str.maketrans(
 _FEW_TEXTS = 20  # with more texts than this, at most half as many different labels are accepted
 
 
-LabelKind = Literal["class", "labels", "number", "spans"]
-"""What a text has: one label, any number of labels, a number, or labeled spans."""
+LabelKind = Literal["class", "labels", "number", "spans", "answers"]
+"""What a text has: one label, any number of labels, a number, or labeled spans; a question and a context have
+answers.
+"""
 
 
 class LabeledExample(NamedTuple):
@@ -45,7 +48,7 @@ class LabeledExample(NamedTuple):
     location: str  # line number; with several files also the name
     labels: tuple[str, ...] = ()  # of kind "labels"
     number: float = 0.0  # of kind "number"
-    spans: tuple[TextSpan, ...] = ()  # of kind "spans", in characters
+    spans: tuple[TextSpan, ...] = ()  # of kinds "spans" and "answers", in characters
 
 
 class LabeledReport(ReadReport):
@@ -63,13 +66,18 @@ class LabeledFiles(Rows):
     kind: LabelKind = "class"
 
     def check_columns(self) -> None:
-        """Raise a UserError if a file lacks one of the columns; CoNLL has none."""
-        if self.format != "conll":
+        """Raise a UserError if a file lacks one of the columns; CoNLL and SQuAD have none."""
+        if self.format not in _FORMATS:
             super().check_columns()
 
     def read_file(self, path: Path) -> Iterator[tuple[int, Any]]:
         """Yield (line number from 1, values or the kind of problem) of a file."""
-        return read_conll(path) if self.format == "conll" else super().read_file(path)
+        return _FORMATS.get(self.format, super().read_file)(path)
+
+    def get_split_text(self, row: Any) -> str | None:
+        """The text that decides the split of a row: of a question, its context."""
+        is_question = self.kind == "answers" and not isinstance(row, str)
+        return super().get_split_text(row[1:] if is_question else row)
 
     def iter_examples(
         self, report: LabeledReport | None = None, labels: Sequence[str] | None = None
@@ -138,6 +146,8 @@ def open_labeled(
     table_format: Any = infer_table_format(paths, format)
     if kind == "spans" and table_format != "jsonl":
         table_format = "conll"
+    elif kind == "answers" and all(map(is_squad, paths)):
+        table_format = "squad"
     if table_format is None:
         raise UserError(
             f"cannot detect the format of {paths[0].name}: name it .tsv, .csv or .jsonl, or "
@@ -300,18 +310,34 @@ def _parse_span_row(line: int, row: tuple[Any, ...], location: str) -> LabeledEx
     return LabeledExample(line, texts, summary, location, labels=labels, spans=tuple(spans))
 
 
+def _parse_answer_row(line: int, row: tuple[Any, ...], location: str) -> LabeledExample | str:
+    """A question, its context and its answers; none is allowed."""
+    texts = _parse_texts(row)
+    if isinstance(texts, str):
+        return texts
+    spans = parse_answers(texts[-1], row[-1])
+    if isinstance(spans, str):
+        return f"malformed: {spans}"
+    return LabeledExample(line, texts, spans[0].label if spans else "", location, spans=tuple(spans))
+
+
+_FORMATS: Mapping[str, Callable[[Path], Iterator[tuple[int, Any]]]] = {
+    "conll": read_conll, "squad": read_squad,
+}  # fmt: skip
 _MAX_NUMBER = 1e18  # its square is a number of single precision
 _PARSERS: dict[LabelKind, Callable[[int, tuple[Any, ...], str], LabeledExample | str]] = {
     "class": _parse_example,
     "labels": _parse_labels,
     "number": _parse_number,
     "spans": _parse_span_row,
+    "answers": _parse_answer_row,
 }
 _EXPECTED: dict[LabelKind, str] = {
     "class": "text, an integer, true or false",
     "labels": "a list of labels, or text with commas between them",
     "number": "a number",
     "spans": "a list of spans",
+    "answers": "a list of answers",
 }
 
 

@@ -178,7 +178,7 @@ class Rows:
     unit: ClassVar[str]  # what a row is
 
     files: tuple[Path, ...]
-    format: Literal["parallel", "tsv", "jsonl", "conll"] = "jsonl"
+    format: Literal["parallel", "tsv", "jsonl", "conll", "squad"] = "jsonl"
     columns_by_role: ColumnsByRole = field(default_factory=dict)
     validation_fraction: float = 0.0
     is_validation: bool = False  # whether these are the held-out rows, or the others

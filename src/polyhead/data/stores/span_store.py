@@ -1,8 +1,8 @@
-"""Tokenized texts with labeled spans on disk: windows of tokens, each with the tags of its words."""
+"""Tokenized texts with labeled spans, or with answers, on disk: windows of tokens, each with its labels."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from polyhead.core.errors import prefix_errors
-from polyhead.data.batching.encoder_inputs import EncoderBatch
-from polyhead.data.batching.windows import encode_windows, label_words
-from polyhead.data.readers.labeled import LabeledFiles, LabeledReport, LabelKind
+from polyhead.data.batching.encoder_inputs import EncoderBatch, EncoderInput
+from polyhead.data.batching.windows import encode_question, encode_windows, label_answer, label_words
+from polyhead.data.readers.labeled import LabeledExample, LabeledFiles, LabeledReport, LabelKind
 from polyhead.data.stores.build_cache import FlatWriter, IdArray
 from polyhead.data.stores.labeled_store import LabeledStore
 from polyhead.nn.loss import IGNORE_INDEX
@@ -25,7 +25,8 @@ class SpanStore(LabeledStore):
     """Windows of texts in the order of the files; ``labels`` has a tag for each token.
 
     The tag is IGNORE_INDEX unless the token is the first of a word that the window labels. The number of a
-    word is one more than that of the word before if both are in one text.
+    word is one more than that of the word before if both are in one text. The labels of windows with answers
+    are those of ``label_answer``.
     """
 
     kind = "spans"
@@ -63,18 +64,42 @@ class SpanStore(LabeledStore):
         report: LabeledReport,
     ) -> None:
         """Write the windows of all texts; ``labels`` are the tags."""
-        first_word = 0
-        for example in labeled_files.iter_examples(report, labels):
-            with prefix_errors("data.max_len"):
-                units, windows = encode_windows(example.texts[0], tokenizer, max_len)
-            targets = label_words(example, units, labels, first_word)
-            for window in windows:
-                row = np.full((len(window.row.ids), 3), IGNORE_INDEX)
-                for word, column in window.iter_words(units):
-                    row[column] = targets[word]
-                out["ids"].append_rows([window.row.ids], out["offsets"])
-                for name, values in zip(("labels", "words", "hashes"), row.T, strict=True):
-                    out[name].append(values)
-                out["seconds"].append([window.row.second_start])
-                out["lines"].append([example.line])
-            first_word += len(targets) + 1
+        examples = labeled_files.iter_examples(report, labels)
+        iter_rows = _iter_answer_rows if labeled_files.kind == "answers" else _iter_tag_rows
+        for line, row, columns in iter_rows(examples, labels, tokenizer, max_len):
+            out["ids"].append_rows([row.ids], out["offsets"])
+            for name, values in zip(("labels", "words", "hashes"), columns.T, strict=True):
+                out[name].append(values)
+            out["seconds"].append([row.second_start])
+            out["lines"].append([line])
+
+
+LabeledRow = tuple[int, EncoderInput, NDArray[Any]]
+"""The line of a text, a window of it, and label, number and hash of each of its tokens: (T, 3)."""
+
+
+def _iter_tag_rows(
+    examples: Iterator[LabeledExample], labels: Sequence[str], tokenizer: Tokenizer, max_len: int
+) -> Iterator[LabeledRow]:
+    first_word = 0
+    for example in examples:
+        with prefix_errors("data.max_len"):
+            units, windows = encode_windows(example.texts[0], tokenizer, max_len)
+        targets = label_words(example, units, labels, first_word)
+        for window in windows:
+            columns = np.full((len(window.row.ids), 3), IGNORE_INDEX)
+            for word, column in window.iter_words(units):
+                columns[column] = targets[word]
+            yield example.line, window.row, columns
+        first_word += len(targets) + 1
+
+
+def _iter_answer_rows(
+    examples: Iterator[LabeledExample], labels: Sequence[str], tokenizer: Tokenizer, max_len: int
+) -> Iterator[LabeledRow]:
+    for example in examples:
+        with prefix_errors("data.max_len"):
+            starts, windows = encode_question(example.texts, tokenizer, max_len)
+        for window in windows:
+            answer = label_answer(example.spans, starts, window)
+            yield example.line, window.row, np.stack([answer, *np.zeros_like([answer, answer])], 1)

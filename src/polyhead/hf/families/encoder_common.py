@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from polyhead.config.model import SINGLE_LABEL, TOKEN_LABELS, ModelConfig
+from polyhead.config.model import (
+    ANSWER_LABELS,
+    QUESTION_ANSWERING,
+    SINGLE_LABEL,
+    TOKEN_LABELS,
+    ModelConfig,
+)
 from polyhead.core.choice import Choice
 from polyhead.hf.config_map import MAX_SIZE, ConfigField, ConfigReader, ModelFields, constant
 from polyhead.hf.family import COPY, HEAD_WEIGHT, WeightRule, head_transform_name, linear, weight
@@ -39,7 +45,10 @@ _LINEAR_TOKEN_HEADS = {
 
 def encoder_architectures(class_prefix: str) -> dict[str, str]:
     """Return our encoder models -> the classes of a family with that prefix."""
-    token_heads = {"TokenClassifier": f"{class_prefix}ForTokenClassification"}
+    token_heads = {
+        "TokenClassifier": f"{class_prefix}ForTokenClassification",
+        "QuestionAnswerer": f"{class_prefix}ForQuestionAnswering",
+    }
     return {
         "MaskedLM": f"{class_prefix}ForMaskedLM",
         "Classifier": f"{class_prefix}ForSequenceClassification",
@@ -123,6 +132,9 @@ def read_heads(
     if model == "TokenClassifier":
         reader.ignore("problem_type")
         return {"labels": read_labels(reader), "problem_type": TOKEN_LABELS}
+    if model == "QuestionAnswerer":
+        reader.ignore("problem_type", "id2label", "label2id", "qa_dropout")
+        return {"labels": [*ANSWER_LABELS], "problem_type": QUESTION_ANSWERING}
     return {"lm_head": False, "pooling": None if base_pooling is None else dict(base_pooling)}
 
 
@@ -193,7 +205,7 @@ def read_problem_type(reader: ConfigReader, labels: Sequence[str]) -> str:
 
 def write_labels(config: ModelConfig) -> dict[str, Any]:
     """Inverse of ``read_labels``."""
-    if not config.labels:
+    if not config.labels or config.problem_type == QUESTION_ANSWERING:
         return {}
     is_default = config.problem_type in (SINGLE_LABEL, TOKEN_LABELS)
     return ({} if is_default else {"problem_type": config.problem_type}) | {

@@ -28,6 +28,7 @@ from polyhead.serve.api_errors import ApiError, invalid_value_error
 from polyhead.serve.http.http_exchange import HttpExchange, dump_json, dump_json_list
 from polyhead.serve.openai.request_builder import check_token_ids
 from polyhead.serve.openai.schemas import (
+    AnswerBody,
     ClassifyBody,
     DetokenizeBody,
     EmbeddingBody,
@@ -177,6 +178,22 @@ async def create_tags(service: Service, exchange: HttpExchange, body: TagBody) -
     items, results = await service.compute(("tag",), count_tokens, tag_batch, body.input)
     data = [{"spans": [span._asdict() for span in spans]} for spans in results]
     await _send_list(service, exchange, data, usage=_count_usage(service, items))
+
+
+async def create_answer(service: Service, exchange: HttpExchange, body: AnswerBody) -> None:
+    """Return the words of the context that answer the question, "" if none do."""
+    service.require_task("answer")
+    pair = body.question, body.context
+
+    def count_tokens() -> list[tuple[Any, int]]:
+        return [(pair, sum(map(len, service.run.tokenizer.encode(pair))))]
+
+    def answer_batch(items: list[Any]) -> Sequence[Any]:
+        return service.run.answer_all([one for one, _ in items])
+
+    items, (answer,) = await service.compute(("answer",), count_tokens, answer_batch, pair[1:])
+    head = {"id": f"answer-{uuid.uuid4().hex}", "model": service.name}
+    await exchange.send_json({**head, **answer._asdict(), "usage": _count_usage(service, items)})
 
 
 async def create_reranking(service: Service, exchange: HttpExchange, body: RerankBody) -> None:

@@ -25,6 +25,7 @@ from polyhead.serve.model_card import reads_pairs
 from polyhead.serve.openai.chat_completions import create_chat_completion
 from polyhead.serve.openai.completions import create_completions, create_translations
 from polyhead.serve.openai.pooling_endpoints import (
+    create_answer,
     create_classifications,
     create_embeddings,
     create_explanation,
@@ -202,6 +203,7 @@ ROUTES = [
     ApiRoute("POST", "/v1/chat/completions", create_chat_completion, "answer a conversation"),
     ApiRoute("POST", "/v1/embeddings", create_embeddings, "compute an embedding per text"),
     ApiRoute("POST", "/v1/tag", create_tags, "find labeled spans in each text"),
+    ApiRoute("POST", "/v1/answer", create_answer, "answer a question with words of a context"),
     ApiRoute("POST", "/v1/classify", create_classifications, "classify each text"),
     ApiRoute("POST", "/v1/rerank", create_reranking, "order documents by their relevance to a query"),
     ApiRoute("POST", "/v1/fill-mask", create_mask_predictions, "predict masked tokens"),

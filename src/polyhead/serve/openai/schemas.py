@@ -333,6 +333,13 @@ class TagBody(RequestBody):
     input: TextList = Field(description="texts of any length")
 
 
+class AnswerBody(RequestBody):
+    """POST /v1/answer."""
+
+    question: str = Field(description="question that is answered with words of the context")
+    context: str = Field(description="text of any length")
+
+
 class RerankBody(RequestBody):
     """POST /v1/rerank."""
 

@@ -52,6 +52,21 @@ TOOLS.tag = [() => t("Find"), () => {
   return here.root;
 }];
 
+TOOLS.answer = [() => t("Answer"), () => {
+  const question = field(() => t("Question"), () => t("Search text …"));
+  const context = field(() => t("Context"), () => t("Text with the answer …"), { byLine: true }), found = make("div");
+  const here = tool(() => t("Answer"), async ({ signal, note }) => {
+    const begun = performance.now(), body = { model: model.id, question: question.input.value, context: context.input.value };
+    if (isBlank(body.question)) { question.input.focus(); return; }
+    program("/v1/answer", body);
+    const one = await (await ask("/v1/answer", body, signal)).json();
+    put(empty(found), bars("", [[one.answer || t("no answer in this text"), one.score]]));
+    note(texts(1, Math.round(performance.now() - begun)));
+  }, () => empty(found));
+  put(here.sheet, question.box, context.box, found, here.actions);
+  return here.root;
+}];
+
 TOOLS.rank = [() => t("Rank"), () => {
   const question = field(() => t("Question"), () => t("Search text …"));
   const input = field(() => t("Texts"), () => t("One text per line, ranked by how well it answers …"), { byLine: true });

@@ -1,7 +1,7 @@
 
 /* ---- the page: what the model does, a tab for each tool, the key, the language ---- */
-const KINDS = { decoder: () => t("language model"), "encoder-decoder": () => t("encoder-decoder"), encoder: () => t("encoder"), classifier: () => t("classifier"), "token classifier": () => t("token classifier") };
-const ORDER = ["chat/completions", "completions", "translations", "classify", "tag", "rank", "fill-mask", "embeddings"];
+const KINDS = { decoder: () => t("language model"), "encoder-decoder": () => t("encoder-decoder"), encoder: () => t("encoder"), classifier: () => t("classifier"), "token classifier": () => t("token classifier"), "question answerer": () => t("question answerer") };
+const ORDER = ["chat/completions", "completions", "translations", "classify", "tag", "answer", "rank", "fill-mask", "embeddings"];
 const SHOWN_LABELS = 8;
 const place = document.querySelector("#tools");
 const isReranker = () => model.labels.length === 1; // no class, but a number
@@ -24,6 +24,7 @@ function describeTask() {
     const values = { n: labels.length, labels: labels.slice(0, SHOWN_LABELS).join(", ") + (labels.length > SHOWN_LABELS ? ", …" : "") };
     return model.nsp_head ? t("Sorts pairs of texts into {n} classes: {labels}", values) : t("Sorts texts into {n} classes: {labels}", values);
   }
+  if (kind === "question answerer") return t("Answers a question with words of a text");
   if (kind === "token classifier") {
     const names = [...new Set(labels.map((tag) => tag.replace(/^.-/, "")))].filter((name) => name !== "O");
     return t("Finds in texts what these labels name: {labels}", { labels: names.slice(0, SHOWN_LABELS).join(", ") + (names.length > SHOWN_LABELS ? ", …" : "") });

@@ -6,9 +6,10 @@ from collections import Counter
 
 import numpy as np
 
-from polyhead.config.model import SINGLE_LABEL, TOKEN_LABELS
+from polyhead.config.model import PER_TOKEN, QUESTION_ANSWERING, SINGLE_LABEL
 from polyhead.data.batching.length_bucketing import LengthBucketSampler
 from polyhead.data.readers.labeled import read_labeled
+from polyhead.evaluate.answering import measure_answers
 from polyhead.evaluate.classify import MAX_MATRIX_CLASSES, confusion_matrix, list_confusions
 from polyhead.evaluate.tagging import measure_tags
 from polyhead.run.run import Run
@@ -41,8 +42,8 @@ MAX_BARS = 40
 @take_samples.register
 def classification_samples(task: ClassificationTask, run: Run) -> Samples:
     """Predictions for validation texts, evenly spread over the file."""
-    if task.problem_type == TOKEN_LABELS:
-        return _tag_samples(task, run)
+    if task.problem_type in PER_TOKEN:
+        return _span_samples(task, run)
     if task.problem_type != SINGLE_LABEL:
         return _text_label_samples(task, run)
     count = min(_MAX_TEXTS, max(MIN_TEXTS, len(task.valid) // _TEXT_STRIDE))
@@ -140,13 +141,15 @@ def _text_label_samples(task: ClassificationTask, run: Run) -> Samples:
     )
 
 
-def _tag_samples(task: ClassificationTask, run: Run) -> Samples:
-    """Spans of validation texts, those with the least probable words at the end."""
+def _span_samples(task: ClassificationTask, run: Run) -> Samples:
+    """Spans, or answers, of validation texts, those with the least probable words at the end."""
     assert run.recipe is not None
     examples, _ = read_labeled(open_split_labeled(run.recipe, "valid"), task.labels)
     examples = [examples[row] for row in _spread_rows(len(examples))]
-    result = measure_tags(run.members, examples, run.generation, task.config.max_tokens)
-    spread_rows = spread_by_length([example.texts[0] for example in examples], _N_SPREAD)
+    measure = measure_answers if task.problem_type == QUESTION_ANSWERING else measure_tags
+    result = measure(run.members, examples, run.generation, task.config.max_tokens)
+    texts = [" | ".join(example.texts) for example in examples]
+    spread_rows = spread_by_length(texts, _N_SPREAD)
     spread = [(examples[i], result.predictions[i]) for i in spread_rows]
     hardest = [(text.example, text.prediction) for text in result.hardest]
     shown = spread + [pair for pair in hardest if pair not in spread][:_N_MISTAKES]
@@ -161,9 +164,9 @@ def _tag_samples(task: ClassificationTask, run: Run) -> Samples:
         columns=("Text", "Prediction", "Label"),
         differences="whole",
         examples=make_examples(
-            *zip(*((example.texts[0], spans, example.label) for example, spans in shown), strict=True)
+            *zip(*((" | ".join(one.texts), spans, one.label) for one, spans in shown), strict=True)
         ),
-        breakdowns=[Breakdown("F1 (%)", "label", groups)],
+        breakdowns=[Breakdown("F1 (%)", "label", groups)] if groups else [],
     )
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from polyhead.config.model import SINGLE_LABEL, TOKEN_LABELS, ProblemType
+from polyhead.config.model import QUESTION_ANSWERING, SINGLE_LABEL, TOKEN_LABELS, ProblemType
 from polyhead.config.recipe import Recipe, TrainConfig
 from polyhead.core.errors import UserError, unknown_name_error
 from polyhead.core.i18n import tr
@@ -46,7 +46,7 @@ from polyhead.train.tasks.objectives import Objective, SingleLabel
 
 LABEL_KINDS: Mapping[ProblemType, LabelKind] = {
     SINGLE_LABEL: "class", "multi_label_classification": "labels", "regression": "number",
-    TOKEN_LABELS: "spans",
+    TOKEN_LABELS: "spans", QUESTION_ANSWERING: "answers",
 }  # fmt: skip
 # a class without validation texts is reported if at least this many are expected; fewer may be chance
 MIN_EXPECTED_TEXTS = 5
@@ -393,5 +393,5 @@ def open_labeled_store(
     """The tokenized texts of a split, built or loaded from the cache."""
     max_len = min(recipe.data.max_len, recipe.model.max_len)
     files = open_split_labeled(recipe, split)
-    store = SpanStore if files.kind == "spans" else LabeledStore
+    store = SpanStore if files.kind in ("spans", "answers") else LabeledStore
     return store.open_or_build(files, labels, tokenizer, recipe.token_cache_dir, max_len=max_len)

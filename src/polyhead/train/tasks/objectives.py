@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyhead.config.model import SINGLE_LABEL, TOKEN_LABELS, ProblemType
+from polyhead.config.model import QUESTION_ANSWERING, SINGLE_LABEL, TOKEN_LABELS, ProblemType
 from polyhead.data.readers.spans import OUTSIDE
+from polyhead.evaluate.answering import answer_baselines
 from polyhead.evaluate.baselines import (
     Baselines,
     TrainingCounts,
@@ -22,7 +23,14 @@ from polyhead.evaluate.baselines import (
 from polyhead.evaluate.classify import class_measures
 from polyhead.evaluate.tagging import tag_measures
 from polyhead.evaluate.text_numbers import Numbers, multi_label_measures, number_measures
-from polyhead.nn.loss import IGNORE_INDEX, Loss, classification_loss, multi_label_loss, squared_error
+from polyhead.nn.loss import (
+    IGNORE_INDEX,
+    Loss,
+    classification_loss,
+    multi_label_loss,
+    span_loss,
+    squared_error,
+)
 
 
 class Objective(Protocol):
@@ -110,6 +118,26 @@ class Tagging(SingleLabel):
         return tag_baselines(counts, targets, labels)
 
 
+class SpanExtraction(SingleLabel):
+    """An answer in a context; labels are those of ``label_answer``, targets of baselines the examples."""
+
+    problem_type: ProblemType = QUESTION_ANSWERING
+    title = "A question answerer"
+    usage = 'polyhead answer . "Who ...?" --context input.txt'
+
+    def dummy_labels(self, n_labels: int) -> Tensor:
+        return torch.tensor([[IGNORE_INDEX]])
+
+    def loss(self, logits: Tensor, labels: Tensor, smoothing: float, host: Tensor | None = None) -> Loss:
+        return span_loss(logits, labels, host)
+
+    def count(self, targets: Any, labels: Sequence[str]) -> TrainingCounts:
+        return TrainingCounts(texts=len(targets))
+
+    def baselines(self, counts: TrainingCounts, targets: Any, labels: Sequence[str]) -> Baselines:
+        return answer_baselines(targets)
+
+
 class MultiLabel:
     """Any number of labels per text; one is predicted from ``threshold``."""
 
@@ -162,5 +190,6 @@ class Regression:
 
 def make_objective(problem_type: ProblemType, threshold: float) -> Objective:
     """The objective of a model, whose labels are predicted from ``threshold`` if a text has several."""
-    objectives: tuple[Objective, ...] = SingleLabel(), Tagging(), MultiLabel(threshold), Regression()
+    per_token: tuple[Objective, ...] = Tagging(), SpanExtraction()
+    objectives = SingleLabel(), *per_token, MultiLabel(threshold), Regression()
     return next(objective for objective in objectives if objective.problem_type == problem_type)

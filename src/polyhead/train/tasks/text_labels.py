@@ -145,10 +145,11 @@ def make_objective_task(
     recipe: Recipe,
     tokenizer: Tokenizer,
     report: Reporter,
+    kind: type[ClassificationTask] = ClassificationTask,
     **options: Any,
 ) -> ClassificationTask:
     """The task of opened texts, after a warning of texts that the training text has too."""
-    task = ClassificationTask(stores, labels, tokenizer, recipe.train, objective, **options)
+    task = kind(stores, labels, tokenizer, recipe.train, objective, **options)
     training_texts = stores["train"].hash_texts()
     for split in [split for split in stores if split != "train"]:
         lines = stores[split].line_numbers.tolist()

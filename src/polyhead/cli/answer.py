@@ -1,0 +1,44 @@
+"""``polyhead answer``: answer questions with words of a text."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from polyhead.cli.line_io import LineCounter, is_file, read_lines, read_lines_or_text
+from polyhead.cli.options import Device, Dtype, OutputFile, ReadBatch, TextSource, check_kind, load_run
+from polyhead.cli.output_file import check_output_path, open_output
+
+
+def run(
+    directory: Annotated[Path, typer.Argument(metavar="RUN", help="path of a trained run")],
+    context: Annotated[str, typer.Option(help="text with the answers, or path of its file")],
+    source: TextSource = "-",
+    output: OutputFile = None,
+    read_batch: ReadBatch = 32,
+    dtype: Dtype = "fp32",
+    device: Device = "auto",
+) -> None:
+    """Answer questions with words of a text: one JSON object per input line.
+
+    It has the question, the answer, its start and end in characters of the text, and score, its probability.
+    The answer is empty if the text has none. Long texts are read in windows that overlap.
+
+    \b
+    polyhead answer runs/facts "When do we meet?" --context "We meet on May 3, 2024."
+    polyhead answer runs/facts questions.txt --context article.txt --output answers.jsonl
+    """
+    check_kind(directory, "question answerer")
+    check_output_path(output, [source], directory)
+    questions = read_lines_or_text(source)
+    text = "\n".join(read_lines(context)) if is_file(context) else context
+    answerer = load_run(directory, None, dtype, device, "question answerer")
+    counter = LineCounter(prints_to_stdout=output is None)
+    with open_output(output, "answers") as add:
+        for lines in counter.iter_batches(questions, source, read_batch):
+            answers = answerer.answer_all([(line, text) for line in lines])
+            rows = ({"question": line} | one._asdict() for line, one in zip(lines, answers, strict=True))
+            add((json.dumps(row, ensure_ascii=False) for row in rows), len(lines))
