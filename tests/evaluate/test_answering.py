@@ -90,7 +90,7 @@ def test_baseline_is_the_better_guess():
         LabeledExample(2, ("Who sang?", context), "", ""),
     ]
     baselines = answer_baselines(examples)
-    assert (baselines["exact_match"].value, baselines["exact_match"].guess) == (0.5, "no answer")
-    assert (baselines["f1"].value, baselines["f1"].guess) == (0.5, "no answer")
+    assert (baselines["exact_match"].value, baselines["exact_match"].guess) == (0.5, "empty answer")
+    assert (baselines["f1"].value, baselines["f1"].guess) == (0.5, "empty answer")
     f1 = 2 * 1 / (4 + 1)  # train leaves at noon
     assert answer_baselines(examples[:1])["f1"] == (pytest.approx(f1), "sentence like the question", "")

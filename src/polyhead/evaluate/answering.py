@@ -74,7 +74,7 @@ def answer_baselines(examples: Sequence[LabeledExample]) -> Baselines:
         parts = _SENTENCE.findall(context)
         sentences.append(max(parts, key=lambda part: len(words & {*normalize_answer(part).split()})).strip())
     baselines: dict[str, Baseline] = {}
-    for guess, answers in (("no answer", [""] * len(examples)), ("sentence like the question", sentences)):
+    for guess, answers in (("empty answer", [""] * len(examples)), ("sentence like the question", sentences)):
         for name, value in answer_measures(answers, examples).items():
             if name not in baselines or value > baselines[name].value:
                 baselines[name] = Baseline(value, guess)

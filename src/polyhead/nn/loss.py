@@ -109,10 +109,11 @@ def span_loss(logits: Tensor, labels: Tensor, host: Tensor | None = None) -> Los
     logits (B, T, 2), labels (B, T) with -100 for tokens that are no candidates, 1 for the first token of the
     span, 2 for its last, 3 for both; a row without them is ignored. ``host`` are the labels on the CPU.
     """
-    lowest = torch.finfo(torch.float32).min / 2
-    log_p = logits.float().masked_fill((labels == IGNORE_INDEX)[..., None], lowest).log_softmax(1)
+    is_ignored = labels == IGNORE_INDEX
+    is_ignored &= ~is_ignored.all(1, keepdim=True)  # a softmax needs one candidate
+    log_p = logits.float().masked_fill(is_ignored[..., None], -torch.inf).log_softmax(1)
     ends = labels.clamp(min=0)[..., None] & torch.tensor((1, 2), device=labels.device) != 0
-    total = -(log_p * ends).sum() / 2
+    total = -log_p.masked_fill(~ends, 0).sum() / 2
     return Loss(total, total.detach(), int(((labels if host is None else host) > 0).any(1).sum()))
 
 

@@ -77,9 +77,9 @@ def test_answers_are_learned_and_evaluated(trained_run, directory, capsys):
     match = np.mean([a.answer == b["text"] for a, b in zip(found, wanted, strict=True)])
     assert measures["measures"]["exact_match"] == pytest.approx(match)
     assert measures["measures"]["f1"] == pytest.approx(match)  # answers are single words
-    assert measures["baselines"]["exact_match"]["guess"] == "no answer"
+    assert measures["baselines"]["exact_match"]["guess"] == "empty answer"
     card = (config.out / "README.md").read_text()
-    assert f"| test exact_match | {match:.4f}" in card and "no answer" in card
+    assert f"| test exact_match | {match:.4f}" in card and "empty answer" in card
 
 
 def test_output_of_the_command_line_and_the_server(trained_run, directory, capsys):
