@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from polyhead.core.array_types import Floats
 from polyhead.evaluate.bootstrap import N_RESAMPLES, bootstrap_p_value, draw_counts
-from polyhead.evaluate.metrics import Metric, make_scorer
+from polyhead.evaluate.metrics import Metric, References, make_scorer, reference_lists, to_streams
 from polyhead.evaluate.text_scorers import ScoredTexts
 
 if TYPE_CHECKING:
@@ -146,11 +146,12 @@ def draw_resamples(n: int) -> NDArray[np.int64]:
 
 
 def metric_statistics(
-    metric: Metric, outputs: Sequence[str], references: Sequence[str], lang: str = ""
+    metric: Metric, outputs: Sequence[str], references: References, lang: str = ""
 ) -> Floats:
     """Statistics of each sentence whose sums give its corpus score: (N, K)."""
-    scorer = make_scorer(metric, ScoredTexts(lang, references))
-    return np.array(scorer._extract_corpus_statistics(list(outputs), [list(references)]), dtype=np.float64)
+    lists = reference_lists(references)
+    scorer = make_scorer(metric, ScoredTexts(lang, [texts[0] for texts in lists]))
+    return np.array(scorer._extract_corpus_statistics(list(outputs), to_streams(lists)), dtype=np.float64)
 
 
 def class_statistics(predictions: Sequence[int], targets: Sequence[int], n_labels: int) -> Floats:

@@ -196,7 +196,7 @@ def score_translations(
     check_same_length(outputs, references)
     lists = reference_lists(references)
     scorer = make_scorer(metric, ScoredTexts(lang, [texts[0] for texts in lists], sources, path))
-    statistics = scorer._extract_corpus_statistics(list(outputs), _to_streams(lists))
+    statistics = scorer._extract_corpus_statistics(list(outputs), to_streams(lists))
     value = scorer._aggregate_and_compute(statistics).score
     if n_resamples:
         scorer.n_bootstrap, scorer.seed = n_resamples, SEED  # in the signature
@@ -246,6 +246,6 @@ def reference_lists(references: References) -> list[list[str]]:
     return [list(texts) for texts in lists]
 
 
-def _to_streams(lists: list[list[str]]) -> Any:
+def to_streams(lists: list[list[str]]) -> Any:
     """The references as sacreBLEU takes them: the first of every source, the second, ...; None if absent."""
     return [list(stream) for stream in zip_longest(*lists)]

@@ -37,6 +37,7 @@ from polyhead.data.readers.parallel_corpus import (
     merge_corpora,
     merge_references,
     open_corpus,
+    open_references,
     read_pairs,
 )
 from polyhead.data.readers.tabular import infer_format, inherit_format
@@ -217,16 +218,15 @@ def load_pairs(
     if files:
         if len(files) == 1 and not columns:
             _reject_labels(run, Path(files[0]))
-        corpora = open_corpora(files, **(_file_options(run, files) | columns))
+        corpus = open_files(files, **(_file_options(run, files) | columns))
     else:
         recipe = require_split(run, split, "SOURCE TARGET")
-        corpora = [select_language(open_split_corpus(recipe, split), recipe.data, split, target_lang)]
-    if columns and corpora[0].format == "parallel":
+        corpus = select_language(open_split_corpus(recipe, split), recipe.data, split, target_lang)
+    if columns and corpus.format == "parallel":
         raise UserError(
-            f"{corpora[0].source_label} are one side each, without columns or keys: remove --source and "
-            "--target"
+            f"{corpus.source_label} are one side each, without columns or keys: remove --source and --target"
         )
-    pair_sets = [read_pairs(corpus, limit) for corpus in corpora]
+    pair_sets = [read_pairs(one, limit) for one in (corpus, *corpus.references)]
     for _, _, report in pair_sets:
         print(report.describe(), file=sys.stderr)
     return merge_references(pair_sets, limit)
@@ -275,17 +275,17 @@ def _reject_labels(run: Run, path: Path) -> None:
         )
 
 
-def open_corpora(files: Sequence[str], format: CorpusFormat = "auto", **columns: Any) -> list[ParallelFiles]:
-    """Open a table or a source and its reference, or one corpus per reference if there are several.
+def open_files(files: Sequence[str], format: CorpusFormat = "auto", **columns: Any) -> ParallelFiles:
+    """Open a table or a source and its references.
 
     The texts of folders are paired by name.
     """
     if (paths := expand_folders(files)) != [*map(Path, files)]:
-        return [open_corpus(paths, format=format, **columns)]
+        return open_corpus(paths, format=format, **columns)
     is_parallel = format == "parallel" or (format == "auto" and infer_format([*map(Path, files)]) is None)
     if len(files) <= 2 or not is_parallel:
-        return [open_corpus(files, format=format, **columns)]
-    return [open_corpus([files[0], reference], format="parallel", **columns) for reference in files[1:]]
+        return open_corpus(files, format=format, **columns)
+    return open_references(files)
 
 
 def _file_options(run: Run, files: Sequence[str]) -> dict[str, Any]:

@@ -34,7 +34,7 @@ from polyhead.config.recipe import Recipe
 from polyhead.core.array_types import Floats
 from polyhead.data.batching.collate import PairBatch, collate
 from polyhead.data.batching.token_windows import TokenWindows
-from polyhead.data.readers.parallel_corpus import read_pairs
+from polyhead.data.readers.parallel_corpus import read_pairs, read_references
 from polyhead.evaluate.metrics import MAIN_TRANSLATION_METRICS, score_translations
 from polyhead.evaluate.perplexity import Perplexity
 from polyhead.generation.decoding.sampling import Sampling
@@ -225,7 +225,7 @@ class ComparedTranslation:
         scored = score_units(run.model, task.eval_batches("valid"), seq2seq_features)
         nll, tokens = [unit.nll for unit in scored], [unit.n_tokens for unit in scored]
         split = pick_eval_split(recipe)
-        sources, references, _ = read_pairs(open_split_corpus(recipe, split))
+        sources, references, _ = read_references(open_split_corpus(recipe, split))
         outputs = run.translate(sources, truncate=True)
         lang = recipe.data.target_lang
         scores = [score_translations(m, outputs, references, lang) for m in MAIN_TRANSLATION_METRICS]
@@ -239,7 +239,7 @@ class ComparedTranslation:
 
     def unit_statistics(self, outputs: JsonDict, base: Recipe) -> dict[str, Floats]:
         """n-gram statistics of every output and its reference, and the loss of every validation sentence."""
-        _, references, _ = read_pairs(open_split_corpus(base, pick_eval_split(base)))
+        _, references, _ = read_references(open_split_corpus(base, pick_eval_split(base)))
         return {
             **{
                 metric.name: metric_statistics(metric, outputs["outputs"], references, base.data.target_lang)

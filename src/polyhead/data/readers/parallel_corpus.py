@@ -54,6 +54,7 @@ class ParallelFiles(Rows):
     rules: TextRules = NO_RULES
     source_tags: tuple[str, ...] = ()  # special tokens at the start of each source
     corpora: tuple[ParallelFiles, ...] = ()  # read one after the other, instead of the files
+    references: tuple[ParallelFiles, ...] = ()  # the same sources, with one further reference each
 
     @property
     def parts(self) -> tuple[ParallelFiles, ...]:
@@ -146,6 +147,19 @@ def open_corpus(
     return corpus
 
 
+def open_references(files: Sequence[str | Path]) -> ParallelFiles:
+    """Open a source and its references, one per file; the first reference is the target."""
+    first, *others = [open_corpus([files[0], reference], format="parallel") for reference in files[1:]]
+    return replace(first, references=tuple(others))
+
+
+def has_references(paths: Sequence[Path], format: CorpusFormat) -> bool:
+    """Whether files are a source and its references: three or more, the first with a suffix of its own."""
+    first, *suffixes = [Path(path.name.removesuffix(".gz")).suffix for path in paths]
+    is_parallel = format == "parallel" or (format == "auto" and infer_format(paths) is None)
+    return len(suffixes) > 1 and first not in suffixes and is_parallel
+
+
 def pair_files(paths: Sequence[Path]) -> list[tuple[Path, Path]]:
     """(source, target) of parallel files; the names of several pairs differ only in the mark of the language.
 
@@ -184,6 +198,13 @@ def read_pairs(corpus: ParallelFiles, limit: int | None = None) -> tuple[list[st
     report = CorpusReport(corpus.source_label)
     pairs = read_limited(corpus.iter_pairs(report), report, limit)
     return [pair.source for pair in pairs], [pair.target for pair in pairs], report
+
+
+def read_references(
+    corpus: ParallelFiles, limit: int | None = None
+) -> tuple[list[str], list[list[str]], CorpusReport]:
+    """(sources, references of each, report)."""
+    return merge_references([read_pairs(one, limit) for one in (corpus, *corpus.references)], limit)
 
 
 PairSet = tuple[list[str], list[str], CorpusReport]

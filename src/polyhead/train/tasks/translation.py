@@ -23,10 +23,13 @@ from polyhead.data.batching.mixture import MixedLengthSampler, Mixture
 from polyhead.data.readers.parallel_corpus import (
     CorpusReport,
     ParallelFiles,
+    has_references,
     merge_corpora,
     open_corpus,
+    open_references,
     read_corpus_texts,
     read_pairs,
+    read_references,
 )
 from polyhead.data.stores.build_cache import IdArray
 from polyhead.data.stores.pair_store import PairStore, hash_pairs
@@ -169,6 +172,9 @@ class TranslationTask:
                 hashes += hash_pairs(pairs, tokenizer, corpus.source_tags)
             report_split(report, "test", *(part.describe() for part in counts))
             warn_learned_texts("test", hashes, lines, training_texts, report)
+        for split, corpus in splits.items():
+            for other in corpus.references:  # raises before training if one has another number of lines
+                report_split(report, split, read_pairs(other)[2].describe())
         if copy_splits := [split for split, corpus in splits.items() if corpus.copied_side]:
             report.info(
                 tr(
@@ -263,7 +269,7 @@ class TranslationTask:
         For the validation split also loss and perplexity of token frequencies.
         """
         assert run.recipe is not None
-        sources, references, _ = read_pairs(open_split_corpus(run.recipe, split))
+        sources, references, _ = read_references(open_split_corpus(run.recipe, split))
         lang = run.recipe.data.common_target(split)
         baselines = dict(translation_baselines(sources, references, lang, counts.target))
         if split == "valid":
@@ -318,11 +324,16 @@ def find_most_frequent_target(store: PairStore) -> int:
 
 
 def open_split_corpus(recipe: Recipe, split: str) -> ParallelFiles:
-    """Open the files of a split as set in the recipe; validation may be a share of the training text."""
+    """Open the files of a split as set in the recipe; validation may be a share of the training text.
+
+    Validation and test text may have several references.
+    """
     data = recipe.data
 
     def open_one(corpus: CorpusConfig | None = None) -> ParallelFiles:
         files, share, is_validation = data.select_split(split, corpus)
+        if corpus is None and split != "train" and not share and has_references(files, data.format):
+            return open_references(files)
         pairs = open_corpus(
             files,
             format=data.format,
@@ -372,9 +383,9 @@ def _make_measure_fns(recipe: Recipe, tokenizer: Tokenizer) -> list[MeasureFn]:
 
 def translate_corpus(
     run: Run, corpus: ParallelFiles, map_fn: MapFn, limit: int | None = None
-) -> tuple[list[str], list[str]]:
-    """(outputs, references) of the first pairs of a corpus."""
-    sources, references, _ = read_pairs(corpus, limit)
+) -> tuple[list[str], list[list[str]]]:
+    """(outputs, references of each) of the first pairs of a corpus."""
+    sources, references, _ = read_references(corpus, limit)
     return translate_sources(with_source_tags(run, corpus.source_tags), sources, map_fn), references
 
 
