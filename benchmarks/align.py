@@ -2,6 +2,7 @@
 
 polyhead init --example dates-en-zh --output dates.yaml && polyhead train dates.yaml
 ./dev bench align runs/dates             # of the recipe's test text, or of two files: SOURCE TARGET
+./dev bench align runs/dates train.en train.zh --write train.align       # links for data.alignments
 
 Each line of the recipe's test text that one of the patterns describes has its links by hand: sure ones, and
 possible ones such as 年 with its number. The error rate of links A (Och and Ney, 2003) is
@@ -16,7 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import polyhead as ph
-from polyhead.introspect.word_alignment import Alignment
+from polyhead.config.recipe import has_guided_head
+from polyhead.introspect.word_alignment import Alignment, format_alignment
 from polyhead.tokenizers.scripts import find_words
 
 Links = set[tuple[int, int]]
@@ -67,11 +69,17 @@ def main() -> None:
     )
     parser.add_argument("run", type=Path, help="a run of the recipe dates-en-zh")
     parser.add_argument("files", type=Path, nargs="*", help="source and target text")
+    parser.add_argument("--write", type=Path, help="write the links, as for data.alignments")
     options = parser.parse_args()
     run = ph.load(options.run)
     assert run.recipe is not None
     files = options.files or run.recipe.data.split_paths("test")
     sides = [path.read_text(encoding="utf-8").splitlines() for path in files]
+    if options.write:
+        rows = [find_links(*pair) for pair in zip(*sides, strict=True)]
+        lines = [format_alignment(sorted(links[1]) if links else []) for links in rows]
+        options.write.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        return
     pairs = [(*pair, links) for pair in zip(*sides, strict=True) if (links := find_links(*pair))]
     sources, targets, truth = (list(column) for column in zip(*pairs, strict=True))
     print(f"{len(pairs)} pairs, {sum(len(sure) for sure, _ in truth)} sure links; error rate in percent")
@@ -82,7 +90,8 @@ def main() -> None:
     print(f"{'along the diagonal':<28} {error_rate(diagonal, truth):5.1f}")
     for layer in (None, *range(run.config.n_layers)):
         found = [one.alignment for one in run.align_pairs(sources, targets, layer=layer)]
-        name = "all layers" if layer is None else f"layer {layer}"
+        name = "guided head" if has_guided_head(run.recipe) else "all layers"
+        name = name if layer is None else f"layer {layer}"
         print(f"attention of {name:<15} {error_rate(found, truth):5.1f}")
 
 

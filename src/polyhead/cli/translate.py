@@ -263,6 +263,7 @@ def translate_lines(
     of the first text in the whole input; ``unknown_rows`` gets the numbers of the outputs with an unknown
     token.
     """
+    from polyhead.config.recipe import has_guided_head
     from polyhead.generation.detokenizer import decode_complete_chars
     from polyhead.introspect.word_alignment import align_pairs
     from polyhead.tokenizers.languages import with_languages
@@ -275,7 +276,8 @@ def translate_lines(
         template = with_languages(run.tokenizer, changes.get("source_lang"), changes.get("target_lang"))
         sources = [texts[i] for i, hypotheses in answered.items() for _ in hypotheses]
         targets = [one.tokens for hypotheses in answered.values() for one in hypotheses]
-        readings = [*align_pairs(run.model, run.tokenizer, template, sources, targets)]
+        is_guided = has_guided_head(run.recipe)
+        readings = [*align_pairs(run.model, run.tokenizer, template, sources, targets, is_guided=is_guided)]
     remaining = iter(readings)
     for i in range(len(texts)):
         hypotheses = answered.get(i, [])

@@ -111,6 +111,11 @@ class DataConfig(ConfigSection):
         description="changes of training pairs, different in each epoch: caps, title, no_stop, typos, noise, "
         "emoji, urls, numbers, tags; validation and test text stay",
     )
+    alignments: Path | None = Field(
+        None,
+        description="translation: a file with the links of the words of each training pair, a line such as "
+        "0-0 1-2 for a pair, which a head of the cross-attention learns (guided alignment)",
+    )
     cache_dir: Path | None = Field(None, description="directory for caching the tokenized text between runs")
 
     @field_validator("train")
@@ -511,6 +516,8 @@ class Recipe(ConfigSection):
                 f"data.train: tags and several target languages are for task translation, not "
                 f"{self.task.name!r}"
             )
+        if self.data.alignments and self.task.name != "translation":
+            raise UserError(f"data.alignments is for task translation, not {self.task.name!r}")
         if self.data.language_tags and self.train.explain_every:
             raise UserError(
                 "train.explain_every: marks are of one target language, and the corpora have several"
@@ -613,3 +620,8 @@ def read_recipe_tree(path: Path, overrides: Sequence[str]) -> yaml_io.YamlTree:
     raise UserError(
         f"{path} is not a recipe (a YAML file); to train on text, create a recipe first: {command}"
     )
+
+
+def has_guided_head(recipe: Recipe | None) -> bool:
+    """Whether a head of a run has learned links between words."""
+    return recipe is not None and recipe.data.alignments is not None

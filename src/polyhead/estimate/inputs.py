@@ -158,6 +158,7 @@ def open_data_sample(recipe: Recipe, origin: Run | None, folder: Path) -> DataSa
             "train": _name_sample(recipe.data, "train", sample),
             "valid": valid and _name_sample(recipe.data, "valid", valid),
             "test": None,
+            "alignments": None,
             "cache_dir": folder / "data",
         }
     )

@@ -72,10 +72,11 @@ class LayerAttention(NamedTuple):
 
 
 @contextmanager
-def record_attention(model: nn.Module, suffix: str = "") -> Iterator[AttentionWeights]:
+def record_attention(model: nn.Module, suffix: str = "", detach: bool = True) -> Iterator[AttentionWeights]:
     """Record the weights of every attention of the model, in training, stepwise decoding and search alike.
 
-    Only of those whose names end with ``suffix``, such as ".cross". Passes of other threads are not recorded.
+    Only of those whose names end with ``suffix``, such as ".cross", without their graph if ``detach``. Passes
+    of other threads are not recorded.
     """
     weights_by_name: AttentionWeights = {}
     hooks: list[tuple[Any, WeightsHook]] = []
@@ -85,7 +86,7 @@ def record_attention(model: nn.Module, suffix: str = "") -> Iterator[AttentionWe
 
             def record(weights: Tensor, passes: list[Tensor] = weights_by_name.setdefault(name, [])) -> None:
                 if get_ident() == thread_id:
-                    passes.append(weights.detach())
+                    passes.append(weights.detach() if detach else weights)
 
             hooks.append((module, record))
     for module, hook in hooks:

@@ -14,7 +14,7 @@ from polyhead.core.errors import UserError
 from polyhead.data.batching.length_bucketing import plan_eval_batches
 from polyhead.generation.engine.request import pad_rows, require_finite
 from polyhead.generation.token_offsets import token_offsets
-from polyhead.introspect.compute_attention import record_attention
+from polyhead.introspect.compute_attention import AttentionWeights, record_attention
 from polyhead.models import Model, Seq2Seq
 from polyhead.tokenizers.scripts import find_words
 from polyhead.tokenizers.special_tokens import Seq2SeqTemplate
@@ -34,6 +34,15 @@ class AlignedPair(NamedTuple):
     alignment: Alignment
 
 
+def select_guided(weights_by_name: AttentionWeights) -> Tensor:
+    """The weights that guided alignment teaches (B, T, S): the first head of the last layer but one.
+
+    Of the cross-attentions of a pass, those of Garg et al., 2019; of a single layer its own.
+    """
+    layers = [weights for passes in weights_by_name.values() for weights in passes]
+    return layers[max(len(layers) - 2, 0)][:, 0]
+
+
 def format_alignment(alignment: Alignment) -> str:
     """In the format of Pharaoh, such as ``0-0 1-2``."""
     return " ".join(f"{source}-{target}" for source, target in alignment)
@@ -46,11 +55,13 @@ def align_pairs(
     sources: Sequence[str],
     targets: Sequence[Sequence[int]],
     layer: int | None = None,
+    is_guided: bool = False,
 ) -> list[AlignedPair]:
     """Read texts, of which long ones are cut, with the tokens of their translations.
 
     The weight between two words is that of their tokens in the cross-attention, as the mean over the heads
-    of all layers or of one ``layer`` of the decoder, from 0. Each word of the translation is aligned with the
+    of all layers or of one ``layer`` of the decoder, from 0; without a layer, that of the head of
+    ``select_guided`` if ``is_guided``. Each word of the translation is aligned with the
     source word that has the largest weight while it is written (Garg et al., 2019).
     """
     if not isinstance(model, Seq2Seq):
@@ -69,7 +80,7 @@ def align_pairs(
     for batch in plan_eval_batches(lengths, target_lengths, BATCH_TOKENS):
         rows = batch.tolist()
         log_probs, weights = score_batch(
-            model, tokenizer, template, [ids[i] for i in rows], [targets[i] for i in rows], layer
+            model, tokenizer, template, [ids[i] for i in rows], [targets[i] for i in rows], layer, is_guided
         )
         for row, i in enumerate(rows):
             tokens = list(targets[i])
@@ -92,6 +103,7 @@ def score_batch(
     sources: Sequence[Sequence[int]],
     targets: Sequence[Sequence[int]],
     layer: int | None,
+    is_guided: bool = False,
 ) -> tuple[Tensor, Floats | None]:
     """Log-probabilities of the tokens of the targets and their ends (B, T + 1), and weights (B, T + 1, S).
 
@@ -113,6 +125,8 @@ def score_batch(
         raise UserError(f"layer is {layer}, expected 0 to {len(layers) - 1}: the decoder's cross-attentions")
     chosen = layers if layer is None else [layers[layer]]
     weights = torch.stack([one.float().mean(1) for one in chosen]).mean(0)
+    if is_guided and layer is None:
+        weights = select_guided(passes_by_name).float()
     return log_probs[:, opening:], weights[:, opening:, first:].cpu().double().numpy()
 
 

@@ -13,7 +13,7 @@ from polyhead.checkpoint.manifest import FileEntry
 from polyhead.checkpoint.weight_selection import WeightSelection
 from polyhead.config.generation_config import GenerationConfig
 from polyhead.config.model import ModelConfig
-from polyhead.config.recipe import Recipe
+from polyhead.config.recipe import Recipe, has_guided_head
 from polyhead.core.atomic_io import replace_file
 from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError, format_value
@@ -362,13 +362,15 @@ class Run:
     ) -> list[AlignedPair]:
         """The log-probability of each token of translations, and which words belong together.
 
-        Words are aligned by the attention of a ``layer`` of the decoder, from 0; default: of all layers.
+        Words are aligned by the attention of a ``layer`` of the decoder, from 0; default: of all layers, or
+        of the head that guided alignment taught.
         """
         model = self._require_kind("encoder-decoder", align_pairs=(sources, targets))
         self._require_single("run.align_pairs is")
         template = with_languages(self.tokenizer, source_lang, target_lang)
         rows = self.tokenizer.target_tokenizer.encode(targets)
-        return align_pairs(model, self.tokenizer, template, sources, rows, layer)
+        is_guided = has_guided_head(self.recipe)
+        return align_pairs(model, self.tokenizer, template, sources, rows, layer, is_guided)
 
     def score(
         self,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from polyhead.config.model import ModelConfig
-from polyhead.config.recipe import Recipe
+from polyhead.config.recipe import Recipe, has_guided_head
 from polyhead.core.errors import UserError, format_value
 from polyhead.core.i18n import tr
 from polyhead.data.documents.document import Document
@@ -75,7 +75,8 @@ def render_translations(
     outputs = decode_complete_chars(run.tokenizer.target_tokenizer, list(map(list, tokens)))
     rows = [i for i, has_markup in enumerate(document.has_markup) if has_markup and tokens[i]]
     sources = [document.sentences[i] for i in rows]
-    pairs = align_pairs(model, tokenizer, template, sources, [tokens[i] for i in rows]) if rows else []
+    targets, is_guided = [tokens[i] for i in rows], has_guided_head(run.recipe)
+    pairs = align_pairs(model, tokenizer, template, sources, targets, is_guided=is_guided) if rows else []
     alignments = {i: pair.alignment for i, pair in zip(rows, pairs, strict=True)}
     return document.render(
         [text or None for text in outputs], [alignments.get(i, []) for i in range(len(tokens))]

@@ -227,7 +227,7 @@ class TrainingSession:
         self.extra = {"tokenizer_sha256": self.run.tokenizer.sha256, **self.task.identity}
         check_ranks_agree(self.ranks, self.recipe, model, self.extra)
         use_tf32(train.precision, self.device)
-        if train.recompute == "none":
+        if train.recompute == "none" and self.recipe.data.alignments is None:
             compile_model(model, train.compile, self.device)
         self.summary = parameter_summary(model)
         self.strategy = parallelize(self.training, self.task, train, self.ranks)

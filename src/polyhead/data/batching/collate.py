@@ -32,6 +32,7 @@ class PairBatch(NamedTuple):
     labels: Tensor  # (B, T) int64: opening tokens, ids and eos; -100 at padding
     n_tokens: int  # number of labels that are not padding
     shard_pos: Tensor | None = None  # (B, T) int64: positions of the target, if it is a part of all tokens
+    links: Tensor | None = None  # (B, T, S): distributions over the source that guided alignment teaches
 
     @property
     def target_pos(self) -> Tensor:

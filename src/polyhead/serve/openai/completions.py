@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from polyhead.config.recipe import has_guided_head
 from polyhead.core.errors import UserError, format_value
 from polyhead.data.documents.document import Document
 from polyhead.data.readers.rows import iter_chunks
@@ -222,7 +223,8 @@ async def read_outputs(
 
     def read(pairs: list[Any]) -> list[AlignedPair]:
         sources, targets = zip(*pairs, strict=True)
-        return align_pairs(service.run.model, tokenizer, template, sources, targets)
+        is_guided = has_guided_head(service.run.recipe)
+        return align_pairs(service.run.model, tokenizer, template, sources, targets, is_guided=is_guided)
 
     pairs = [(source, hypothesis.tokens) for hypothesis in stream.output.request.result()]
     key = ("pairs", body.source, body.target)

@@ -14,7 +14,7 @@ from polyhead.config.corpora import CorpusConfig
 from polyhead.config.recipe import DataConfig, Recipe, TrainConfig
 from polyhead.core.errors import UserError
 from polyhead.core.i18n import tr, translate_message
-from polyhead.core.option_types import Fraction
+from polyhead.core.option_types import Fraction, NonNegativeFloat
 from polyhead.core.registry import TASK
 from polyhead.data.augment import PairAugmenter
 from polyhead.data.batching.collate import PairBatch, collate, make_dummy_pairs, shard_pair_tokens
@@ -48,7 +48,10 @@ from polyhead.evaluate.metrics import (
     score_translations,
 )
 from polyhead.evaluate.perplexity import loss_to_perplexity
+from polyhead.introspect.compute_attention import record_attention
+from polyhead.introspect.word_alignment import select_guided
 from polyhead.models.seq2seq import Seq2Seq
+from polyhead.nn.device import place_batch
 from polyhead.nn.loss import Loss
 from polyhead.run.run import Run
 from polyhead.tokenizers.languages import with_languages
@@ -64,6 +67,7 @@ from polyhead.train.tasks.common import (
     seq2seq_loss,
 )
 from polyhead.train.tasks.corpora import list_shares, make_mixture, make_text_rules, name_losses
+from polyhead.train.tasks.guided_alignment import LinkStore, check_guided, guided_loss
 from polyhead.train.tasks.swapped_sides import check_corpora_sides
 
 MeasureFn = Callable[[Seq2Seq, MapFn], dict[str, float]]
@@ -78,12 +82,14 @@ class TranslationTask:
 
     Equation: -Σ_t log p(y_t | y_1 ... y_{t-1}, x)
     Paper: Sutskever et al., 2014; Vaswani et al., 2017; token_split: Provilkov et al., 2020;
-      Sims et al., 2025
+      Sims et al., 2025; alignment_weight: Chen et al., 2016; Garg et al., 2019
     When: for pairs of an input and an output text; the default
     Recipe: task: {name: translation, token_split: 0.1}
     Options:
       token_split: share of the tokens that are split into two shorter ones in training, drawn anew each time;
         ``train.max_tokens`` counts them as one; for small data
+      alignment_weight: weight of the loss of guided alignment, with data.alignments: the cross-entropy
+        between the links of a word and the first head of the last cross-attention but one
     """
 
     kind = "encoder-decoder"
@@ -107,14 +113,18 @@ class TranslationTask:
         measure_fns: Sequence[MeasureFn] = (),
         title: str = "A translation model",
         mixture: Mixture | None = None,
+        links: LinkStore | None = None,
         *,
         token_split: Fraction = 0.0,
+        alignment_weight: NonNegativeFloat = 0.05,
     ) -> None:
+        self.alignment_weight, self.links = alignment_weight, links
         self.train, self.valid, self.tokenizer = train, valid, tokenizer
         self.stores: Mapping[str, PairStore] = {"train": train, "valid": valid}
         self.config, self.measure_fns = config, measure_fns
         self.token_splitters = _make_token_splitters(tokenizer, token_split)
         self.title, self.identity = title, {"train": train.directory.name, "valid": valid.directory.name}
+        self.identity |= {} if links is None else {"alignments": links.directory.name}
         self.shares = list_shares(mixture, np.diff(train.corpus_starts).tolist(), train.report)
         sampler = self.make_sampler(train)
         self.sampler = MixedLengthSampler(sampler, mixture, train.corpus_starts) if mixture else sampler
@@ -133,6 +143,7 @@ class TranslationTask:
                 "data.source and data.target"
             )
         check_corpora_sides(recipe.data, corpora)
+        check_guided(recipe, corpora["train"])
 
     @classmethod
     def iter_texts(cls, recipe: Recipe) -> Iterator[str]:
@@ -192,7 +203,12 @@ class TranslationTask:
                 report.info(warning)
         measure_fns = _make_measure_fns(recipe, tokenizer)
         mixture = make_mixture(recipe.data, recipe.train.seed)
-        task = cls(train, valid, tokenizer, recipe.train, measure_fns, title, mixture, **recipe.task.options)
+        links = None
+        if recipe.data.alignments is not None:
+            (path,) = recipe.data.resolve_files(str(recipe.data.alignments))
+            links = LinkStore.open_or_build(path, splits["train"], train, tokenizer)
+        parts = measure_fns, title, mixture, links
+        task = cls(train, valid, tokenizer, recipe.train, *parts, **recipe.task.options)
         if recipe.data.language_tags:
             task.usage += f" --target-lang {recipe.data.list_targets('train')[0]}"
         if recipe.data.augment:
@@ -211,11 +227,23 @@ class TranslationTask:
     def collate(self, batch: EpochRows) -> PairBatch:
         """Padded batch of some training pairs, with augmentation and token splitting."""
         augment = partial(self.augmenter, batch.epoch) if self.augmenter else None
-        return collate(self.train, batch.rows, self.tokenizer, self.token_splitters, augment)
+        pairs = collate(self.train, batch.rows, self.tokenizer, self.token_splitters, augment)
+        if self.links is None:
+            return pairs
+        template, shape = self.tokenizer.seq2seq_template, (*pairs.target.shape, pairs.source.size(1))
+        starts = len(template.source_prefix), len(template.opening_ids)
+        return pairs._replace(links=self.links.make_targets(batch.rows, shape, starts))
 
     def loss(self, model: nn.Module, batch: PairBatch) -> Loss:
-        """Label-smoothed cross-entropy, as a sum over labels."""
-        return seq2seq_loss(model, batch, self.config.label_smoothing or 0.0)
+        """Label-smoothed cross-entropy, as a sum over labels, and that of guided alignment."""
+        smoothing = self.config.label_smoothing or 0.0
+        links = place_batch(model, batch).batch.links
+        if links is None:
+            return seq2seq_loss(model, batch, smoothing)
+        with record_attention(model, ".cross", detach=False) as weights_by_name:
+            loss = seq2seq_loss(model, batch, smoothing)
+        guided = guided_loss(select_guided(weights_by_name), links)
+        return loss._replace(total=loss.total + self.alignment_weight * guided)
 
     def evaluate(self, model: nn.Module, map_fn: MapFn = map, split: str = "valid") -> dict[str, float]:
         """Loss without smoothing and perplexity of the pairs of a split; metrics of ``measure_fns``."""
