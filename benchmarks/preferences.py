@@ -90,6 +90,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=800, help="of the training lines; half as many others")
     parser.add_argument("--epochs", type=int, default=3, help="of the preferences")
     parser.add_argument("--rate", type=float, default=2e-4)
+    parser.add_argument("--designs", nargs="+", choices=DESIGNS, default=list(DESIGNS), metavar="NAME")
     options = parser.parse_args()
     texts = {"train": str(options.train.absolute()), "valid": str(options.valid.absolute())}
     schedule = {"name": "cosine", "warmup": max(1, options.steps // 20)}
@@ -108,7 +109,8 @@ def main() -> None:
     print(f"{counts['train']:,} pairs to learn, {counts['valid']:,} held out")
     head = ("model", "loss", "accuracy", "margin", "KL", "without", "length", "ppl")
     print(f"{head[0]:<10}", *(f"{name:>8}" for name in head[1:]))
-    for name, (task, changes) in {"start": ({}, {}), **DESIGNS}.items():
+    designs = {name: DESIGNS[name] for name in options.designs}
+    for name, (task, changes) in {"start": ({}, {}), **designs}.items():
         run, measures = base, dict.fromkeys(("loss", "accuracy", "margin", "kl"), math.nan)
         if task:
             training = {"epochs": options.epochs, "max_tokens": 1024, "lr": options.rate}

@@ -9,6 +9,7 @@ from tempfile import mkdtemp
 from tests.serve.conftest import build_run, serve_run
 
 from polyhead import Choice, ModelConfig, build
+from polyhead.config.model import ANSWER_LABELS, QUESTION_ANSWERING
 from polyhead.config.recipe import Recipe
 from polyhead.run.run import Run
 from polyhead.run.run_examples import write_examples
@@ -45,6 +46,7 @@ def make_chat_run():
 
 
 TAGGER = {"labels": ("O", "B-PER", "I-PER", "B-LOC", "I-LOC"), "problem_type": "token_classification"}
+ANSWERER = {"labels": ANSWER_LABELS, "problem_type": QUESTION_ANSWERING}
 EN_ZH = {"source_lang": "en", "target_lang": "zh"}
 MODELS = {
     "translator": lambda: with_recipe(build_run("encoder-decoder", n_layers=2), "translation", **EN_ZH),
@@ -54,6 +56,9 @@ MODELS = {
     "classifier": lambda: with_recipe(build_run("classifier"), "classification"),
     "pairs": lambda: with_recipe(build_run("classifier"), "classification", text=["a", "b"]),
     "spans": lambda: with_recipe(build_run("encoder", **TAGGER), "token-classification"),
+    "answers": lambda: with_recipe(
+        build_run("encoder", **ANSWERER), "question-answering", text=["question", "context"], label="answers"
+    ),
     "reranker": lambda: build_run("classifier", labels=("score",), max_len=96),
     "masked": lambda: build_run("encoder"),
     "vectors": lambda: build_run("encoder", lm_head=False),

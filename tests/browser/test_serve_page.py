@@ -5,6 +5,8 @@ import torch
 from tests.browser.conftest import check_accessibility, wait_until
 from tests.browser.serving import MODELS, get_panel, press, read_request
 
+from polyhead.run.run_examples import read_examples
+
 
 def repeat_request(get_service, model, page):
     """The answer of the service to the request that the page shows."""
@@ -167,6 +169,23 @@ def test_spans_are_found_in_each_text(get_service, open_tool):
         names = [f"{span['text']} = {span['label']}" for span in result["spans"]]
         assert bars.locator(".bar span").all_text_contents() == (names or ["nothing found"])
         assert bars.locator("output").count() == len(names)
+    check_accessibility(page)
+
+
+def test_question_is_answered_with_words_of_context(get_service, open_tool):
+    page = open_tool("answers")
+    panel, run = get_panel(page), get_service("answers").run
+    panel.locator(".example").first.click()
+    panel.locator(".bar").wait_for()
+    texts = [panel.get_by_label(name, exact=True) for name in ("Question", "Context")]
+    assert tuple(text.input_value() for text in texts) == read_examples(run.directory)[0]
+    texts[1].fill(" ".join(["two dogs bark"] * 30))
+    press(page, "Answer")
+    result = repeat_request(get_service, "answers", page)
+    assert result["answer"] == texts[1].input_value()[result["start"] : result["end"]]
+    name = result["answer"] or "no answer in this text"
+    assert panel.locator(".bar span").all_text_contents() == [name]
+    assert panel.locator(".count.over").count() == 0
     check_accessibility(page)
 
 

@@ -18,8 +18,12 @@ LEADS = {
     "classifier": ("Sorts texts into 2 classes: bad, good; up to ", "把文本分为 2 类：bad, good；最长"),
     "pairs": ("Sorts pairs of texts into 2 classes: bad, good; up to ", "把成对的文本分为 2 类：bad, good"),
     "spans": (
-        "Finds in texts what these labels name: PER, LOC; up to ",
-        "在文本里查找这些标签所指的内容：PER, LOC；最长",
+        "Finds in texts what these labels name: PER, LOC; texts of any length.",
+        "在文本里查找这些标签所指的内容：PER, LOC；文本长度不限。",
+    ),
+    "answers": (
+        "Answers a question with words of a text; texts of any length.",
+        "用文本中的词回答问题；文本长度不限。",
     ),
     "reranker": (
         "Ranks texts by how well they answer a question; up to ",

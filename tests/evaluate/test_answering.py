@@ -3,7 +3,7 @@ import string
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from polyhead.data.readers.labeled import LabeledExample
@@ -41,6 +41,7 @@ WORDS = st.lists(
 )
 
 
+@example([(["a-b"], [["ab"]])])  # the hyphen goes first, so that a is no article
 @given(st.lists(st.tuples(WORDS, st.lists(WORDS, max_size=3)), min_size=1, max_size=5))
 def test_measures_are_those_of_squad(rows):
     answers = [" ".join(words) for words, _ in rows]
@@ -62,9 +63,13 @@ def test_best_span_of_all_windows(seed):
     """Against all spans, one by one; the context has a character per token."""
     rng = torch.Generator().manual_seed(seed)
     context, windows = "".join(chr(97 + i % 26) for i in range(50)), [(0, 35), (20, 50)]
-    outputs = {
-        start: (3 * torch.randn(end - start + 1, 2, generator=rng)).log_softmax(0) for start, end in windows
-    }
+    logits = {start: 3 * torch.randn(end - start + 1, 2, generator=rng) for start, end in windows}
+    if seed % 3 == 1:  # the best span would be too long
+        logits[0][1, 0] += 20
+        logits[0][35, 1] += 20
+    elif seed % 3 == 2:  # the answer is in the other window
+        logits[0][0] += 20
+    outputs = {start: values.log_softmax(0) for start, values in logits.items()}
     spans = {}
     for (start, end), log_p in zip(windows, outputs.values(), strict=True):
         for i in range(start, end):

@@ -3,6 +3,7 @@
 import pytest
 from tests.serve.conftest import build_run, make_recipe, serve_run
 
+from polyhead.config.model import ANSWER_LABELS, QUESTION_ANSWERING
 from polyhead.run.run_examples import EXAMPLES_FILE, first_sentence, write_examples
 from polyhead.serve.auth import ApiKeys
 from polyhead.serve.model_card import Card, everyday_samples, round_down
@@ -27,6 +28,14 @@ def test_limit_and_examples_are_those_of_the_run(run):
     assert card.limit.words == round_down(39 * sum(len(text.split()) for text in SOURCES) // tokens)
     assert card.limit.characters == round_down(39 * sum(map(len, SOURCES)) // tokens)
     assert card.examples == SOURCES[:2]
+
+
+def test_contexts_of_questions_are_not_cut(tmp_path):
+    run = build_run("encoder", labels=ANSWER_LABELS, problem_type=QUESTION_ANSWERING)
+    run.directory, pair = tmp_path, ("who barks ?", "a dog barks . " * 20)
+    write_examples(tmp_path, [pair])
+    assert Card.from_run(run, use_own_samples=True).examples == [[*pair]]
+    assert Card.from_run(run, use_own_samples=False).examples == []
 
 
 def test_service_with_keys_shows_no_private_text(run):

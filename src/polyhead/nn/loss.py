@@ -113,7 +113,7 @@ def span_loss(logits: Tensor, labels: Tensor, host: Tensor | None = None) -> Los
     is_ignored &= ~is_ignored.all(1, keepdim=True)  # a softmax needs one candidate
     log_p = logits.float().masked_fill(is_ignored[..., None], -torch.inf).log_softmax(1)
     ends = labels.clamp(min=0)[..., None] & torch.tensor((1, 2), device=labels.device) != 0
-    total = -log_p.masked_fill(~ends, 0).sum() / 2
+    total = -log_p.where(ends, 0.0).sum() / 2
     return Loss(total, total.detach(), int(((labels if host is None else host) > 0).any(1).sum()))
 
 

@@ -15,7 +15,13 @@ from typing import NamedTuple
 from polyhead.config.model import SINGLE_LABEL
 from polyhead.evaluate.embed import token_limit
 from polyhead.run.run import Run
-from polyhead.run.run_examples import MAX_SHOWN_CHARS, TextExample, choose_examples, read_examples
+from polyhead.run.run_examples import (
+    MAX_SHOWN_CHARS,
+    MAX_SHOWN_EXAMPLES,
+    TextExample,
+    choose_examples,
+    read_examples,
+)
 from polyhead.tokenizers.languages import default_languages, normalize_language
 from polyhead.tokenizers.scripts import is_unspaced_char
 from polyhead.tokenizers.tokenizer import Tokenizer
@@ -46,6 +52,8 @@ class Card(NamedTuple):
         if run.kind == "encoder-decoder":
             validation = [example[:1] for example in validation]  # without the targets
         limit = measure_text_limit(run, validation or sentences)
+        if run.kind == "question answerer":  # not cut: the answer may be in any sentence
+            return cls(limit, [list(pair) for pair in validation[:MAX_SHOWN_EXAMPLES] if use_own_samples])
         shown = (use_own_samples and validation) or ([] if run.recipe else sentences)
         chosen = choose_examples(shown, min(MAX_SHOWN_CHARS, limit.characters or MAX_SHOWN_CHARS))
         return cls(limit, [example[0] if len(example) == 1 else list(example) for example in chosen])

@@ -8,11 +8,13 @@ const bare = (token) => token.replace(/^␣(?=.)/u, ""); // without the blank be
 const percent = (p) => `${(100 * p).toFixed(p < 0.1 ? 2 : 1)} %`;
 const clipped = (text, most) => [...text].length > most ? [...text].slice(0, most - 1).join("") + "…" : text;
 
+const readsWindows = () => ["question answerer", "token classifier"].includes(model.kind); // of a text of any length
+
 /* A text area below its label, and the count of its characters, of the longest line where each is a text of its own. */
 function field(label, placeholder, { byLine = false, counts = true, ...attributes } = {}) {
   const id = `field${++serial}`, count = make("span", { class: "count", id: `${id}count` });
   const input = create("textarea", { id, placeholder, spellcheck: "false", rows: 3, ...(counts && { "aria-describedby": `${id}count` }), ...attributes });
-  const most = model.text_limit.characters;
+  const most = readsWindows() ? null : model.text_limit.characters;
   const tell = () => {
     const texts = byLine ? lines(input.value) : [input.value], longest = texts.reduce((n, text) => Math.max(n, [...text].length), 0);
     const over = most !== null && longest > most, values = () => ({ n: grouped(longest), most: grouped(most ?? 0), lines: grouped(texts.length) });

@@ -53,8 +53,8 @@ TOOLS.tag = [() => t("Find"), () => {
 }];
 
 TOOLS.answer = [() => t("Answer"), () => {
-  const question = field(() => t("Question"), () => t("Search text …"));
-  const context = field(() => t("Context"), () => t("Text with the answer …"), { byLine: true }), found = make("div");
+  const question = field(() => t("Question"), () => t("Question about the text …"));
+  const context = field(() => t("Context"), () => t("Text with the answer …")), found = make("div", { class: "spans" });
   const here = tool(() => t("Answer"), async ({ signal, note }) => {
     const begun = performance.now(), body = { model: model.id, question: question.input.value, context: context.input.value };
     if (isBlank(body.question)) { question.input.focus(); return; }
@@ -63,7 +63,8 @@ TOOLS.answer = [() => t("Answer"), () => {
     put(empty(found), bars("", [[one.answer || t("no answer in this text"), one.score]]));
     note(texts(1, Math.round(performance.now() - begun)));
   }, () => empty(found));
-  put(here.sheet, question.box, context.box, found, here.actions);
+  const choose = ([one, text]) => { question.set(one); context.set(text); };
+  put(here.sheet, question.box, context.box, exampleRow(model.examples.filter(Array.isArray), choose, here, ([one]) => one), found, here.actions);
   return here.root;
 }];
 

@@ -8,6 +8,7 @@ const isReranker = () => model.labels.length === 1; // no class, but a number
 
 function describeLimit() {
   const { words, characters, tokens } = model.text_limit;
+  if (readsWindows()) return t("texts of any length");
   return words ? t("up to about {n} words", { n: grouped(words) }) : characters ? t("up to about {n} characters", { n: grouped(characters) }) : t("up to {n} tokens", { n: grouped(tokens) });
 }
 
@@ -52,7 +53,7 @@ async function pulse() {
   const state = document.querySelector(".state");
   let text = () => t("ready"), look = "well", title = "";
   try { await ask("/health/ready"); } catch (error) {
-    text = () => error.status === 401 ? t("key required") : error.status ? t("not ready") : t("no answer");
+    text = () => error.status === 401 ? t("key required") : error.status ? t("not ready") : t("no reply");
     [look, title] = ["ill", error.message];
   }
   if (state.textContent !== text()) setText(state, text); // else it would be read out every time
