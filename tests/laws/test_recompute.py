@@ -202,7 +202,7 @@ def train(directory, task_name, recompute):
     tree = recipe.model_dump(mode="json")
     recipe = Recipe.model_validate(tree | {"model": tree["model"] | parts})
     notes, factory = Notes(), TASK.get(task_name)
-    tokenizer = _load_or_train_tokenizer(recipe, factory, False, notes)
+    tokenizer = _load_or_train_tokenizer(recipe, factory, False, notes, None)
     task, config = _open_task(recipe, tokenizer, 0, [], notes)
     training = TrainState(build(config, seed=1), recipe.train, config.d_model, steps=2)
     strategy = parallelize(training, task, recipe.train)

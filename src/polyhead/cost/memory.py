@@ -27,6 +27,8 @@ from polyhead.models.build import model_class
 from polyhead.nn.loss import cross_entropy
 from polyhead.nn.stack import Stack, recompute_blocks
 
+_MANY_TOKENS = 1 << 15
+
 
 class TrainingMemory(NamedTuple):
     """Bytes of training by purpose. They do not all exist at once: ``total`` is the peak."""
@@ -62,11 +64,28 @@ def estimate_training_memory(
 ) -> TrainingMemory:
     """Estimate the memory of one step over a batch on fake tensors, without allocating it.
 
+    A batch of many tokens has a loss of many chunks, so it is estimated from two smaller ones: beyond their
+    size each number grows with the rows.
+
     ``prepare`` is applied to the model first, for example to freeze parts. With ``recompute`` the blocks keep
     only their inputs, and the activations of one block at a time exist again in the backward pass. With
     ``kernels`` the passes are those of the kernels of training on a CPU, which compute nothing here; with
     ``accumulate`` above 1 gradients exist all the time.
     """
+    few_rows = max(1, _MANY_TOKENS // max(batch_shape.length, batch_shape.source))
+    if batch_shape.rows > 2 * few_rows:
+        small, large = (
+            estimate_training_memory(
+                config, batch_shape.select_rows(n), optimizer, precision=precision, ema=ema,
+                recompute=recompute, kernels=kernels, accumulate=accumulate, prepare=prepare,
+            )
+            for n in (few_rows, 2 * few_rows)
+        )  # fmt: skip
+        factor = batch_shape.rows / few_rows - 1
+        pairs = zip(small, large, strict=True)
+        return TrainingMemory(
+            *(None if a is None or b is None else round(a + factor * (b - a)) for a, b in pairs)  # type: ignore[arg-type]
+        )
     with fake_mode(), skip_kernels() if kernels else nullcontext():
         model = model_class(config)(config)
         prepare(model)

@@ -26,6 +26,11 @@ class BatchShape(NamedTuple):
         """Number of tokens of both sides."""
         return self.rows * (self.length + self.source)
 
+    def select_rows(self, n: int) -> BatchShape:
+        """n of the rows, with their share of the labels."""
+        count = self.label_count
+        return self._replace(rows=n, label_count=None if count is None else round(count * n / self.rows))
+
 
 class OpCount(NamedTuple):
     """Operations of one part of a forward pass: name, number of layers, operations per layer, formula.

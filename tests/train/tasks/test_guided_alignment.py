@@ -68,7 +68,7 @@ def test_loss_adds_cross_entropy_of_linked_tokens(recipe):
             for s in linked:
                 expected -= float(layers[-2][row, 0, t, s].log()) / len(linked)
     loss = task.loss(run.model, batch)
-    assert float((loss.total - plain.total).detach()) == pytest.approx(WEIGHT * expected, rel=1e-4)
+    assert float((loss.total - plain.total).detach()) == pytest.approx(WEIGHT * expected, rel=1e-5)
     assert expected > 0
     assert (loss.count, float(loss.nll)) == (plain.count, pytest.approx(float(plain.nll)))
     loss.total.backward()

@@ -21,6 +21,7 @@ from polyhead.data.stores.pair_store import PairStore
 from polyhead.introspect.word_alignment import Alignment, mark_token_words
 from polyhead.tokenizers.tokenizer import Tokenizer
 
+ALIGNMENT_WEIGHT = 0.05  # of the loss, by default
 _LAYOUT = 1  # version of the file layout
 
 
@@ -101,7 +102,7 @@ def check_guided(recipe: Recipe, corpus: ParallelFiles) -> None:
     """Raise a UserError if a recipe with alignments has settings that do not fit them."""
     data, options = recipe.data, recipe.task.options
     if data.alignments is None:
-        if "alignment_weight" in options:
+        if options.get("alignment_weight", ALIGNMENT_WEIGHT) != ALIGNMENT_WEIGHT:
             raise UserError("alignment_weight requires data.alignments, a file with the links of the words")
         return
     if data.list_corpora("train") or (corpus.format, len(corpus.files)) != ("parallel", 2):

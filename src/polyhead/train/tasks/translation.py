@@ -67,7 +67,7 @@ from polyhead.train.tasks.common import (
     seq2seq_loss,
 )
 from polyhead.train.tasks.corpora import list_shares, make_mixture, make_text_rules, name_losses
-from polyhead.train.tasks.guided_alignment import LinkStore, check_guided, guided_loss
+from polyhead.train.tasks.guided_alignment import ALIGNMENT_WEIGHT, LinkStore, check_guided, guided_loss
 from polyhead.train.tasks.swapped_sides import check_corpora_sides
 
 MeasureFn = Callable[[Seq2Seq, MapFn], dict[str, float]]
@@ -116,7 +116,7 @@ class TranslationTask:
         links: LinkStore | None = None,
         *,
         token_split: Fraction = 0.0,
-        alignment_weight: NonNegativeFloat = 0.05,
+        alignment_weight: NonNegativeFloat = ALIGNMENT_WEIGHT,
     ) -> None:
         self.alignment_weight, self.links = alignment_weight, links
         self.train, self.valid, self.tokenizer = train, valid, tokenizer
