@@ -96,6 +96,7 @@ from polyhead.tokenizers.display import visible_token
 from polyhead.tokenizers.input_validation import (
     normalize_stop_strings,
     validate_each,
+    validate_list,
     validate_text,
     validate_texts_or_ids,
 )
@@ -416,6 +417,8 @@ class Run:
         """The answer to each pair of a question and a context, of any length."""
         model = self._require_kind("question answerer")
         self._require_single("answering is")
+        validate_list(pairs, "run.answer_all")
+        check_text_arity(pairs, 2)
         for question, context in pairs:
             validate_text("question", question)
             validate_text("context", context)

@@ -12,6 +12,7 @@ from tests.train.test_resume import KILLED_CODE, KillAt, digest_run, train_in_ch
 
 import polyhead as ph
 from polyhead.cli import main
+from polyhead.core.errors import UserError
 from polyhead.core.registry import TASK
 from polyhead.data.batching.windows import encode_question, label_answer
 from polyhead.data.readers.spans import TextSpan
@@ -86,6 +87,8 @@ def test_output_of_the_command_line_and_the_server(trained_run, directory, capsy
     run, config = trained_run
     row = next(row for row in read_rows(directory) if row["answers"])
     answer = run.answer(row["question"], row["context"])
+    with pytest.raises(UserError, match="single texts; expected a list of pairs"):
+        run.answer_all([row["question"]])
     (directory / "context.txt").write_text(row["context"] + "\n")
     for context in (row["context"], str(directory / "context.txt")):
         assert main(["answer", str(config.out), row["question"], "--context", context]) == 0
