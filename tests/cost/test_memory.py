@@ -1,10 +1,12 @@
 import itertools
 from contextlib import nullcontext
+from functools import partial
 
 import pytest
 import torch
 from tests.cost.cost_helpers import KINDS, make_config, make_shape
 
+from polyhead.config.model import ModelConfig
 from polyhead.config.recipe import TrainConfig
 from polyhead.core.choice import Choice
 from polyhead.core.registry import OPTIMIZER
@@ -138,3 +140,12 @@ def test_formula_equals_that_of_the_literature():
     """Korthikanti et al., 2022, with their 175B: s 2048, h 12288, a 96, b 1: 34 + 5 x 16 = 114 a layer."""
     config = preset_config("gpt3-175b", 50257)
     assert activation_bytes_formula(config, BatchShape(1, 2048)) == 96 * 2048 * 12288 * 114
+
+
+@pytest.mark.parametrize("kernels", [False, True])
+def test_large_batch_is_estimated_from_small_ones(monkeypatch, kernels):
+    config = ModelConfig(kind="decoder", vocab_size=50, d_model=32, n_layers=2, n_heads=2, max_len=32)
+    estimate = partial(estimate_training_memory, config, BatchShape(96, 32), ADAMW, kernels=kernels)
+    exact = estimate()
+    monkeypatch.setattr("polyhead.cost.memory._MANY_TOKENS", 1024)  # 32 and 64 rows
+    assert estimate() == exact

@@ -7,10 +7,10 @@ Parameters are fp32, also in mixed precision, where matrix products round copies
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -82,10 +82,9 @@ def estimate_training_memory(
             for n in (few_rows, 2 * few_rows)
         )  # fmt: skip
         factor = batch_shape.rows / few_rows - 1
-        pairs = zip(small, large, strict=True)
-        return TrainingMemory(
-            *(None if a is None or b is None else round(a + factor * (b - a)) for a, b in pairs)  # type: ignore[arg-type]
-        )
+        pairs: Iterable[tuple[Any, Any]] = zip(small, large, strict=True)
+        numbers: list[Any] = [None if None in (a, b) else round(a + factor * (b - a)) for a, b in pairs]
+        return TrainingMemory(*numbers)
     with fake_mode(), skip_kernels() if kernels else nullcontext():
         model = model_class(config)(config)
         prepare(model)
