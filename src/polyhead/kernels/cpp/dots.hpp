@@ -5,6 +5,8 @@
 namespace {
 
 constexpr long WIDE = PANEL / LANES;  // vectors of a panel's outputs
+constexpr long LINE = 16;             // numbers of a cache line
+constexpr long SOON = 16;             // steps by which weights are prefetched before they are needed
 constexpr long ROWS = 6;              // maximum number of input rows at once
 constexpr long SUMS = REGISTERS / 4 * 3;  // sums in registers: the rest is for weights and inputs
 

@@ -41,6 +41,7 @@ void multiply_fours(const float* panel, const float* x, long steps, float* sums)
             for (long k = 0; k < GROUP / 2; k++)
                 for (long j = 0; j < SOME; j++) {
                     const Floats both = load(group + k * PANEL + j * LANES), low = lower(both), high = upper(both);
+                    if (R <= 2 && j * LANES % LINE == 0) __builtin_prefetch(group + (k + SOON) * PANEL + j * LANES, 0, 3);
                     for (long r = 0; r < R; r++) {
                         sum[r][j] = product(sum[r][j], low, x[r * steps + g + k], int8_t());
                         sum[r][j] = product(sum[r][j], high, x[r * steps + g + k + GROUP / 2], int8_t());

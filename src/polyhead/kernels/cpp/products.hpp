@@ -15,12 +15,11 @@
 
 namespace {
 
-constexpr long LINE = 16;    // numbers of a cache line
 constexpr long STEPS = 256;  // of a panel at once with many rows: 64 KiB, which fit the cache
 constexpr long BATCH = 192;  // rows processed with all panels before the next ones: their inputs and sums fit the cache too
 
 // R rows of x, `stride` steps apart, times some steps of a panel, added to sums (R, 64). Prefetches one cache line of weights per
-// step from `soon`, if it is not null.
+// step from `soon`, if it is not null; of one or two rows those of a later step, as memory is their limit.
 template <class T, long R>
 void multiply(const Floats* panel, const float* x, long stride, long steps, float* sums, bool first, const float* soon) {
     constexpr long SOME = at_once(R);
@@ -30,6 +29,7 @@ void multiply(const Floats* panel, const float* x, long stride, long steps, floa
         const Floats* weights = panel;
         for (long k = 0; k < steps; k++, weights += WIDE) {
             if (soon) __builtin_prefetch(soon + k * LINE, 0, 2);
+            for (long j = 0; j < SOME && R <= 2; j += LINE / LANES) __builtin_prefetch(weights + j + SOON * WIDE, 0, 3);
             for (long r = 0; r < R; r++)
                 for (long j = 0; j < SOME; j++) sum[r][j] = product(sum[r][j], weights[j], x[r * stride + k], T());
         }
