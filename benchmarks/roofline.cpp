@@ -58,9 +58,14 @@ int64_t int8_products(int64_t rounds) {
 #if defined(__AVX512VNNI__)
   return run_products<__m512i, __m512i>(
       rounds, 128, [](__m512i sum, __m512i a, __m512i b) { return _mm512_dpbusd_epi32(sum, a, b); });
-#elif defined(__AVX2__)  // exact products of 16 bits
+#elif defined(__AVX512BW__)  // exact products of 16 bits
+  return run_products<__m512i, __m512i>(rounds, 64, [](__m512i sum, __m512i a, __m512i b) {
+    asm volatile("vpmaddwd %0, %1, %0" : "+v"(a) : "v"(b));  // or all sums would share a product
+    return _mm512_add_epi32(sum, a);
+  });
+#elif defined(__AVX2__)
   return run_products<__m256i, __m256i>(rounds, 32, [](__m256i sum, __m256i a, __m256i b) {
-    asm volatile("vpmaddwd %0, %1, %0" : "+x"(a) : "x"(b));  // or all sums would share a product
+    asm volatile("vpmaddwd %0, %1, %0" : "+x"(a) : "x"(b));
     return _mm256_add_epi32(sum, a);
   });
 #else

@@ -55,6 +55,7 @@ from polyhead.models.build import model_class
 WEIGHT_BYTES = {"fp32": 4.0, "bf16": 2.0, "int8": 1.0, "int4": 4.25 / 8}
 POLYHEAD = tuple(f"Polyhead {precision}" for precision in WEIGHT_BYTES)
 CTRANSLATE2 = tuple(f"CTranslate2 {kind}" for kind in ("fp32", "workers fp32", "int8", "workers int8"))
+LLAMA_CPP = ("llama.cpp int8", "llama.cpp int4")
 
 
 START, END = "<!-- ./dev bench speed tables -->", "<!-- end of the tables -->"
@@ -146,7 +147,8 @@ def tables(parser: argparse.ArgumentParser) -> None:
     without padding and, in the rows of real text, with batches of an epoch, whose shapes change; Polyhead's
     steps are those of its training loop. Decoding: new tokens a second of whole
     calls, 26 tokens in, 32 out. A share of the limit is the time that the operations, or the reads of
-    weights, need at the measured peak over the time that they take.
+    weights, need at the measured peak over the time that they take. CTranslate2 takes part where it is
+    installed, and so does llama.cpp with language models (pip install llama-cpp-python, which compiles it).
     """
     add_options(parser, rounds=None, steps=None)
     parser.add_argument("--training", nargs="*", choices=list(TRAINING), default=list(TRAINING))
@@ -373,6 +375,8 @@ def decoding_options(row: Decoding, options: argparse.Namespace) -> argparse.Nam
     if find_spec("ctranslate2") is not None:
         # one thread can be faster than two even for one text, which only one of the workers translates
         systems += [name for name in CTRANSLATE2 if options.threads > 1 or "workers" not in name]
+    if row.model != "base" and find_spec("llama_cpp") is not None:
+        systems += LLAMA_CPP
     changes = {"systems": [*systems, *POLYHEAD], "model": row.model, "batch": row.batch, "beam": row.beam}
     return argparse.Namespace(**vars(options) | changes | {"rounds": options.rounds or 7})
 
@@ -391,13 +395,21 @@ def time_decoding(row: Decoding, options: argparse.Namespace) -> dict[str, list[
 def decoding_cells(
     row: Decoding, seconds: dict[str, list[float]], options: argparse.Namespace
 ) -> dict[str, str]:
-    """The cells of a row of decoding, beside the best setting of CTranslate2."""
+    """The cells of a row of decoding, beside the best setting of CTranslate2 and beside llama.cpp."""
     theirs = {system: statistics.median(seconds[system]) for system in CTRANSLATE2 if system in seconds}
     best = min(theirs, key=lambda system: theirs[system], default="")
-    gain = f"{ratio(seconds[best], seconds['Polyhead int8']):.2f}" if best else "-"
+    pairs = {
+        "int8 over CTranslate2's best": (best, "Polyhead int8"),
+        "int8 over llama.cpp": ("llama.cpp int8", "Polyhead int8"),
+        "int4 over llama.cpp": ("llama.cpp int4", "Polyhead int4"),
+    }
+    gains = {
+        title: f"{ratio(seconds[peer], seconds[ours]):.2f}" if peer in seconds else "-"
+        for title, (peer, ours) in pairs.items()
+    }
     tokens = row.batch * options.new_tokens
     rates = {system: f"{tokens / statistics.median(times):,.0f}" for system, times in seconds.items()}
-    return {**rates, "int8 over CTranslate2's best": gain}
+    return rates | gains
 
 
 def limit_cells(
