@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from polyhead.config.recipe import DataConfig, Recipe, TrainConfig
+from polyhead.config.data_config import DataConfig
+from polyhead.config.recipe import Recipe, TrainConfig
 
 ENGLISH = [
     "a dog is in the house and it sleeps",

@@ -12,7 +12,8 @@ import pytest
 from tests.config.recipe_helpers import TEXT, error_of, write
 
 from polyhead import Choice
-from polyhead.config.recipe import DataConfig, Recipe, TrainConfig, is_recipe
+from polyhead.config.data_config import DataConfig
+from polyhead.config.recipe import Recipe, TrainConfig, is_recipe
 from polyhead.core.errors import UserError
 from polyhead.core.registry import CACHE, POSITION
 from polyhead.estimate.inputs import find_missing_files
@@ -138,6 +139,12 @@ def test_section_may_be_an_object_or_a_mapping(task, smoothing, tmp_path):
     assert load_recipe(write(tmp_path / "recipe.yaml", recipe.dump_yaml())).train == recipe.train
     other = Recipe(task=task, data=data, train=TrainConfig(steps=1, label_smoothing=0.3))
     assert other.train.label_smoothing == 0.3
+
+
+@pytest.mark.parametrize("task", ["embedding", "kto", "question-answering", "regression"])
+def test_label_smoothing_without_effect_is_refused(task, recipe_file):
+    with pytest.raises(UserError, match=f"^train.label_smoothing has no effect on task '{task}': remove it"):
+        load_recipe(recipe_file, [f"task={task}", "train.label_smoothing=0.1"])
 
 
 EMBEDDING = "embeddings and classification; valid settings: embed_max_len, "

@@ -1,9 +1,10 @@
 import pytest
 
 import polyhead as ph
+from polyhead.config.data_config import DataConfig
 from polyhead.config.generation_config import GenerationConfig
 from polyhead.config.model import ModelSpec
-from polyhead.config.recipe import DataConfig, Recipe, TrainConfig
+from polyhead.config.recipe import Recipe, TrainConfig
 from polyhead.core.errors import UserError
 from polyhead.core.key_aliases import KEY_ALIASES
 from polyhead.core.messages import section_type

@@ -10,8 +10,8 @@ from tests.explain import explain_helpers as helpers
 from tests.hf.conftest import make
 from torch import nn
 
+from polyhead.config.data_config import DataConfig
 from polyhead.config.model import ModelConfig
-from polyhead.config.recipe import DataConfig
 from polyhead.core.errors import UserError
 from polyhead.core.registry import ATTENTION, BLOCK, FEED_FORWARD, NORM, POOLING, POSITION
 from polyhead.explain.document import count_numbers, count_shown, describe_training_text, explain

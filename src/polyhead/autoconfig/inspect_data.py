@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from polyhead.autoconfig.column_roles import Keys, TableColumns, read_columns
-from polyhead.config.recipe import DataConfig
+from polyhead.config.data_config import DataConfig
 from polyhead.core.errors import UserError, known_names_hint, unknown_name_error
 from polyhead.core.i18n import tr
 from polyhead.data.batching.mixture import Mixture

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from polyhead.config.corpora import CorpusConfig, as_corpora
+from polyhead.config.data_config import DataConfig
 from polyhead.config.model import PER_TOKEN, ModelConfig
-from polyhead.config.recipe import DataConfig, Recipe, TokenizerConfig, TrainConfig
+from polyhead.config.recipe import Recipe, TokenizerConfig, TrainConfig
 from polyhead.core import hub
 from polyhead.core.choice import Choice
 from polyhead.core.errors import MAX_INT, UserError

@@ -256,7 +256,6 @@ def test_init_recognises_pairs_and_export_agrees(directory, tmp_path, monkeypatc
     ("keys", "message"),
     [
         ({"task": {"widths": [32]}}, "widths of task 'embedding': 32 is not below model.d_model=32"),
-        ({"label_smoothing": 0.1}, "train.label_smoothing has no effect on vectors"),
         ({"kind": "mixed"}, "mixed.jsonl: 1 of 2 pairs have a score: pairs with and without scores"),
     ],
 )

@@ -240,5 +240,3 @@ def test_mistakes_are_refused(directory):
     recipe = task_recipe(directory, "none", "dpo")
     with user_error("task 'dpo' starts from a trained language model, which is its reference: set init_from"):
         run_training(recipe.model_copy(update={"init_from": None}), report=Notes())
-    with user_error("train.label_smoothing has no effect on single answers: remove it from task 'kto'"):
-        run_training(task_recipe(directory, "none", "kto", label_smoothing=0.1), report=Notes())

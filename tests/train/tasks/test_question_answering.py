@@ -150,8 +150,6 @@ def test_unsuitable_recipes_are_refused(directory):
     task = TASK.get("question-answering")
     with user_error(r"reads two columns: data.text=\[question, context\]"):
         task.check(task_recipe(directory, "unused", {"text": ["context"]}))
-    with user_error("label_smoothing has no effect on answers"):
-        task.check(task_recipe(directory, "unused", label_smoothing=0.1))
 
 
 def test_init_finds_questions(directory, capsys, monkeypatch):

@@ -26,7 +26,7 @@ from polyhead.cli.eval_metrics.printing import (
 from polyhead.cli.line_io import LineCounter, read_lines, read_terminology, to_one_line
 from polyhead.cli.options import drop_none
 from polyhead.cli.swapped_sides import SwapCheck
-from polyhead.config.recipe import DataConfig
+from polyhead.config.data_config import DataConfig
 from polyhead.core.errors import UserError
 from polyhead.core.i18n import tr
 from polyhead.core.output_paths import expand_folders

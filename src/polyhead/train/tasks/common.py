@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from polyhead.cache.factory import make_cache
 from polyhead.chat.apply_template import check_vocabulary
 from polyhead.config.corpora import CorpusConfig
-from polyhead.config.recipe import DataConfig, Recipe, TrainConfig
+from polyhead.config.data_config import DataConfig
+from polyhead.config.recipe import Recipe, TrainConfig
 from polyhead.core.errors import UserError, prefix_errors
 from polyhead.core.i18n import tr
 from polyhead.core.output_paths import expand_folders

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from polyhead.config.corpora import CorpusConfig
-from polyhead.config.recipe import DataConfig
+from polyhead.config.data_config import DataConfig
 from polyhead.core.errors import UserError
 from polyhead.core.i18n import Translate, format_english, tr
 from polyhead.data.batching.mixture import Mixture

@@ -8,7 +8,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 from torch import nn
 
-from polyhead.config.recipe import DataConfig, Recipe, TrainConfig
+from polyhead.config.data_config import DataConfig
+from polyhead.config.recipe import Recipe, TrainConfig
 from polyhead.core.errors import UserError
 from polyhead.core.registry import TASK
 from polyhead.data.batching.collate import PairBatch, collate_pairs, make_dummy_pairs, shard_pair_tokens

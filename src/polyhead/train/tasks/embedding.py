@@ -72,7 +72,7 @@ class EmbeddingTask:
     """
 
     kind = "encoder"
-    label_smoothing = 0.0
+    label_smoothing, smooths_labels = 0.0, False
     metrics = ("loss", "ndcg", "mrr", "pearson", "spearman")
     labels: tuple[str, ...] = ()
     title, usage = "A model of text embeddings", 'polyhead search . texts.txt --query "a house by the sea"'
@@ -106,8 +106,6 @@ class EmbeddingTask:
                     f"widths of task 'embedding': {width} is not below model.d_model={recipe.model.d_model}, "
                     "the length of all vectors"
                 )
-        if recipe.train.label_smoothing:
-            raise UserError("train.label_smoothing has no effect on vectors: remove it from task 'embedding'")
         if recipe.model.lm_head:
             raise UserError("model.lm_head=true is not trained by task 'embedding': remove it")
         if recipe.model.pooling and recipe.generation.pooling != "own" and recipe.init_from is None:

@@ -330,6 +330,7 @@ class KtoTask(PreferenceObjective):
     """
 
     title, n_answers, needs_kl = "A language model of preferences (KTO)", 1, True
+    smooths_labels = False
 
     def __init__(
         self,
@@ -339,15 +340,6 @@ class KtoTask(PreferenceObjective):
         undesirable_weight: PositiveFloat = 1.0,
     ) -> None:
         self.beta, self.weights = beta, (desirable_weight, undesirable_weight)
-
-    @classmethod
-    def check(cls, recipe: Recipe) -> None:
-        """As for task ``dpo``; label smoothing is a UserError."""
-        if recipe.train.label_smoothing:
-            raise UserError(
-                "train.label_smoothing has no effect on single answers: remove it from task 'kto'"
-            )
-        super().check(recipe)
 
     def judge(self, ratios: Tensor, is_chosen: Tensor, kl: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
         return kto_losses(ratios, is_chosen, kl, self.beta, self.weights), (ratios > kl) == is_chosen

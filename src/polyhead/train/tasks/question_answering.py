@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from torch import nn
 
 from polyhead.config.model import ANSWER_LABELS, QUESTION_ANSWERING, ProblemType
 from polyhead.config.recipe import Recipe
 from polyhead.core.errors import UserError
-from polyhead.core.option_types import Decay
 from polyhead.core.registry import TASK
 from polyhead.data.readers.labeled import LabeledExample, read_labeled
 from polyhead.data.readers.rows import iter_chunks
+from polyhead.data.stores.labeled_store import LabeledStore
 from polyhead.evaluate.answering import answer_measures, answer_questions
 from polyhead.evaluate.baselines import Baselines, TrainingCounts
 from polyhead.models import QuestionAnswerer
@@ -24,11 +23,10 @@ from polyhead.train.loggers import Reporter
 from polyhead.train.tasks.classification import (
     ClassificationBatch,
     ClassificationTask,
-    open_labeled_stores,
     open_split_labeled,
 )
-from polyhead.train.tasks.objectives import SpanExtraction
-from polyhead.train.tasks.text_labels import make_objective_task
+from polyhead.train.tasks.labeled_task import LabeledTask
+from polyhead.train.tasks.objectives import Objective, SpanExtraction
 
 _CHUNK = 32  # questions that are answered together
 
@@ -63,7 +61,7 @@ class AnswerTask(ClassificationTask):
 
 
 @TASK.register("question-answering")
-class QuestionAnsweringTask:
+class QuestionAnsweringTask(LabeledTask):
     """The answer to a question is a span of a context, or there is none.
 
     The text is SQuAD's JSON, or JSONL with ``data.text`` [question, context] and ``data.label`` answers:
@@ -80,51 +78,43 @@ class QuestionAnsweringTask:
       token_dropout: share of the tokens that are masked in training, drawn anew each time; for small data
     """
 
-    kind = "encoder"
-    label_smoothing = 0.0
     metrics = ("loss", "f1", "exact_match")
     problem_type: ProblemType = QUESTION_ANSWERING
+    smooths_labels = False
+    opened = AnswerTask
 
-    iter_texts = staticmethod(ClassificationTask.iter_texts)
-
-    def __init__(self, *, token_dropout: Decay = 0.0) -> None: ...
-
-    @staticmethod
-    def check(recipe: Recipe) -> None:
-        """Raise a UserError if a file is missing or lacks a column, or for label smoothing."""
-        if recipe.train.label_smoothing:
+    @classmethod
+    def check(cls, recipe: Recipe) -> None:
+        """As ``LabeledTask.check``; a table needs a column of questions and one of contexts."""
+        super().check(recipe)
+        if len(recipe.data.text) != 2 and any(
+            open_split_labeled(recipe, split).format != "squad" for split in recipe.data.splits
+        ):
             raise UserError(
-                "train.label_smoothing has no effect on answers: remove it from task 'question-answering'"
+                "task 'question-answering' reads two columns: data.text=[question, context], "
+                "data.label=answers"
             )
-        for split in recipe.data.splits:
-            if open_split_labeled(recipe, split).format != "squad" and len(recipe.data.text) != 2:
-                raise UserError(
-                    "task 'question-answering' reads two columns: data.text=[question, context], "
-                    "data.label=answers"
-                )
 
-    @staticmethod
-    def read_classes(recipe: Recipe) -> tuple[str, ...]:
+    @classmethod
+    def read_classes(cls, recipe: Recipe) -> tuple[str, ...]:
         """The outputs for each token."""
         return ANSWER_LABELS
 
     @classmethod
-    def open(cls, recipe: Recipe, tokenizer: Tokenizer, report: Reporter) -> ClassificationTask:
-        """Open the task; the token stores are built, or loaded from the cache."""
-        return cls.open_with_labels(ANSWER_LABELS, recipe, tokenizer, report)
+    def make_objective(
+        cls, train: LabeledStore, labels: Sequence[str], recipe: Recipe, report: Reporter
+    ) -> Objective:
+        """The loss of the start and the end of an answer."""
+        return SpanExtraction()
 
-    @staticmethod
+    @classmethod
     def open_with_labels(
-        labels: Sequence[str], recipe: Recipe, tokenizer: Tokenizer, report: Reporter
+        cls, labels: Sequence[str], recipe: Recipe, tokenizer: Tokenizer, report: Reporter
     ) -> ClassificationTask:
-        """As ``open``."""
-        stores = open_labeled_stores(recipe, labels, tokenizer, report)
-        options: dict[str, Any] = recipe.task.options
-        task = make_objective_task(
-            SpanExtraction(), stores, labels, recipe, tokenizer, report, AnswerTask, **options
-        )
+        """As ``open``; the examples of the splits that are evaluated are kept."""
+        task = super().open_with_labels(labels, recipe, tokenizer, report)
         assert isinstance(task, AnswerTask)
         task.max_len = min(recipe.data.max_len, recipe.model.max_len)
-        splits = [split for split in stores if split != "train"]
+        splits = recipe.data.splits[1:]
         task.examples = {split: read_labeled(open_split_labeled(recipe, split))[0] for split in splits}
         return task

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from itertools import islice
 from typing import NamedTuple
 
-from polyhead.config.recipe import DataConfig
+from polyhead.config.data_config import DataConfig
 from polyhead.core.errors import UserError, prefix_errors
 from polyhead.data.readers.detect_language import (
     Language,

@@ -13,21 +13,17 @@ from polyhead.core.option_types import Decay, PositiveFloat
 from polyhead.core.registry import TASK
 from polyhead.data.readers.labeled import count_multi_labels, describe_similar_labels
 from polyhead.data.readers.spans import OUTSIDE
+from polyhead.data.stores.labeled_store import LabeledStore
 from polyhead.nn.loss import IGNORE_INDEX
 from polyhead.tokenizers.tokenizer import Tokenizer
 from polyhead.train.loggers import Reporter
-from polyhead.train.tasks.classification import (
-    ClassificationTask,
-    open_labeled_stores,
-    open_split_labeled,
-    weigh_classes,
-)
-from polyhead.train.tasks.objectives import Tagging
-from polyhead.train.tasks.text_labels import make_objective_task
+from polyhead.train.tasks.classification import ClassificationTask, open_split_labeled, weigh_classes
+from polyhead.train.tasks.labeled_task import LabeledTask
+from polyhead.train.tasks.objectives import Objective, Tagging
 
 
 @TASK.register("token-classification")
-class TokenClassificationTask:
+class TokenClassificationTask(LabeledTask):
     """Each word has a tag: B- and a label at the start of a span, I- inside of it, O outside.
 
     The text is CoNLL (a word and its tag per line, a blank line between sentences; IOB1, BIO or BIOES) or
@@ -46,12 +42,8 @@ class TokenClassificationTask:
       focal_gamma: exponent gamma of the focal loss
     """
 
-    kind = "encoder"
-    label_smoothing = 0.0
     metrics = ("loss", "micro_f1", "f1", "accuracy")
     problem_type: ProblemType = TOKEN_LABELS
-
-    iter_texts = staticmethod(ClassificationTask.iter_texts)
 
     def __init__(
         self,
@@ -62,23 +54,22 @@ class TokenClassificationTask:
         focal_gamma: PositiveFloat = 2.0,
     ) -> None: ...
 
-    @staticmethod
-    def check(recipe: Recipe) -> None:
-        """Raise a UserError if a file is missing or lacks a column, or for pairs of texts."""
+    @classmethod
+    def check(cls, recipe: Recipe) -> None:
+        """As ``LabeledTask.check``, and for pairs of texts."""
         if len(recipe.data.text) > 1:
             raise UserError("task 'token-classification' labels single texts: data.text must be one column")
-        for split in recipe.data.splits:
-            open_split_labeled(recipe, split)
+        super().check(recipe)
 
-    @staticmethod
-    def read_classes(recipe: Recipe) -> tuple[str, ...]:
+    @classmethod
+    def read_classes(cls, recipe: Recipe) -> tuple[str, ...]:
         """The tags of all labels of the training text."""
         labels = count_multi_labels(open_split_labeled(recipe, "train"))
         return (OUTSIDE, *(f"{prefix}-{label}" for label in labels for prefix in "BI"))
 
     @classmethod
     def open(cls, recipe: Recipe, tokenizer: Tokenizer, report: Reporter) -> ClassificationTask:
-        """Open the task; the token stores are built, or loaded from the cache."""
+        """Open the task, after a report of the spans of the training text."""
         counts = count_multi_labels(open_split_labeled(recipe, "train"))
         spans = ", ".join(
             tr("{label}: {count:,} spans", label=label, count=count) for label, count in counts.items()
@@ -86,17 +77,13 @@ class TokenClassificationTask:
         report.info(tr("{count} classes: {labels}", count=len(counts), labels=spans))
         if warning := describe_similar_labels(counts):
             report.info(tr("warning: {message}", message=warning))
-        return cls.open_with_labels(cls.read_classes(recipe), recipe, tokenizer, report)
+        return super().open(recipe, tokenizer, report)
 
-    @staticmethod
-    def open_with_labels(
-        labels: Sequence[str], recipe: Recipe, tokenizer: Tokenizer, report: Reporter
-    ) -> ClassificationTask:
-        """As ``open``, with known tags."""
-        options = dict(recipe.task.options)
-        stores = open_labeled_stores(recipe, labels, tokenizer, report)
-        tags = stores["train"].labels
-        weights = weigh_classes(options.pop("class_weights"), tags[tags != IGNORE_INDEX], labels)
-        gamma = options.pop("focal_gamma")
-        objective = Tagging(weights, gamma if options.pop("loss") == "focal" else 0.0)
-        return make_objective_task(objective, stores, labels, recipe, tokenizer, report, **options)
+    @classmethod
+    def make_objective(
+        cls, train: LabeledStore, labels: Sequence[str], recipe: Recipe, report: Reporter
+    ) -> Objective:
+        """The loss of the tags, with the weights of the classes."""
+        options, tags = recipe.task.options, train.labels
+        weights = weigh_classes(options["class_weights"], tags[tags != IGNORE_INDEX], labels)
+        return Tagging(weights, options["focal_gamma"] if options["loss"] == "focal" else 0.0)

@@ -11,7 +11,8 @@ import numpy as np
 from torch import nn
 
 from polyhead.config.corpora import CorpusConfig
-from polyhead.config.recipe import DataConfig, Recipe, TrainConfig
+from polyhead.config.data_config import DataConfig
+from polyhead.config.recipe import Recipe, TrainConfig
 from polyhead.core.errors import UserError
 from polyhead.core.i18n import tr, translate_message
 from polyhead.core.option_types import Fraction, NonNegativeFloat
