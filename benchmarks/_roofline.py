@@ -15,7 +15,6 @@ import torch.nn.functional as F
 
 from polyhead.kernels.build_extension import COMPILER_FLAGS
 from polyhead.kernels.cpu_features import cpu_info
-from polyhead.kernels.training.products import has_onednn
 from polyhead.train.precision import resolve_precision
 
 _REPEATS = 5  # the best counts: a limit is what the processor can do when nothing disturbs it
@@ -39,7 +38,8 @@ class Roofline:
         }
         self.in_matrices = {
             "fp32": _matrix_rate(torch.float32),
-            "bf16": _matrix_rate(torch.bfloat16) if has_onednn(torch.bfloat16) else 0.0,
+            # without an instruction oneDNN computes them in fp32, slower than other products
+            "bf16": _matrix_rate(torch.bfloat16) if self.in_registers["bf16"] else 0.0,
             "int8": 0.0,
         }
         self._buffer = torch.zeros(2**28, dtype=torch.float32)
