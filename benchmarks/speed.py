@@ -43,14 +43,13 @@ from torch import Tensor, nn
 from polyhead.config.model import ModelConfig
 from polyhead.core.choice import Choice
 from polyhead.cost.decoding import estimate_decoding_memory, token_flops
-from polyhead.cost.fake_tensors import fake_mode
+from polyhead.cost.fake_tensors import fake_mode, fake_model
 from polyhead.cost.flops import count_forward
 from polyhead.cost.memory import estimate_training_memory, model_bytes
 from polyhead.cost.workload import BatchShape
 from polyhead.kernels.build_extension import load_kernels
 from polyhead.kernels.malloc_tuning import tune_malloc
 from polyhead.models import CausalLM, Seq2Seq, build, preset_config
-from polyhead.models.build import model_class
 
 WEIGHT_BYTES = {"fp32": 4.0, "bf16": 2.0, "int8": 1.0, "int4": 4.25 / 8}
 POLYHEAD = tuple(f"Polyhead {precision}" for precision in WEIGHT_BYTES)
@@ -451,7 +450,7 @@ def decoding_config(case: argparse.Namespace) -> ModelConfig:
 def count_read_weights(config: ModelConfig) -> tuple[int, int]:
     """Weights that a step of decoding reads: the decoder without what reads the source, and the head."""
     with fake_mode():
-        model = model_class(config)(config)
+        model = fake_model(config)
     assert isinstance(model, Seq2Seq | CausalLM)
     stack = model.decoder if isinstance(model, Seq2Seq) else model.stack
     once = ("cross.k_proj", "cross.v_proj")

@@ -14,13 +14,12 @@ from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError
 from polyhead.core.registry import CACHE
 from polyhead.cost import flops
-from polyhead.cost.fake_tensors import fake_mode
+from polyhead.cost.fake_tensors import fake_mode, fake_model
 from polyhead.cost.parameter_count import meta_model
 from polyhead.cost.workload import BatchShape
 from polyhead.kernels.fused_step import MAX_BUFFER_FLOATS
 from polyhead.kernels.int_linear import GROUP_SIZE
 from polyhead.models import CausalLM, Seq2Seq
-from polyhead.models.build import model_class
 from polyhead.nn.cache import Cache, CacheShape
 from polyhead.nn.embedding import Head
 from polyhead.nn.kv import KV
@@ -52,10 +51,9 @@ def token_flops(config: ModelConfig, context: int, source: int = 0, cache: Choic
 
 def cache_shape(config: ModelConfig) -> CacheShape:
     """The shape of the cache for a model config, computed without memory for the model."""
-    with fake_mode():
-        model = model_class(config)(config)
-        assert isinstance(model, CausalLM | Seq2Seq), "an encoder decodes nothing"
-        return model.cache_shape._replace(device=torch.device("cpu"))
+    model = meta_model(config)
+    assert isinstance(model, CausalLM | Seq2Seq), "an encoder decodes nothing"
+    return model.cache_shape._replace(device=torch.device("cpu"))
 
 
 def measure_cache(choice: Choice | None, shape: CacheShape, rows: int, length: int) -> CacheCost:
@@ -126,7 +124,7 @@ def count_source_bytes(config: ModelConfig, source: int) -> int:
     layer, its initial state.
     """
     with fake_mode(), torch.inference_mode():
-        model, features = model_class(config)(config), torch.zeros(1, source, config.source_width)
+        model, features = fake_model(config), torch.zeros(1, source, config.source_width)
         assert isinstance(model, Seq2Seq)
         memory = [layer.project_kv(features, None) for layer in model.decoder.blocks]
         return sum(x.numel() for x in tree_leaves(memory) if isinstance(x, Tensor)) * 4

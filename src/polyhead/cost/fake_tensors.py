@@ -23,6 +23,7 @@ from polyhead.config.model import ModelConfig
 from polyhead.cost.workload import BatchShape, UnknownFormulaError
 from polyhead.models import Classifier, ReplacedTokenDetector, SentenceEncoder, TokenClassifier
 from polyhead.models.build import Model, model_class
+from polyhead.nn.init import SkipInit
 
 
 @contextmanager
@@ -30,6 +31,12 @@ def fake_mode() -> Iterator[None]:
     """Context in which tensors have no memory; their device is the CPU. Torch warns about their addresses."""
     with FakeTensorMode(), _FakeScalarMode(), warnings.catch_warnings(action="ignore"):
         yield
+
+
+def fake_model(config: ModelConfig) -> Model:
+    """Build the model of a config in ``fake_mode``, without initializing it, which takes most of the time."""
+    with SkipInit():
+        return model_class(config)(config)
 
 
 class _FakeScalarMode(TorchDispatchMode):
@@ -62,7 +69,7 @@ def count_flops(config: ModelConfig, batch_shape: BatchShape) -> int:
     """
     with fake_mode():
         try:
-            model = model_class(config)(config).eval()
+            model = fake_model(config).eval()
             return measure_flops(lambda: model(*fake_inputs(config, batch_shape)))
         except Exception as error:
             raise UnknownFormulaError(

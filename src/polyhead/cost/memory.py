@@ -18,12 +18,18 @@ from torch import Tensor, nn
 from polyhead.config.model import ModelConfig
 from polyhead.core.choice import Choice
 from polyhead.core.registry import OPTIMIZER
-from polyhead.cost.fake_tensors import LiveBytes, SavedActivations, compute_features, fake_inputs, fake_mode
+from polyhead.cost.fake_tensors import (
+    LiveBytes,
+    SavedActivations,
+    compute_features,
+    fake_inputs,
+    fake_mode,
+    fake_model,
+)
 from polyhead.cost.workload import BatchShape
 from polyhead.kernels.build_extension import skip_kernels
 from polyhead.kernels.training.mode import training_kernels
 from polyhead.models import ReplacedTokenDetector
-from polyhead.models.build import model_class
 from polyhead.nn.loss import cross_entropy
 from polyhead.nn.stack import Stack, recompute_blocks
 
@@ -86,7 +92,7 @@ def estimate_training_memory(
         numbers: list[Any] = [None if None in (a, b) else round(a + factor * (b - a)) for a, b in pairs]
         return TrainingMemory(*numbers)
     with fake_mode(), skip_kernels() if kernels else nullcontext():
-        model = model_class(config)(config)
+        model = fake_model(config)
         prepare(model)
         parameters, trainable = list(model.parameters()), [p for p in model.parameters() if p.requires_grad]
         measure = partial(_measure_step, model, config, batch_shape, precision, kernels, accumulate)

@@ -9,7 +9,6 @@ from polyhead.config.model import ModelConfig
 from polyhead.config.recipe import TrainConfig
 from polyhead.core.errors import UserError
 from polyhead.cost.memory import optimizer_state_bytes
-from polyhead.models.build import model_class
 from polyhead.train.train_state import TrainState
 from polyhead.train.trainable_parameters import prepare_trainable
 
@@ -47,12 +46,12 @@ def check_disk_space(
 
 def checkpoint_bytes(training: TrainState, config: ModelConfig, train_config: TrainConfig) -> int:
     """Bytes of the tensors of one checkpoint: weights, optimizer state, moving average."""
-    from polyhead.cost.fake_tensors import fake_mode  # slow to import
+    from polyhead.cost.fake_tensors import fake_mode, fake_model  # slow to import
 
     model_bytes = weight_bytes(training)
     try:
         with fake_mode():
-            model = model_class(config)(config)
+            model = fake_model(config)
             prepare_trainable(model, train_config)
             optimizer_bytes = optimizer_state_bytes(model, train_config.optimizer)
     except Exception:  # parts of plugins may fail on fake tensors
