@@ -35,6 +35,7 @@ from polyhead.train.tasks.base import TaskFactory
 _MAX_TEXTS = 20_000  # texts of the sample
 _MAX_CHARACTERS = 2_000_000  # of the sample
 _FEW_CHARACTERS = 2.5  # per token, of a tokenizer that was made for other text
+_MIN_CHARACTERS = 50_000  # of a text that 2,000 tokens can be learned from
 _BYTE_KINDS = ("bpe", "byte")  # no text is unknown to them
 
 
@@ -55,13 +56,15 @@ def describe_tokens(recipe: Recipe) -> list[str]:
         tokenizer = make_tokenizer(recipe, lambda: _read_sample(factory, recipe))
     texts = [*_read_sample(factory, recipe)]
     unknown, suggestion = count_unknown(texts, tokenizer), []
-    characters = sum(map(len, texts)) / max(1, sum(map(len, tokenizer.encode(texts))))
-    if recipe.init_from is not None and section.extend is None and characters < _FEW_CHARACTERS:
+    size = sum(map(len, texts))
+    characters = size / max(1, sum(map(len, tokenizer.encode(texts))))
+    can_grow = recipe.init_from is not None and section.extend is None and size >= _MIN_CHARACTERS
+    if can_grow and characters < _FEW_CHARACTERS:
         suggestion = [
             tr(
                 "the tokenizer of {run} has {characters:.1f} characters of this text per token; "
                 "tokenizer.extend=2000 learns 2,000 more tokens from it",
-                run=recipe.init_from.run,
+                run=recipe.init_from and recipe.init_from.run,
                 characters=characters,
             )
         ]
