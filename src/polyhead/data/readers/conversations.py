@@ -41,23 +41,16 @@ class ConversationReport(ReadReport):
     counts = "{where}: {kept:,} of {read:,} conversations, {answers:,} answers"
 
 
-class Conversations(Rows):
+class Conversations(Rows[ChatRow]):
     """Files of conversations; all with the same messages before the first answer are in the same split."""
 
-    unit = "conversation"
-
-    def read(self, report: ConversationReport | None = None) -> Iterator[tuple[str, ChatRow]]:
-        """Yield (location, row) of the usable conversations; the caller counts those that it uses."""
-        for place, _, row in self.read_rows(report or ConversationReport(self.source_label)):
-            yield place, row
+    report_type = ConversationReport
 
     def read_file(self, path: Path) -> Iterator[tuple[int, ChatRow | str]]:
         return parse_lines(path, parse_chat_line)
 
-    def get_split_text(self, row: ChatRow | str) -> str | None:
-        """The messages before the first answer; None for a line that is unusable."""
-        if isinstance(row, str):
-            return None
+    def get_split_text(self, row: ChatRow) -> str:
+        """The messages before the first answer."""
         questions = takewhile(lambda message: message.role != "assistant", row.messages)
         return "\n".join(message.content for message in questions)
 
@@ -66,7 +59,7 @@ def open_conversations(
     files: Sequence[Path], validation_fraction: float = 0.0, is_validation: bool = False
 ) -> Conversations:
     """Open files of conversations; a missing file, or one without conversations, is a UserError."""
-    paths, empty = check_object_files(files, parse_chat_line, Conversations.unit, _EXAMPLE)
+    paths, empty = check_object_files(files, parse_chat_line, ConversationReport.unit, _EXAMPLE)
     return Conversations(
         paths, validation_fraction=validation_fraction, is_validation=is_validation, empty_files=empty
     )

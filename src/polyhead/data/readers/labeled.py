@@ -59,10 +59,10 @@ class LabeledReport(ReadReport):
 
 
 @dataclass(frozen=True)
-class LabeledFiles(Rows):
+class LabeledFiles(Rows[tuple[Any, ...]]):
     """Files of labeled texts; all lines of a text (of a pair, its first text) are in the same split."""
 
-    unit = "text"
+    report_type = LabeledReport
     kind: LabelKind = "class"
 
     def check_columns(self) -> None:
@@ -71,13 +71,11 @@ class LabeledFiles(Rows):
             super().check_columns()
 
     def read_file(self, path: Path) -> Iterator[tuple[int, Any]]:
-        """Yield (line number from 1, values or the kind of problem) of a file."""
         return _FORMATS.get(self.format, super().read_file)(path)
 
     def get_split_text(self, row: Any) -> str | None:
         """The text that decides the split of a row: of a question, its context."""
-        is_question = self.kind == "answers" and not isinstance(row, str)
-        return super().get_split_text(row[1:] if is_question else row)
+        return super().get_split_text(row[1:] if self.kind == "answers" else row)
 
     def iter_examples(
         self, report: LabeledReport | None = None, labels: Sequence[str] | None = None
@@ -93,27 +91,25 @@ class LabeledFiles(Rows):
         known_labels = None if labels is None else {normalize_label(label): label for label in labels}
         for place, line, row in self.read_rows(report):
             report.fractions += has_fraction(row[-1])
-            example = _PARSERS[self.kind](line, row, place)
+            example = _parse_row(self.kind, line, row, place)
             if isinstance(example, str):
-                problem, _, reason = example.partition(": ")
                 is_valid_label = self.kind == "class" and is_label(row[-1])
-                if problem == "malformed" and not reason and not is_valid_label:
-                    reason = f"label {format_value(row[-1])}, expected {_EXPECTED[self.kind]}"
-                report.count_problem(problem, f"{place}, {reason}" if reason else place)
+                if example == "malformed" and not is_valid_label:
+                    example += f": label {format_value(row[-1])}, expected {_EXPECTED[self.kind]}"
+                report.count_problem(example, place)
                 continue
-            names = (example.label,) if self.kind == "class" else example.labels
-            unknown = [name for name in names if known_labels is not None and name not in known_labels]
-            if unknown and known_labels is not None:
-                hint = did_you_mean(unknown[0], known_labels.values()).removeprefix("; ")
-                report.count_problem(
-                    "unknown_label", f"{place}, {unknown[0]!r}" + (f", {hint}" if hint else "")
-                )
-                continue
+            if known_labels is not None:
+                names = (example.label,) if self.kind == "class" else example.labels
+                if unknown := [name for name in names if name not in known_labels]:
+                    hint = did_you_mean(unknown[0], known_labels.values()).replace("; ", ", ", 1)
+                    report.count_problem(f"unknown_label: {unknown[0]!r}{hint}", place)
+                    continue
+                names = tuple(known_labels[name] for name in names)
+                if self.kind == "class":
+                    example = example._replace(label=names[0])
+                else:
+                    example = example._replace(labels=names)
             report.used += 1
-            if known_labels is not None and self.kind == "class":
-                example = example._replace(label=known_labels[example.label])
-            elif known_labels is not None:
-                example = example._replace(labels=tuple(known_labels[name] for name in names))
             yield example
         among = (
             f"; the labels are {', '.join(sorted(known_labels.values())[:20])}"
@@ -126,7 +122,6 @@ class LabeledFiles(Rows):
 def open_labeled(
     files: Sequence[str | Path],
     *,
-    root: str | Path = ".",
     format: str = "auto",
     text: Sequence[ColumnKey] = ("text",),
     label: ColumnKey = "label",
@@ -140,7 +135,7 @@ def open_labeled(
     """
     if not files:
         raise UserError("no files: expected one or several TSV or JSONL files")
-    paths, empty = check_files(Path(root) / file for file in files)
+    paths, empty = check_files(map(Path, files))
     if format == "parallel":
         raise UserError("format 'parallel' has no labels: labelled texts must be tsv or jsonl")
     table_format: Any = infer_table_format(paths, format)
@@ -234,21 +229,29 @@ def read_labeled(
     return read_limited(labeled_files.iter_examples(report, labels), report, limit), report
 
 
-def _parse_example(line: int, row: tuple[Any, ...], location: str) -> LabeledExample | str:
-    """The values of a line as texts and label, or the kind of problem.
-
-    A label may be an integer or a boolean.
-    """
-    *texts, label = row
+def _parse_row(kind: LabelKind, line: int, row: tuple[Any, ...], location: str) -> LabeledExample | str:
+    """The texts and the label of a line, or the kind of problem."""
+    *texts, value = row
     if not all(isinstance(text, str) for text in texts):
         return "malformed"
-    if label is None or (isinstance(label, str) and is_blank(label)):
-        return "missing_label"
-    if not is_label(label):
-        return "malformed"
-    if any(map(is_blank, texts)):
+    fields = _PARSERS[kind](value, texts)
+    # a bad class is reported, even if a text is blank
+    if any(map(is_blank, texts)) and not (kind == "class" and isinstance(fields, str)):
         return "empty"
-    return LabeledExample(line, tuple(texts), _name_label(label), location)
+    if isinstance(fields, str):
+        return fields
+    return LabeledExample(line, tuple(texts), location=location, **fields)
+
+
+def _is_missing(value: Any) -> bool:
+    return value is None or (isinstance(value, str) and is_blank(value))
+
+
+def _parse_class(value: Any, _: Sequence[str]) -> dict[str, Any] | str:
+    """One label, which may be an integer or a boolean."""
+    if _is_missing(value):
+        return "missing_label"
+    return {"label": _name_label(value)} if is_label(value) else "malformed"
 
 
 def _name_label(value: str | float) -> str:
@@ -258,33 +261,19 @@ def _name_label(value: str | float) -> str:
     return normalize_label(str(int(value) if isinstance(value, float) else value))
 
 
-def _parse_texts(row: tuple[Any, ...]) -> tuple[str, ...] | str:
-    """The texts of a line, or the kind of problem."""
-    texts = row[:-1]
-    if not all(isinstance(text, str) for text in texts):
-        return "malformed"
-    return "empty" if any(map(is_blank, texts)) else texts
-
-
-def _parse_labels(line: int, row: tuple[Any, ...], location: str) -> LabeledExample | str:
-    """A line with any number of labels: a list, or a string with commas between them; none is allowed."""
-    texts, value = _parse_texts(row), row[-1]
-    if isinstance(texts, str):
-        return texts
+def _parse_labels(value: Any, _: Sequence[str]) -> dict[str, Any] | str:
+    """Any number of labels: a list, or a string with commas between them; none is allowed."""
     values = value.split(",") if isinstance(value, str) else [] if value is None else value
     if not isinstance(values, list) or not all(map(is_label, values)):
         return "malformed"
     names = map(_name_label, values)
     labels = tuple(dict.fromkeys(name for name in names if not is_blank(name)))
-    return LabeledExample(line, texts, ", ".join(labels), location, labels=labels)
+    return {"label": ", ".join(labels), "labels": labels}
 
 
-def _parse_number(line: int, row: tuple[Any, ...], location: str) -> LabeledExample | str:
-    """A line with a finite number."""
-    texts, value = _parse_texts(row), row[-1]
-    if isinstance(texts, str):
-        return texts
-    if value is None or (isinstance(value, str) and is_blank(value)):
+def _parse_number(value: Any, _: Sequence[str]) -> dict[str, Any] | str:
+    """A finite number."""
+    if _is_missing(value):
         return "missing_label"
     try:
         # Python would read 1_000 as a number, which no other program does
@@ -294,43 +283,37 @@ def _parse_number(line: int, row: tuple[Any, ...], location: str) -> LabeledExam
         number = math.nan
     if not abs(number) < _MAX_NUMBER:
         return "malformed"
-    return LabeledExample(line, texts, str(value).strip(), location, number=number)
+    return {"label": str(value).strip(), "number": number}
 
 
-def _parse_span_row(line: int, row: tuple[Any, ...], location: str) -> LabeledExample | str:
-    """A line with labeled spans; none is allowed."""
-    texts = _parse_texts(row)
-    if isinstance(texts, str):
-        return texts
-    spans = parse_spans(texts[0], row[-1])
+def _parse_text_spans(value: Any, texts: Sequence[str]) -> dict[str, Any] | str:
+    """Labeled spans of a text; none is allowed."""
+    spans = parse_spans(texts[0], value)
     if isinstance(spans, str):
         return f"malformed: {spans}"
     summary = ", ".join(f"{texts[0][start:end]} = {label}" for start, end, label in spans)
-    labels = tuple(span.label for span in spans)
-    return LabeledExample(line, texts, summary, location, labels=labels, spans=tuple(spans))
+    return {"label": summary, "labels": tuple(span.label for span in spans), "spans": tuple(spans)}
 
 
-def _parse_answer_row(line: int, row: tuple[Any, ...], location: str) -> LabeledExample | str:
-    """A question, its context and its answers; none is allowed."""
-    texts = _parse_texts(row)
-    if isinstance(texts, str):
-        return texts
-    spans = parse_answers(texts[-1], row[-1])
+def _parse_context_answers(value: Any, texts: Sequence[str]) -> dict[str, Any] | str:
+    """Answers to a question, in its context; none is allowed."""
+    spans = parse_answers(texts[-1], value)
     if isinstance(spans, str):
         return f"malformed: {spans}"
-    return LabeledExample(line, texts, spans[0].label if spans else "", location, spans=tuple(spans))
+    return {"label": spans[0].label if spans else "", "spans": tuple(spans)}
 
 
 _FORMATS: Mapping[str, Callable[[Path], Iterator[tuple[int, Any]]]] = {
     "conll": read_conll, "squad": read_squad,
 }  # fmt: skip
 _MAX_NUMBER = 1e18  # its square is a number of single precision
-_PARSERS: dict[LabelKind, Callable[[int, tuple[Any, ...], str], LabeledExample | str]] = {
-    "class": _parse_example,
+# the fields of an example from the value of its label and its texts, or the kind of problem
+_PARSERS: dict[LabelKind, Callable[[Any, Sequence[str]], dict[str, Any] | str]] = {
+    "class": _parse_class,
     "labels": _parse_labels,
     "number": _parse_number,
-    "spans": _parse_span_row,
-    "answers": _parse_answer_row,
+    "spans": _parse_text_spans,
+    "answers": _parse_context_answers,
 }
 _EXPECTED: dict[LabelKind, str] = {
     "class": "text, an integer, true or false",

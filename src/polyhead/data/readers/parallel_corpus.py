@@ -41,14 +41,14 @@ class CorpusReport(ReadReport):
 
 
 @dataclass(frozen=True)
-class ParallelFiles(Rows):
+class ParallelFiles(Rows[Any]):
     """Files of a parallel corpus, or several corpora.
 
     All translations of a source are in the same split: a corpus often repeats a sentence with another
     translation, and validation must not contain training sentences.
     """
 
-    unit: ClassVar[str] = "pair"
+    report_type: ClassVar[type[ReadReport]] = CorpusReport
 
     name: str = ""  # of one of several corpora
     rules: TextRules = NO_RULES

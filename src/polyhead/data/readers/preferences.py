@@ -49,23 +49,18 @@ class PreferenceReport(ReadReport):
 
 
 @dataclass(frozen=True)
-class Preferences(Rows):
+class Preferences(Rows[PreferenceRow]):
     """Files of preferences; all with the same prompt are in the same split."""
 
-    unit = "preference"
+    report_type = PreferenceReport
     needs_pairs: bool = False  # an answer with a label is no comparison
-
-    def read(self, report: PreferenceReport | None = None) -> Iterator[tuple[str, PreferenceRow]]:
-        """Yield (location, row) of the usable preferences; the caller counts those that it uses."""
-        for place, _, row in self.read_rows(report or PreferenceReport(self.source_label)):
-            yield place, row
 
     def read_file(self, path: Path) -> Iterator[tuple[int, PreferenceRow | str]]:
         return parse_lines(path, partial(parse_preference_line, needs_pairs=self.needs_pairs))
 
-    def get_split_text(self, row: PreferenceRow | str) -> str | None:
-        """The prompt; None for a line that is unusable."""
-        return None if isinstance(row, str) else get_prompt(row.answers[0])
+    def get_split_text(self, row: PreferenceRow) -> str:
+        """The prompt."""
+        return get_prompt(row.answers[0])
 
 
 def get_prompt(answer: Answer) -> str:
@@ -85,7 +80,7 @@ def open_preferences(
     """Open files of preferences; a missing file, or one without preferences, is a UserError."""
     example = _PAIR_EXAMPLE if needs_pairs else f"{_PAIR_EXAMPLE} or {_LABEL_EXAMPLE}"
     parse_line = partial(parse_preference_line, needs_pairs=needs_pairs)
-    paths, empty = check_object_files(files, parse_line, Preferences.unit, example)
+    paths, empty = check_object_files(files, parse_line, PreferenceReport.unit, example)
     return Preferences(paths, "jsonl", {}, validation_fraction, is_validation, empty, needs_pairs)
 
 

@@ -12,14 +12,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self, TypeVar
+from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
 
 from polyhead.core.blank_text import is_blank
 from polyhead.core.errors import MAX_INT, UserError
 from polyhead.core.i18n import Translate, format_english, tr
 from polyhead.data.readers.tabular import ColumnsByRole, check_columns, read_rows
 
-T = TypeVar("T")
+R, T = TypeVar("R"), TypeVar("T")
 _MAX_EXAMPLES = 5  # locations kept for each kind of problem
 # how messages call the counters of a report
 _KIND_WORDS = {
@@ -98,12 +98,13 @@ class ReadReport(PartsReport):
         """The rows that were read, and those that are used."""
         return self.total, self.used
 
-    def count_problem(self, kind: str, location: str) -> None:
-        """Count a row of a kind, and keep the locations of the first ones."""
+    def count_problem(self, problem: str, location: str) -> None:
+        """Count a row of a kind, "kind" or "kind: reason", and keep the locations of the first ones."""
+        kind, _, reason = problem.partition(": ")
         setattr(self, kind, getattr(self, kind) + 1)
         locations = self.examples.setdefault(kind, [])
         if len(locations) < _MAX_EXAMPLES:
-            locations.append(location)
+            locations.append(f"{location}, {reason}" if reason else location)
 
     def check_usable(self, details: str = "") -> None:
         """Raise a UserError if nothing is usable, or if most rows are malformed."""
@@ -168,14 +169,14 @@ def read_limited(rows: Iterable[T], report: ReadReport, limit: int | None) -> li
 
 
 @dataclass(frozen=True)
-class Rows:
+class Rows(Generic[R]):
     """Files, their format, and the column of each role.
 
     A ``validation_fraction`` of the rows is held out: a hash of the text that decides the split of a row, so
     equal texts are in the same split, and it does not depend on the order: files are often sorted.
     """
 
-    unit: ClassVar[str]  # what a row is
+    report_type: ClassVar[type[ReadReport]]
 
     files: tuple[Path, ...]
     format: Literal["parallel", "tsv", "jsonl", "conll", "squad"] = "jsonl"
@@ -194,10 +195,10 @@ class Rows:
             check_columns(path, self.format, self.columns_by_role)
 
     def read_file(self, path: Path) -> Iterator[tuple[int, Any]]:
-        """Yield (line number from 1, values or the kind of problem) of a file."""
+        """Yield (line number from 1, row or the kind of problem) of a file."""
         return read_rows(path, self.format, self.columns_by_role)
 
-    def number_rows(self) -> Iterator[tuple[str, int, Any]]:
+    def number_rows(self) -> Iterator[tuple[str, int, R | str]]:
         """Yield (location, line number, row) of all files; with several files, locations include the name."""
         for path in self.files:
             name = f"{path.name} " if len(self.files) > 1 else ""
@@ -205,21 +206,25 @@ class Rows:
                 yield f"{name}line {line:,}", line, row
 
     def get_split_text(self, row: Any) -> str | None:
-        """The text that decides the split of a row; None if it has none."""
+        """The text that decides the split of a usable row; None if it has none."""
         text = row[0]
-        return None if isinstance(row, str) or not isinstance(text, str) or is_blank(text) else text
+        return text if isinstance(text, str) and not is_blank(text) else None
 
-    def read_rows(self, report: ReadReport) -> Iterator[tuple[str, int, Any]]:
-        """Yield (location, line number, values) of the rows of this split; others are counted."""
+    def read(self, report: ReadReport | None = None) -> Iterator[tuple[str, R]]:
+        """Yield (location, row) of the usable rows; the caller counts those that it uses."""
+        for place, _, row in self.read_rows(report or self.report_type(self.source_label)):
+            yield place, row
+
+    def read_rows(self, report: ReadReport) -> Iterator[tuple[str, int, R]]:
+        """Yield (location, line number, row) of the usable rows of this split; others are counted."""
         for place, line, row in self._iter_split():
             report.total += row != "bom"
-            if isinstance(row, str):  # a kind of problem, or kind: reason
-                kind, _, reason = row.partition(": ")
-                report.count_problem(kind, f"{place}, {reason}" if reason else place)
+            if isinstance(row, str):
+                report.count_problem(row, place)
             else:
                 yield place, line, row
 
-    def _iter_split(self) -> Iterator[tuple[str, int, Any]]:
+    def _iter_split(self) -> Iterator[tuple[str, int, R | str]]:
         """Yield the rows of this split; rows without a text belong to training.
 
         A ``validation_fraction`` that selects no row, or all of them, is a UserError.
@@ -231,7 +236,8 @@ class Rows:
         n_selected = n_other = 0
         lowest, highest = 1.0, 0.0
         for item in self.number_rows():
-            text = self.get_split_text(item[2])
+            row = item[2]
+            text = None if isinstance(row, str) else self.get_split_text(row)
             if text is None:
                 if not self.is_validation:
                     yield item
@@ -248,7 +254,7 @@ class Rows:
             hint = _describe_bound(bound, self.is_validation) if lowest < highest else ""
             raise UserError(
                 f"data.valid_fraction is {fraction:g}: this selects {word} of the {n_other:,} "
-                f"{self.unit}{'s' * (n_other > 1)} in {self.source_label}; {hint}set data.valid"
+                f"{self.report_type.unit}{'s' * (n_other > 1)} in {self.source_label}; {hint}set data.valid"
             )
 
 

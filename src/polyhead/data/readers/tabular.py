@@ -114,8 +114,8 @@ def read_rows(
     Values are text, or any JSON value. An item "bom" is not a line but a mark before the next one.
     """
     if format == "jsonl":
-        parse_row = partial(_parse_json_row, columns_by_role=columns_by_role, is_csv=csv.is_csv(path))
-        yield from parse_lines(path, parse_row, max_line)
+        parse_value = partial(_select_values, columns_by_role=columns_by_role, is_csv=csv.is_csv(path))
+        yield from parse_lines(path, partial(_parse_value_line, parse=parse_value), max_line)
         return
     columns, header = _column_indices(path, columns_by_role, max_line)
     label = columns[[*columns_by_role].index("label")] if "label" in columns_by_role else None
@@ -140,13 +140,17 @@ def parse_lines(
 
 def parse_object_line(raw: bytes | None, parse: Callable[[dict[str, Any]], T | str]) -> T | str:
     """What ``parse`` makes of a line with a JSON object, or the kind of problem, with its UserError."""
+    return _parse_value_line(raw, lambda row: parse(row) if isinstance(row, dict) else "malformed")
+
+
+def _parse_value_line(raw: bytes | None, parse: Callable[[Any], T | str]) -> T | str:
+    """As ``parse_object_line``, with any JSON value."""
     if raw is None:
         return "too_long"
     if is_blank_line(raw):
         return "empty"
     try:
-        row = parse_json_line(raw) if is_text(raw) else None
-        return parse(row) if isinstance(row, dict) else "malformed"
+        return parse(parse_json_line(raw)) if is_text(raw) else "malformed"
     except (ValueError, RecursionError) as error:
         return f"unsupported: {error}" if isinstance(error, UserError) else "malformed"
 
@@ -219,15 +223,8 @@ def _parse_tsv_row(
     return tuple(cell.decode() for cell in values) if all(map(is_text, values)) else "malformed"
 
 
-def _parse_json_row(line: bytes | None, columns_by_role: ColumnsByRole, is_csv: bool) -> TableRow:
-    if line is None:
-        return "too_long"
-    if is_blank_line(line):
-        return "empty"
-    try:
-        row = parse_json_line(line) if is_text(line) else None
-    except (ValueError, RecursionError):
-        return "malformed"
+def _select_values(row: Any, columns_by_role: ColumnsByRole, is_csv: bool) -> TableRow:
+    """The values of the columns of a row of JSON."""
     if is_csv and is_header_row(row):
         return "header"
     values = tuple(_lookup(row, key) for key in columns_by_role.values())

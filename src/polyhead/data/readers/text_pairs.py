@@ -57,12 +57,13 @@ class TextPairReport(ReadReport):
 class TextPairs(ParallelFiles):
     """Files of pairs; all with the same anchor are in the same split."""
 
+    report_type = TextPairReport
     has_keys: bool = True  # whether they are JSONL with the keys above, or a parallel corpus
 
     def read_file(self, path: Path) -> Iterator[tuple[int, Any]]:
         return parse_lines(path, parse_text_pair_line) if self.has_keys else super().read_file(path)
 
-    def read(self, report: TextPairReport | None = None) -> Iterator[tuple[str, TextPair]]:
+    def read(self, report: ReadReport | None = None) -> Iterator[tuple[str, TextPair]]:
         """Yield (location, pair) of the usable pairs; the caller counts those that it uses."""
         report = report or TextPairReport(self.source_label)
         for place, _, row in self.read_rows(report):
@@ -88,7 +89,7 @@ def open_text_pairs(
     """
     share = validation_fraction, is_validation
     if infer_table_format(files, format) == "jsonl" and (source, target) == (0, 1):
-        paths, empty = check_object_files(files, parse_text_pair_line, TextPairs.unit, _EXAMPLE)
+        paths, empty = check_object_files(files, parse_text_pair_line, TextPairReport.unit, _EXAMPLE)
         return TextPairs(paths, "jsonl", {}, *share, empty)
     corpus = open_corpus(files, format=format, source=source, target=target)
     columns = corpus.columns_by_role
