@@ -32,7 +32,6 @@ class TextChunk(NamedTuple):
 class TextReport(PartsReport):
     """Read counts of a text, and the units of perplexity. Document separators count in none of them."""
 
-    source_label: str
     documents: int = 0
     lines: int = 0
     characters: int = 0

@@ -39,16 +39,24 @@ class PartsReport:
 
     n_filtered: dict[str, int] = field(default_factory=dict, kw_only=True)  # texts that break a rule, by rule
     parts: list[Any] = field(default_factory=list, kw_only=True)
+    source_label: str
 
     def __post_init__(self) -> None:
         self.parts = [type(self)(**part) if isinstance(part, dict) else part for part in self.parts]
 
-    def add_part(self, part: Self) -> None:
-        """Add the counts of one of several corpora to those of all, and keep its report."""
-        for name, count in vars(part).items():
-            if isinstance(count, int):
-                setattr(self, name, getattr(self, name) + count)
-        self.parts.append(part)
+    def iter_parts(self, files: Any) -> Iterator[tuple[Any, Self]]:
+        """Yield each of several corpora with a report, which is kept and added to this one; of files that
+        are a single corpus, these with this report.
+        """
+        for corpus in files.corpora:
+            part = type(self)(corpus.source_label)
+            yield corpus, part
+            for name, count in vars(part).items():
+                if isinstance(count, int):
+                    setattr(self, name, getattr(self, name) + count)
+            self.parts.append(part)
+        if not files.corpora:
+            yield files, self
 
     def describe(self, tr: Translate = tr) -> str:
         """The reports of the corpora, in the current language."""
@@ -75,7 +83,6 @@ class ReadReport(PartsReport):
     unit: ClassVar[str]  # what a row is
     counts: ClassVar[str]
 
-    source_label: str
     total: int = 0
     used: int = 0
     answers: int = 0

@@ -19,6 +19,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from polyhead.core.atomic_io import atomic_directory, open_regular_file, read_regular_file
 from polyhead.core.errors import UserError
+from polyhead.data.readers.files import fingerprint
+from polyhead.data.readers.rows import Rows
 from polyhead.tokenizers.tokenizer import Tokenizer
 from polyhead.tokenizers.unknown_tokens import UnknownTokens, count_unknown_ids
 
@@ -92,12 +94,17 @@ class IdStore:
     """
 
     kind: ClassVar[str]  # prefix of the names of the directories
+    layout: ClassVar = 1  # version of the files; another version makes another cache
+    lengths: IdArray  # of the rows in a batch
     dtypes: ClassVar[Mapping[str, type[np.generic]]]
 
     def __init__(self, directory: Path, report: Any) -> None:
         self.directory, self.report = directory, report
         self.arrays = {name: open_flat_file(directory / f"{name}.npy") for name in self.dtypes}
         self.ids: IdArray = self.arrays[next(iter(self.dtypes))]
+
+    def __len__(self) -> int:
+        return len(self.lengths)
 
     def count_unknown(self, tokenizer: Tokenizer) -> UnknownTokens:
         """Count the unknown tokens."""
@@ -127,6 +134,18 @@ class IdStore:
 
         directory = cache_dir(cache, cls.kind, settings)
         return directory, build_once(directory, cls.dtypes, type(report), write_files)
+
+    @classmethod
+    def build_rows(
+        cls,
+        cache: str | os.PathLike[str],
+        rows: Rows[Any],
+        settings: Sequence[object],
+        write: Callable[[dict[str, FlatWriter], Any], None],
+    ) -> tuple[Path, Any]:
+        """As ``build``, for the rows of files; ``settings`` are those besides the text of the files."""
+        prints = [fingerprint(path) for path in rows.files]
+        return cls.build(cache, [cls.layout, prints, *settings], rows.report_type(rows.source_label), write)
 
 
 def build_once(directory: Path, names: Iterable[str], report_type: type[R], write: Callable[[Path], R]) -> R:

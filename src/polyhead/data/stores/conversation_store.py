@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from bisect import bisect_left
 from collections.abc import Sequence
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import ClassVar
 
@@ -19,13 +19,10 @@ from polyhead.core.errors import UserError
 from polyhead.core.registry import CHAT
 from polyhead.data.batching.token_windows import TokenWindows
 from polyhead.data.readers.conversations import ChatRow, ConversationReport, Conversations
-from polyhead.data.readers.files import fingerprint
 from polyhead.data.readers.rows import ReadReport
 from polyhead.data.stores.build_cache import FlatWriter, IdArray, IdStore
 from polyhead.nn.loss import IGNORE_INDEX
 from polyhead.tokenizers.tokenizer import Tokenizer
-
-_LAYOUT = 1  # version of the file layout; another version makes another cache
 
 
 class ConversationStore(IdStore):
@@ -38,10 +35,7 @@ class ConversationStore(IdStore):
     def __init__(self, directory: Path, report: ReadReport) -> None:
         super().__init__(directory, report)
         self.assistant_mask, self.offsets = (self.arrays[name] for name in ("assistant_mask", "offsets"))
-        self.lengths: IdArray = np.diff(self.offsets) - 1  # number of tokens that have a next token
-
-    def __len__(self) -> int:
-        return len(self.lengths)
+        self.lengths = np.diff(self.offsets) - 1  # number of tokens that have a next token
 
     def hash_texts(self) -> list[int]:
         """A hash of each conversation."""
@@ -64,12 +58,29 @@ class ConversationStore(IdStore):
     ) -> ConversationStore:
         """Open the store of these files in the directory ``cache``; build it if missing or incomplete."""
         chat = CHAT.check(chat)
-        prints = [fingerprint(path) for path in conversations.files]
+        format = CHAT.build(chat)
         share = [conversations.validation_fraction, conversations.is_validation]
-        settings = [_LAYOUT, prints, tokenizer.sha256, share, chat.to_config(), max_len]
-        report = ConversationReport(conversations.source_label)
-        write = partial(_write_rows, conversations, CHAT.build(chat), tokenizer, max_len)
-        return cls(*cls.build(cache, settings, report, write))
+        settings = [tokenizer.sha256, share, chat.to_config(), max_len]
+
+        def write(out: dict[str, FlatWriter], report: ConversationReport) -> None:
+            for place, row in conversations.read(report):
+                try:
+                    encoded, kept_messages = _encode_within(row, format, tokenizer, max_len)
+                except UserError as error:
+                    report.count_problem(f"unsupported: {error}", place)
+                    continue
+                if encoded is None:
+                    report.count_problem("too_long", place)
+                    continue
+                if len(kept_messages) < len(row.messages):
+                    report.count_problem("truncated", place)
+                report.used += 1
+                report.answers += sum(row.is_learned[: len(kept_messages)])
+                out["ids"].append_rows([encoded.ids], out["offsets"])
+                out["assistant_mask"].append(encoded.assistant_mask)
+            report.check_usable()
+
+        return cls(*cls.build_rows(cache, conversations, settings, write))
 
 
 def pad_answers(rows: Sequence[tuple[IdArray, IdArray]], pad_id: int) -> TokenWindows:
@@ -85,32 +96,6 @@ def pad_answers(rows: Sequence[tuple[IdArray, IdArray]], pad_id: int) -> TokenWi
     labels = np.where(has_label[:, 1:], cells[:, 1:], IGNORE_INDEX)
     pos = torch.from_numpy(np.where(padded, -1, columns)) if padded.any() else None
     return TokenWindows(torch.from_numpy(cells[:, :-1]), pos, torch.from_numpy(labels))
-
-
-def _write_rows(
-    conversations: Conversations,
-    format: ChatFormat,
-    tokenizer: Tokenizer,
-    max_len: int,
-    out: dict[str, FlatWriter],
-    report: ConversationReport,
-) -> None:
-    for place, row in conversations.read(report):
-        try:
-            encoded, kept_messages = _encode_within(row, format, tokenizer, max_len)
-        except UserError as error:
-            report.count_problem("unsupported", f"{place}, {error}")
-            continue
-        if encoded is None:
-            report.count_problem("too_long", place)
-            continue
-        if len(kept_messages) < len(row.messages):
-            report.count_problem("truncated", place)
-        report.used += 1
-        report.answers += sum(row.is_learned[: len(kept_messages)])
-        out["ids"].append_rows([encoded.ids], out["offsets"])
-        out["assistant_mask"].append(encoded.assistant_mask)
-    report.check_usable()
 
 
 def _encode_within(

@@ -15,20 +15,18 @@ from torch import Tensor
 
 from polyhead.core.errors import prefix_errors
 from polyhead.data.batching.encoder_inputs import EncoderBatch, collate_encoder_inputs, encode_texts
-from polyhead.data.readers.files import fingerprint
 from polyhead.data.readers.labeled import LabeledFiles, LabeledReport, LabelKind
 from polyhead.data.readers.rows import iter_chunks
 from polyhead.data.stores.build_cache import FlatWriter, IdArray, IdStore
 from polyhead.tokenizers.tokenizer import Tokenizer
 
-_LAYOUT = 2  # version of the file layout; another version makes another cache
 _CHUNK = 4096  # texts tokenized at once
 
 
 class LabeledStore(IdStore):
     """Encoder inputs of labeled texts, special tokens included, in the order of the files."""
 
-    kind = "labelled"
+    kind, layout = "labelled", 2
     dtypes: ClassVar = {
         "ids": np.int32,
         "offsets": np.int64,
@@ -46,10 +44,7 @@ class LabeledStore(IdStore):
         # start of the second text and index of the label of each row, and its line in the files, from 1
         _, self.offsets, self.second_starts, self.labels, self.line_numbers = [*self.arrays.values()][:5]
         self.kind_of_label, self.n_labels = kind, n_labels
-        self.lengths: IdArray = np.diff(self.offsets)
-
-    def __len__(self) -> int:
-        return len(self.lengths)
+        self.lengths = np.diff(self.offsets)
 
     def targets(self, rows: IdArray | Sequence[int]) -> NDArray[Any]:
         """The class of each row (B,), 1 for each of its labels and 0 else (B, L), or its number (B, 1)."""
@@ -95,16 +90,12 @@ class LabeledStore(IdStore):
 
         Texts with other labels are left out, those of more than ``max_len`` tokens are cut; both are counted.
         """
-        prints = [fingerprint(path) for path in labeled_files.files]
         *texts, label = labeled_files.columns_by_role.values()
         split = [labeled_files.validation_fraction, labeled_files.is_validation]
-        rows = [labeled_files.format, texts, label, *split]
-        kind = labeled_files.kind
-        settings = [_LAYOUT, prints, tokenizer.sha256, rows, list(labels), max_len]
-        settings += [kind] * (kind != "class")
+        rows, kind = [labeled_files.format, texts, label, *split], labeled_files.kind
+        settings = [tokenizer.sha256, rows, list(labels), max_len, *([kind] if kind != "class" else [])]
         write = partial(cls.write_rows, labeled_files, labels, tokenizer, max_len)
-        built = cls.build(cache, settings, LabeledReport(labeled_files.source_label), write)
-        return cls(*built, kind, len(labels))
+        return cls(*cls.build_rows(cache, labeled_files, settings, write), kind, len(labels))
 
     @staticmethod
     def write_rows(

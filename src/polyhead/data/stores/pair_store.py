@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,7 +18,6 @@ from polyhead.tokenizers.special_tokens import Seq2SeqTemplate
 from polyhead.tokenizers.tokenizer import Tokenizer
 from polyhead.tokenizers.unknown_tokens import UnknownTokens, count_unknown_ids
 
-_LAYOUT = 1  # version of the file layout; another version makes another cache
 _CHUNK = 4096  # pairs tokenized at once
 
 
@@ -96,25 +94,31 @@ class PairStore(IdStore):
         """
         if max_len < 2:
             raise UserError(f"max_len is {max_len}; a sentence of one token and its end need 2")
-        settings: Any = [_key_settings(part, tokenizer, max_len) for part in corpus.parts]
-        settings = settings if corpus.corpora else settings[0]
-        report = CorpusReport(corpus.source_label)
-        write = partial(_write_pairs, corpus, tokenizer, max_len)
-        return cls(*cls.build(cache, settings, report, write), max_len, tokenizer.seq2seq_template)
 
+        def list_settings(part: ParallelFiles) -> dict[str, Any]:
+            share = [part.validation_fraction, part.is_validation]
+            return {
+                "layout": cls.layout,
+                "files": [fingerprint(path) for path in part.files],
+                "tokenizer": tokenizer.sha256,
+                "max_len": max_len,
+                "format": part.format,
+                "columns": [*part.columns_by_role.values()],
+                **({"share": share} if part.validation_fraction else {}),
+                **({"rules": [part.name, part.rules, part.source_tags]} if part.name else {}),
+            }
 
-def _key_settings(corpus: ParallelFiles, tokenizer: Tokenizer, max_len: int) -> dict[str, Any]:
-    share = [corpus.validation_fraction, corpus.is_validation]
-    return {
-        "layout": _LAYOUT,
-        "files": [fingerprint(path) for path in corpus.files],
-        "tokenizer": tokenizer.sha256,
-        "max_len": max_len,
-        "format": corpus.format,
-        "columns": [*corpus.columns_by_role.values()],
-        **({"share": share} if corpus.validation_fraction else {}),
-        **({"rules": [corpus.name, corpus.rules, corpus.source_tags]} if corpus.name else {}),
-    }
+        def write(out: dict[str, FlatWriter], report: CorpusReport) -> None:
+            for part, part_report in report.iter_parts(corpus):
+                for chunk in iter_chunks(part.iter_pairs(part_report), _CHUNK):
+                    _write_pairs(chunk, tokenizer, part.source_tags, max_len, out, part_report)
+                part_report.check_usable(f" (max_len is {max_len} tokens)")
+
+        settings = [list_settings(part) for part in corpus.parts]
+        built = cls.build(
+            cache, settings if corpus.corpora else settings[0], CorpusReport(corpus.source_label), write
+        )
+        return cls(*built, max_len, tokenizer.seq2seq_template)
 
 
 def hash_pairs(
@@ -136,45 +140,27 @@ def _encode_sources(
 
 
 def _write_pairs(
-    corpus: ParallelFiles,
+    pairs: Sequence[SentencePair],
     tokenizer: Tokenizer,
+    source_tags: Sequence[str],
     max_len: int,
     out: dict[str, FlatWriter],
     report: CorpusReport,
 ) -> None:
-    for part in corpus.corpora:
-        part_report = CorpusReport(part.source_label)
-        _write_pairs(part, tokenizer, max_len, out, part_report)
-        report.add_part(part_report)
-    if corpus.corpora:
-        return
-    n_tags = len(corpus.source_tags)
-    for chunk in iter_chunks(corpus.iter_pairs(report), _CHUNK):
-        encoded = zip(
-            chunk,
-            _encode_sources(chunk, tokenizer, corpus.source_tags),
-            tokenizer.target_tokenizer.encode([pair.target for pair in chunk]),
-            strict=True,
-        )
-        rows = [row for row in encoded if _check_length(*row, n_tags, max_len, report)]
-        out["source"].append_rows([source for _, source, _ in rows], out["source_offsets"])
-        out["target"].append_rows([target for _, _, target in rows], out["target_offsets"])
-        out["lines"].append([pair.line for pair, _, _ in rows])
-    report.check_usable(f" (max_len is {max_len} tokens)")
-
-
-def _check_length(
-    pair: SentencePair,
-    source: list[int],
-    target: list[int],
-    n_tags: int,
-    max_len: int,
-    report: CorpusReport,
-) -> bool:
-    """Whether a pair fits; if not, its count in the report moves from used to the kind of problem."""
-    longest, shortest = max(len(source), len(target)), min(len(source) - n_tags, len(target))
-    if shortest > 0 and longest < max_len:
-        return True
-    report.used -= 1
-    report.count_problem("too_long" if longest >= max_len else "empty", pair.location)
-    return False
+    """Write the pairs that fit; the count of another moves in the report from used to the kind of problem."""
+    rows: list[tuple[SentencePair, list[int], list[int]]] = []
+    sources = _encode_sources(pairs, tokenizer, source_tags)
+    targets = tokenizer.target_tokenizer.encode([pair.target for pair in pairs])
+    for pair, source, target in zip(pairs, sources, targets, strict=True):
+        if max(len(source), len(target)) >= max_len:
+            kind = "too_long"
+        elif min(len(source) - len(source_tags), len(target)) == 0:
+            kind = "empty"
+        else:
+            rows.append((pair, source, target))
+            continue
+        report.used -= 1
+        report.count_problem(kind, pair.location)
+    out["source"].append_rows([source for _, source, _ in rows], out["source_offsets"])
+    out["target"].append_rows([target for _, _, target in rows], out["target_offsets"])
+    out["lines"].append([pair.line for pair, _, _ in rows])

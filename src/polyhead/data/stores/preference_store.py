@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -15,13 +14,10 @@ from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError
 from polyhead.core.registry import CHAT
 from polyhead.data.batching.token_windows import TokenWindows
-from polyhead.data.readers.files import fingerprint
 from polyhead.data.readers.preferences import Answer, PreferenceReport, Preferences, TextAnswer
 from polyhead.data.stores.build_cache import FlatWriter, IdArray
 from polyhead.data.stores.conversation_store import ConversationStore, pad_answers
 from polyhead.tokenizers.tokenizer import Tokenizer
-
-_LAYOUT = 1  # version of the file layout; another version makes another cache
 
 
 class PreferenceStore(ConversationStore):
@@ -69,39 +65,28 @@ def open_preference_store(
     ``prefix_ids`` come before a prompt that is a text.
     """
     chat = CHAT.check(chat)
-    prints = [fingerprint(path) for path in preferences.files]
-    share = preferences.validation_fraction
+    format, share = CHAT.build(chat), preferences.validation_fraction
     split = [share, bool(share) and preferences.is_validation, preferences.needs_pairs]
-    settings = [_LAYOUT, prints, tokenizer.sha256, split, chat.to_config(), prefix_ids, max_len]
-    write = partial(_write_rows, preferences, CHAT.build(chat), prefix_ids, tokenizer, max_len)
-    report = PreferenceReport(preferences.source_label)
-    return PreferenceStore(*PreferenceStore.build(cache, settings, report, write), max_len)
+    settings = [tokenizer.sha256, split, chat.to_config(), prefix_ids, max_len]
 
+    def write(out: dict[str, FlatWriter], report: PreferenceReport) -> None:
+        for place, row in preferences.read(report):
+            try:
+                answers = [encode_answer(answer, format, prefix_ids, tokenizer) for answer in row.answers]
+            except UserError as error:
+                report.count_problem(f"unsupported: {error}", place)
+                continue
+            if max(len(answer.ids) for answer in answers) > max_len:
+                report.count_problem("too_long", place)
+                continue
+            report.used += 1
+            for answer in answers:
+                out["ids"].append_rows([answer.ids], out["offsets"])
+                out["assistant_mask"].append(answer.assistant_mask)
+            out["is_chosen"].append(row.is_chosen)
+        report.check_usable()
 
-def _write_rows(
-    preferences: Preferences,
-    format: ChatFormat,
-    prefix_ids: list[int],
-    tokenizer: Tokenizer,
-    max_len: int,
-    out: dict[str, FlatWriter],
-    report: PreferenceReport,
-) -> None:
-    for place, row in preferences.read(report):
-        try:
-            answers = [encode_answer(answer, format, prefix_ids, tokenizer) for answer in row.answers]
-        except UserError as error:
-            report.count_problem("unsupported", f"{place}, {error}")
-            continue
-        if max(len(answer.ids) for answer in answers) > max_len:
-            report.count_problem("too_long", place)
-            continue
-        report.used += 1
-        for answer in answers:
-            out["ids"].append_rows([answer.ids], out["offsets"])
-            out["assistant_mask"].append(answer.assistant_mask)
-        out["is_chosen"].append(row.is_chosen)
-    report.check_usable()
+    return PreferenceStore(*PreferenceStore.build_rows(cache, preferences, settings, write), max_len)
 
 
 def encode_answer(

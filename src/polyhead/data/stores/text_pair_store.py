@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from functools import partial
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import ClassVar, NamedTuple
@@ -15,12 +14,10 @@ from torch import Tensor
 
 from polyhead.core.errors import UserError
 from polyhead.data.batching.encoder_inputs import EncoderBatch, EncoderInput, collate_encoder_inputs
-from polyhead.data.readers.files import fingerprint
 from polyhead.data.readers.rows import iter_chunks
 from polyhead.data.readers.text_pairs import TextPairReport, TextPairs
 from polyhead.data.stores.build_cache import FlatWriter, IdArray, IdStore
 
-_LAYOUT = 1  # version of the file layout; another version makes another cache
 _CHUNK = 4096  # pairs tokenized at once
 EncodeTexts = Callable[[Sequence[str]], list[EncoderInput]]
 """Texts as the model reads them."""
@@ -50,10 +47,7 @@ class TextPairStore(IdStore):
         self.is_scored = not np.isnan(self.scores).any()
         lengths = np.maximum.reduceat(np.diff(self.offsets), self.pair_offsets[:-1])
         # as if every pair had as many texts as the largest, so that no batch is larger than planned
-        self.lengths: IdArray = lengths * np.diff(self.pair_offsets).max()
-
-    def __len__(self) -> int:
-        return len(self.lengths)
+        self.lengths = lengths * np.diff(self.pair_offsets).max()
 
     def text_tokens(self, text: int) -> bytes:
         """The tokens of a text, as a key."""
@@ -109,31 +103,27 @@ def open_text_pair_store(
 
     ``key`` has the settings of ``encode``, as JSON.
     """
-    prints = [fingerprint(path) for path in pairs.files]
     split = [pairs.validation_fraction, bool(pairs.validation_fraction) and pairs.is_validation]
-    settings = [_LAYOUT, prints, pairs.format, [*pairs.columns_by_role.values()], split, key]
-    report = TextPairReport(pairs.source_label)
-    return TextPairStore(*TextPairStore.build(cache, settings, report, partial(_write_rows, pairs, encode)))
+    settings = [pairs.format, [*pairs.columns_by_role.values()], split, key]
 
+    def write(out: dict[str, FlatWriter], report: TextPairReport) -> None:
+        n_scored = 0
+        for chunk in iter_chunks(pairs.read(report), _CHUNK):
+            rows = iter(encode([*chain.from_iterable(pair.texts for _, pair in chunk)]))
+            for place, pair in chunk:
+                texts = [next(rows) for _ in pair.texts]
+                out["pair_offsets"].append([out["offsets"].count - 1 + len(texts)])
+                out["ids"].append_rows([text.ids for text in texts], out["offsets"])
+                out["scores"].append([np.nan if pair.score is None else pair.score])
+                report.used += 1
+                n_scored += pair.score is not None
+                if any(text.truncated for text in texts):
+                    report.count_problem("truncated", place)
+        report.check_usable()
+        if 0 < n_scored < report.used:
+            raise UserError(
+                f"{report.source_label}: {n_scored:,} of {report.used:,} pairs have a score: pairs with and "
+                "without scores are learned by different losses; put them into files of their own"
+            )
 
-def _write_rows(
-    pairs: TextPairs, encode: EncodeTexts, out: dict[str, FlatWriter], report: TextPairReport
-) -> None:
-    n_scored = 0
-    for chunk in iter_chunks(pairs.read(report), _CHUNK):
-        rows = iter(encode([*chain.from_iterable(pair.texts for _, pair in chunk)]))
-        for place, pair in chunk:
-            texts = [next(rows) for _ in pair.texts]
-            out["pair_offsets"].append([out["offsets"].count - 1 + len(texts)])
-            out["ids"].append_rows([text.ids for text in texts], out["offsets"])
-            out["scores"].append([np.nan if pair.score is None else pair.score])
-            report.used += 1
-            n_scored += pair.score is not None
-            if any(text.truncated for text in texts):
-                report.count_problem("truncated", place)
-    report.check_usable()
-    if 0 < n_scored < report.used:
-        raise UserError(
-            f"{report.source_label}: {n_scored:,} of {report.used:,} pairs have a score: pairs with and "
-            "without scores are learned by different losses; put them into files of their own"
-        )
+    return TextPairStore(*TextPairStore.build_rows(cache, pairs, settings, write))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from copy import copy
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -15,8 +14,6 @@ from polyhead.data.readers.files import fingerprint
 from polyhead.data.readers.plain_text import TextFiles, TextReport
 from polyhead.data.stores.build_cache import FlatWriter, IdArray, IdStore
 from polyhead.tokenizers.tokenizer import Tokenizer
-
-_LAYOUT = 2  # version of the file layout; another version makes another cache
 
 
 class TokenStore(IdStore):
@@ -29,7 +26,7 @@ class TokenStore(IdStore):
     tokenizer puts before a text.
     """
 
-    kind = "text"
+    kind, layout = "text", 2
     dtypes: ClassVar = {"ids": np.int32, "begins": np.int64}
 
     def __init__(
@@ -89,55 +86,34 @@ class TokenStore(IdStore):
         ``prefix_ids``: the tokens at the start of a document, if not the end of the previous one.
         """
         has_prefix = bool(prefix_ids) and list(prefix_ids) != [tokenizer.eos_id]
-        settings = [_key_settings(part, tokenizer, prefix_ids if has_prefix else ()) for part in text.parts]
+        document_prefix = list(prefix_ids) if has_prefix else []
+
+        def list_settings(part: TextFiles) -> list[Any]:
+            return [
+                cls.layout,
+                [fingerprint(path) for path in part.files],
+                tokenizer.sha256,
+                part.document_separator,
+                part.fraction_range,
+                *([part.table, part.columns, "as written"] if part.table else []),
+                *([document_prefix] if has_prefix else []),
+                *([part.name, part.rules] if part.name else []),
+            ]
+
+        def write(out: dict[str, FlatWriter], report: TextReport) -> None:
+            mark = [tokenizer.eos_id] if text.has_documents else []
+            for part, part_report in report.iter_parts(text):
+                starts_document = True
+                for piece in part.read_chunks(part_report):
+                    if starts_document:
+                        if has_prefix and out["ids"].count:
+                            out["ids"].append(mark)
+                        out["begins"].append([out["ids"].count])
+                        out["ids"].append(document_prefix or mark)
+                    out["ids"].append(tokenizer.encode([piece.text])[0])
+                    starts_document = piece.is_last
+            out["ids"].append(mark)
+
+        settings = [list_settings(part) for part in text.parts]
         settings = settings if text.corpora else settings[0]
-        write = partial(_write_tokens, text, tokenizer, prefix_ids if has_prefix else ())
         return cls(*cls.build(cache, settings, TextReport(text.source_label), write), has_prefix, prefix_ids)
-
-
-def _key_settings(text: TextFiles, tokenizer: Tokenizer, prefix_ids: Sequence[int]) -> list[Any]:
-    return [
-        _LAYOUT,
-        [fingerprint(path) for path in text.files],
-        tokenizer.sha256,
-        text.document_separator,
-        text.fraction_range,
-        *([text.table, text.columns, "as written"] if text.table else []),
-        *([list(prefix_ids)] if prefix_ids else []),
-        *([text.name, text.rules] if text.name else []),
-    ]
-
-
-def _write_tokens(
-    text: TextFiles,
-    tokenizer: Tokenizer,
-    prefix_ids: Sequence[int],
-    out: dict[str, FlatWriter],
-    report: TextReport,
-) -> None:
-    mark = [tokenizer.eos_id] if text.has_documents else []
-    for part in text.parts:
-        part_report = report if part is text else TextReport(part.source_label)
-        _write_documents(part, tokenizer, prefix_ids, mark, out, part_report)
-        if part is not text:
-            report.add_part(part_report)
-    out["ids"].append(mark)
-
-
-def _write_documents(
-    text: TextFiles,
-    tokenizer: Tokenizer,
-    prefix_ids: Sequence[int],
-    mark: Sequence[int],
-    out: dict[str, FlatWriter],
-    report: TextReport,
-) -> None:
-    starts_document = True
-    for piece in text.read_chunks(report):
-        if starts_document:
-            if prefix_ids and out["ids"].count:
-                out["ids"].append(mark)
-            out["begins"].append([out["ids"].count])
-            out["ids"].append(prefix_ids or mark)
-        out["ids"].append(tokenizer.encode([piece.text])[0])
-        starts_document = piece.is_last
