@@ -56,9 +56,10 @@ def collate(
     """
     if augment:
         pairs = [(store.source_tokens(row).tolist(), store.target_tokens(row).tolist()) for row in rows]
-        sources, targets = map(_concat_rows, zip(*augment(rows, pairs), strict=True))
+        sources, targets = map(concat_rows, zip(*augment(rows, pairs), strict=True))
     else:
-        sources, targets = _gather_sides(store, rows)
+        sources = _gather(store.source_ids, store.source_offsets, np.asarray(rows))
+        targets = _gather(store.target_ids, store.target_offsets, np.asarray(rows))
     if splitters:
         sides = zip((sources, targets), splitters, strict=True)
         sources, targets = (split(ids, lengths, store.max_len - 1) for (ids, lengths), split in sides)
@@ -88,39 +89,23 @@ def collate_pairs(
     sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], tokenizer: Tokenizer
 ) -> PairBatch:
     """Collate pairs of token ids that are not in a store."""
-    return _make_batch(_concat_rows(sources), _concat_rows(targets), tokenizer)
+    return _make_batch(concat_rows(sources), concat_rows(targets), tokenizer)
 
 
 def _make_batch(
     sources: tuple[IdArray, IdArray], targets: tuple[IdArray, IdArray], tokenizer: Tokenizer
 ) -> PairBatch:
     sides, (ids, lengths) = tokenizer.seq2seq_template, targets
+    start = (sides.decoder_start_id, *sides.opening_ids)
+    source = fill_rows(*sources, tokenizer.pad_id, sides.source_prefix, sides.source_suffix)
+    target = fill_rows(ids, lengths, tokenizer.target_tokenizer.pad_id, start)
+    labels = fill_rows(ids, lengths, IGNORE_INDEX, sides.opening_ids, (sides.eos_id,))
     return PairBatch(
-        source=torch.from_numpy(
-            _fill_rows(*sources, tokenizer.pad_id, sides.source_prefix, sides.source_suffix)
-        ),
-        source_pos=_make_positions(sources[1] + len(sides.source_prefix) + len(sides.source_suffix)),
-        target=torch.from_numpy(
-            _fill_rows(
-                ids,
-                lengths,
-                tokenizer.target_tokenizer.pad_id,
-                (sides.decoder_start_id, *sides.opening_ids),
-                (),
-            )
-        ),
-        labels=torch.from_numpy(_fill_rows(ids, lengths, IGNORE_INDEX, sides.opening_ids, (sides.eos_id,))),
-        n_tokens=int(lengths.sum()) + len(lengths) * (len(sides.opening_ids) + 1),
-    )
-
-
-def _gather_sides(
-    store: PairStore, rows: IdArray | Sequence[int]
-) -> tuple[tuple[IdArray, IdArray], tuple[IdArray, IdArray]]:
-    rows = np.asarray(rows)
-    return (
-        _gather(store.source_ids, store.source_offsets, rows),
-        _gather(store.target_ids, store.target_offsets, rows),
+        torch.from_numpy(source),
+        make_positions(sources[1] + len(sides.source_prefix) + len(sides.source_suffix)),
+        torch.from_numpy(target),
+        torch.from_numpy(labels),
+        n_tokens=int(lengths.sum()) + len(lengths) * len(start),
     )
 
 
@@ -131,13 +116,18 @@ def _gather(flat: IdArray, offsets: IdArray, rows: IdArray) -> tuple[IdArray, Id
     return flat[shift + np.arange(len(shift))], lengths
 
 
-def _concat_rows(rows: Sequence[Sequence[int]]) -> tuple[IdArray, IdArray]:
-    flat = np.array([i for row in rows for i in row], dtype=np.int64)
+def concat_rows(rows: Sequence[IdArray | Sequence[int]]) -> tuple[IdArray, IdArray]:
+    """(ids of the rows, concatenated; length of each row)."""
+    flat = np.concatenate([[], *rows], dtype=np.int64, casting="unsafe")
     return flat, np.array([len(row) for row in rows], dtype=np.int64)
 
 
-def _fill_rows(
-    ids: IdArray, lengths: IdArray, pad_value: int, prefix_ids: Sequence[int], suffix_ids: Sequence[int]
+def fill_rows(
+    ids: IdArray,
+    lengths: IdArray,
+    pad_value: int,
+    prefix_ids: Sequence[int] = (),
+    suffix_ids: Sequence[int] = (),
 ) -> NDArray[np.int64]:
     """Pad concatenated ids to rows of equal width, each as ``prefix_ids``, ids, ``suffix_ids``, padding."""
     shift = len(prefix_ids)
@@ -152,7 +142,8 @@ def _fill_rows(
     return out
 
 
-def _make_positions(lengths: IdArray) -> Tensor | None:
+def make_positions(lengths: IdArray) -> Tensor | None:
+    """Positions of padded rows: 0, 1, ... and -1 at padding; None if no row is padded."""
     columns = np.arange(int(lengths.max(initial=0)))
     padded = columns >= lengths[:, None]
     return torch.from_numpy(np.where(padded, -1, columns)) if padded.any() else None

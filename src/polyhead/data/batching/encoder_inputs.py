@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from polyhead.core.errors import UserError
+from polyhead.data.batching.collate import concat_rows, fill_rows, make_positions
 from polyhead.data.stores.build_cache import IdArray
 from polyhead.nn.positions import AnyPositions, Positions
 from polyhead.tokenizers.special_tokens import SpecialTokensTemplate
@@ -102,14 +103,11 @@ def collate_encoder_inputs(
     rows: Sequence[IdArray | Sequence[int]], second_starts: IdArray | Sequence[int], pad_id: int
 ) -> EncoderBatch:
     """Collate rows into tensors, padded on the right."""
-    lengths = np.array([len(row) for row in rows], dtype=np.int64)
+    ids, lengths = concat_rows(rows)
     columns = np.arange(int(lengths.max(initial=0)))
-    real = columns < lengths[:, None]
-    tokens = np.full(real.shape, pad_id, dtype=np.int64)
-    tokens[real] = np.concatenate([np.asarray(row, dtype=np.int64) for row in rows])
-    after = real & (columns >= np.asarray(second_starts)[:, None])
+    after = (columns >= np.asarray(second_starts)[:, None]) & (columns < lengths[:, None])
     return EncoderBatch(
-        torch.from_numpy(tokens),
-        None if real.all() else torch.from_numpy(np.where(real, columns, -1)),
+        torch.from_numpy(fill_rows(ids, lengths, pad_id)),
+        make_positions(lengths),
         torch.from_numpy(after.astype(np.int64)) if after.any() else None,
     )

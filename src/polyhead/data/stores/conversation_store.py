@@ -17,6 +17,7 @@ from polyhead.chat.base import ChatFormat, Message
 from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError
 from polyhead.core.registry import CHAT
+from polyhead.data.batching.collate import concat_rows, fill_rows, make_positions
 from polyhead.data.batching.token_windows import TokenWindows
 from polyhead.data.readers.conversations import ChatRow, ConversationReport, Conversations
 from polyhead.data.readers.rows import ReadReport
@@ -85,17 +86,13 @@ class ConversationStore(IdStore):
 
 def pad_answers(rows: Sequence[tuple[IdArray, IdArray]], pad_id: int) -> TokenWindows:
     """A batch of token ids with the mask of those that have labels, padded on the right."""
-    lengths = np.array([len(ids) - 1 for ids, _ in rows], dtype=np.int64)
-    columns = np.arange(int(lengths.max(initial=0)))
-    padded = columns >= lengths[:, None]
-    cells = np.full((len(rows), len(columns) + 1), pad_id, dtype=np.int64)
-    has_label = np.zeros(cells.shape, dtype=bool)
-    for i, (ids, mask) in enumerate(rows):
-        cells[i, : len(ids)] = ids
-        has_label[i, : len(ids)] = mask
-    labels = np.where(has_label[:, 1:], cells[:, 1:], IGNORE_INDEX)
-    pos = torch.from_numpy(np.where(padded, -1, columns)) if padded.any() else None
-    return TokenWindows(torch.from_numpy(cells[:, :-1]), pos, torch.from_numpy(labels))
+    ids, lengths = concat_rows([ids for ids, _ in rows])
+    mask, _ = concat_rows([mask for _, mask in rows])
+    tokens, has_label = fill_rows(ids, lengths, pad_id), fill_rows(mask, lengths, 0)
+    labels = np.where(has_label[:, 1:], tokens[:, 1:], IGNORE_INDEX)
+    return TokenWindows(
+        torch.from_numpy(tokens[:, :-1]), make_positions(lengths - 1), torch.from_numpy(labels)
+    )
 
 
 def _encode_within(
