@@ -9,11 +9,13 @@ from functools import singledispatch
 from itertools import accumulate, pairwise, takewhile
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from polyhead.core.errors import UserError
+from polyhead.data.stores.build_cache import IdArray
 from polyhead.introspect.attention_map import AttentionMap
 from polyhead.run.run import Run
 from polyhead.tokenizers.display import spell_token
@@ -62,6 +64,16 @@ def decode_readable(tokenizer: Tokenizer, ids: Iterable[int]) -> str:
     return re.sub(r"(?<=\S)\[mask\]", " [mask]", "[mask]".join(texts)).strip()
 
 
+def decode_rows(tokenizer: Tokenizer, rows: Tensor) -> list[str]:
+    """``decode_readable`` of rows (B, T); negative numbers are padding."""
+    return [decode_readable(tokenizer, [i for i in row if i >= 0]) for row in rows.tolist()]
+
+
+def spread_evenly(n: int, count: int) -> IdArray:
+    """At most ``count`` of the numbers below n, at equal distances."""
+    return np.linspace(0, n - 1, min(count, n)).astype(np.int64)
+
+
 def common_prefix_len(a: str, b: str) -> int:
     """Length of the common prefix of two texts in characters."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
@@ -89,6 +101,16 @@ def collect_attention(run: Run, kind: str, *texts: tuple[str, str | None]) -> li
         except UserError:  # a model without attention weights
             break
     return attention_maps
+
+
+def collect_self_attention(run: Run, texts: Iterable[str]) -> list[AttentionMap]:
+    """Maps of the self-attention for some texts."""
+    return collect_attention(run, "self", *((text, None) for text in texts))
+
+
+def group_mean(values: Sequence[float]) -> Callable[[list[int]], float]:
+    """The mean of the values with some indices, as a function of the indices."""
+    return lambda indices: sum(values[i] for i in indices) / len(indices)
 
 
 def label_nlls(head: Callable[[Tensor], Tensor], features: Tensor, labels: Tensor) -> list[float]:

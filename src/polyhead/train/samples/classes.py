@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 
 import numpy as np
+from torch import Tensor
 
 from polyhead.config.model import PER_TOKEN, QUESTION_ANSWERING, SINGLE_LABEL
 from polyhead.data.batching.length_bucketing import LengthBucketSampler
@@ -14,10 +16,12 @@ from polyhead.evaluate.classify import MAX_MATRIX_CLASSES, confusion_matrix, lis
 from polyhead.evaluate.tagging import measure_tags
 from polyhead.run.run import Run
 from polyhead.train.samples.base import (
-    collect_attention,
+    collect_self_attention,
     decode_readable,
+    group_mean,
     is_short,
     make_examples,
+    spread_evenly,
     take_samples,
 )
 from polyhead.train.tasks.classification import ClassificationBatch, ClassificationTask, open_split_labeled
@@ -47,15 +51,14 @@ def classification_samples(task: ClassificationTask, run: Run) -> Samples:
     if task.problem_type != SINGLE_LABEL:
         return _text_label_samples(task, run)
     count = min(_MAX_TEXTS, max(MIN_TEXTS, len(task.valid) // _TEXT_STRIDE))
-    rows = _spread_rows(len(task.valid), count)
+    rows = spread_evenly(len(task.valid), count)
     texts = [_decode_row(task, run, int(row)) for row in rows]
-    references, lengths = task.valid.labels[rows].tolist(), task.valid.lengths[rows]
-    predictions, confidences, label_probabilities = _predict(task, run, rows, lengths, references)
+    references, lengths = task.valid.labels[rows].tolist(), task.valid.lengths[rows].tolist()
+    probabilities = _compute_outputs(task, run, rows, lambda logits: logits.float().softmax(-1))
+    predictions, confidences = probabilities.argmax(1).tolist(), probabilities.max(1).tolist()
+    label_probabilities = probabilities[range(len(rows)), references].tolist()
     is_correct = [a == b for a, b in zip(predictions, references, strict=True)]
-
-    def accuracy(indices: list[int]) -> float:
-        return 100 * sum(is_correct[i] for i in indices) / len(indices)
-
+    accuracy = group_mean([100 * correct for correct in is_correct])
     spread_rows = spread_by_length(texts, _N_SPREAD)
     mistakes = [i for i, correct in enumerate(is_correct) if not correct and i not in spread_rows]
     mistakes = sorted(mistakes, key=label_probabilities.__getitem__)[:_N_MISTAKES]
@@ -89,22 +92,19 @@ def classification_samples(task: ClassificationTask, run: Run) -> Samples:
             break_down(
                 "Accuracy (%)", "class", {name: classes[name] for name in sorted(class_names)}, accuracy
             ),
-            break_down("Accuracy (%)", "length in tokens", group_by_length(lengths.tolist()), accuracy),
+            break_down("Accuracy (%)", "length in tokens", group_by_length(lengths), accuracy),
             *([] if has_matrix else [Breakdown("Errors", "label → prediction", confusions)]),
         ],
         confusion=Confusion(list(task.labels), counts.tolist()) if has_matrix else None,
-        attention=collect_attention(run, "self", *((text, None) for text in short_texts)),
+        attention=collect_self_attention(run, short_texts),
     )
 
 
 def _text_label_samples(task: ClassificationTask, run: Run) -> Samples:
     """Labels or numbers of validation texts, the ones with the largest errors at the end."""
-    rows = _spread_rows(len(task.valid))
-    texts, lengths = [_decode_row(task, run, int(row)) for row in rows], task.valid.lengths[rows]
-    logits = np.zeros((len(rows), len(task.labels)))
-    for indices in LengthBucketSampler(lengths, lengths, task.config.max_tokens, 0).epoch_batches():
-        batch = ClassificationBatch(*task.valid.collate(rows[indices], run.tokenizer.pad_id))
-        logits[indices] = task.compute_logits(run.model, batch).logits.double().cpu().numpy()
+    rows = spread_evenly(len(task.valid), _MAX_TEXTS)
+    texts, lengths = [_decode_row(task, run, int(row)) for row in rows], task.valid.lengths[rows].tolist()
+    logits = _compute_outputs(task, run, rows, Tensor.double)
     targets = task.valid.targets(rows)
     is_number = task.problem_type == "regression"
     outputs = logits if is_number else 1 / (1 + np.exp(-logits))
@@ -119,7 +119,7 @@ def _text_label_samples(task: ClassificationTask, run: Run) -> Samples:
     def mean_error(indices: list[int]) -> float:
         return float(errors[indices].mean())
 
-    breakdowns = [break_down("Mean error", "length in tokens", group_by_length(lengths.tolist()), mean_error)]
+    breakdowns = [break_down("Mean error", "length in tokens", group_by_length(lengths), mean_error)]
     if not is_number:
         predicted, expected = outputs >= run.generation.threshold, targets > 0.5
         both = predicted.sum(0) + expected.sum(0)
@@ -145,7 +145,7 @@ def _span_samples(task: ClassificationTask, run: Run) -> Samples:
     """Spans, or answers, of validation texts, those with the least probable words at the end."""
     assert run.recipe is not None
     examples, _ = read_labeled(open_split_labeled(run.recipe, "valid"), task.labels)
-    examples = [examples[row] for row in _spread_rows(len(examples))]
+    examples = [examples[row] for row in spread_evenly(len(examples), _MAX_TEXTS)]
     measure = measure_answers if task.problem_type == QUESTION_ANSWERING else measure_tags
     result = measure(run.members, examples, run.generation, task.config.max_tokens)
     texts = [" | ".join(example.texts) for example in examples]
@@ -170,11 +170,6 @@ def _span_samples(task: ClassificationTask, run: Run) -> Samples:
     )
 
 
-def _spread_rows(n: int, n_rows: int = _MAX_TEXTS) -> np.ndarray:
-    """At most ``n_rows`` of n rows, evenly spread."""
-    return np.unique(np.linspace(0, n - 1, min(n_rows, n)).astype(np.int64))
-
-
 def _decode_row(task: ClassificationTask, run: Run, row: int) -> str:
     """Decode a text, or both texts of a pair."""
     ids, second_start = task.valid.row_tokens(row).tolist(), int(task.valid.second_starts[row])
@@ -182,16 +177,12 @@ def _decode_row(task: ClassificationTask, run: Run, row: int) -> str:
     return " | ".join(part for part in parts if part)
 
 
-def _predict(
-    task: ClassificationTask, run: Run, rows: np.ndarray, lengths: np.ndarray, references: list[int]
-) -> tuple[list[int], list[float], list[float]]:
-    """The class of each row, its probability, and that of the reference."""
-    predictions, confidences, label_probabilities = ([0] * len(rows), *([0.0] * len(rows) for _ in "pq"))
+def _compute_outputs(
+    task: ClassificationTask, run: Run, rows: np.ndarray, activate: Callable[[Tensor], Tensor]
+) -> np.ndarray:
+    """The outputs for validation texts, ``activate`` of their logits: (N, L)."""
+    outputs, lengths = np.zeros((len(rows), len(task.labels))), task.valid.lengths[rows]
     for indices in LengthBucketSampler(lengths, lengths, task.config.max_tokens, 0).epoch_batches():
         batch = ClassificationBatch(*task.valid.collate(rows[indices], run.tokenizer.pad_id))
-        for i, row in zip(
-            indices, task.compute_logits(run.model, batch).logits.float().softmax(-1), strict=True
-        ):
-            predictions[i], confidences[i] = int(row.argmax()), float(row.max())
-            label_probabilities[i] = float(row[references[i]])
-    return predictions, confidences, label_probabilities
+        outputs[indices] = activate(task.compute_logits(run.model, batch).logits).cpu().numpy()
+    return outputs

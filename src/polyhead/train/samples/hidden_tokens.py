@@ -17,9 +17,11 @@ from polyhead.tokenizers.display import spell_token
 from polyhead.train.samples.base import (
     MAX_MAP_TOKENS,
     MAX_MAPS,
-    collect_attention,
+    collect_self_attention,
     decode_readable,
+    decode_rows,
     greedy_tokens,
+    group_mean,
     make_examples,
     take_samples,
     token_kinds,
@@ -46,16 +48,15 @@ def masked_samples(task: MaskedLMTask, run: Run) -> Samples:
     output, reference = batch.tokens.clone(), batch.tokens.clone()
     output[has_label], reference[has_label] = batch.tokens.new_tensor(predicted_ids), batch.labels[has_label]
     shown = (
-        [decode_readable(run.tokenizer, row) for row in rows[:SHOWN_ROWS, :SHOWN_ROW_TOKENS].tolist()]
+        decode_rows(run.tokenizer, rows[:SHOWN_ROWS, :SHOWN_ROW_TOKENS])
         for rows in (batch.tokens, output, reference)
     )
-    texts = [decode_readable(run.tokenizer, row[: MAX_MAP_TOKENS - 4].tolist()) for row in reference[:3]]
     return Samples(
         description="Validation texts with the most likely token at each position to predict.",
         columns=("Text with masks", "Output", "Text"),
         examples=make_examples(*shown),
         breakdowns=_break_down_accuracy(run, predicted_ids, label_ids),
-        attention=collect_attention(run, "self", *((text, None) for text in texts if text)),
+        attention=_collect_beginnings(run, reference),
     )
 
 
@@ -84,6 +85,12 @@ def denoising_samples(task: DenoisingTask, run: Run) -> Samples:
     )
 
 
+def _collect_beginnings(run: Run, rows: Tensor) -> list[AttentionMap]:
+    """Maps of the self-attention for the first tokens of some rows (B, T)."""
+    texts = decode_rows(run.tokenizer, rows[:MAX_MAPS, : MAX_MAP_TOKENS - 4])
+    return collect_self_attention(run, filter(None, texts))
+
+
 def _collect_cross_attention(run: Run, batch: PairBatch) -> list[AttentionMap]:
     """Cross-attention maps of the decoder with teacher forcing, for the first tokens of some rows."""
     assert isinstance(run.model, Seq2Seq)
@@ -108,38 +115,19 @@ def replaced_samples(task: ReplacedTokenDetectionTask, run: Run) -> Samples:
     groups = group_by_name(
         "replaced" if is_replaced else "the text's own" for is_replaced in replaced[is_token].tolist()
     )
-    is_correct = (flagged == replaced)[is_token].tolist()
-    texts = [
-        decode_readable(run.tokenizer, [i for i in row[: MAX_MAP_TOKENS - 4].tolist() if i >= 0])
-        for row in tokens[:3]
-    ]
-    examples = [
-        {
-            "source": decode_readable(run.tokenizer, [i for i in row.tolist() if i >= 0]),
-            "output": _join_tokens(run, row[row_flagged]),
-            "reference": _join_tokens(run, row[row_replaced]),
-        }
-        for row, row_flagged, row_replaced in zip(
-            tokens[:SHOWN_ROWS, :SHOWN_ROW_TOKENS],
-            flagged[:SHOWN_ROWS, :SHOWN_ROW_TOKENS],
-            replaced[:SHOWN_ROWS, :SHOWN_ROW_TOKENS],
-            strict=True,
-        )
-    ]
+    is_correct = (100 * (flagged == replaced))[is_token].tolist()
+    shown = slice(SHOWN_ROWS), slice(SHOWN_ROW_TOKENS)
+    marked = (
+        [_join_tokens(run, row[mask]) for row, mask in zip(tokens[shown], masks[shown], strict=True)]
+        for masks in (flagged, replaced)
+    )
     return Samples(
         description="Validation texts in which the generator has replaced tokens, and the tokens that "
         "the encoder detects.",
         columns=("Text with replaced tokens", "Found", "Replaced"),
-        examples=examples,
-        breakdowns=[
-            break_down(
-                "Accuracy (%)",
-                "class",
-                groups,
-                lambda indices: 100 * sum(is_correct[i] for i in indices) / len(indices),
-            )
-        ],
-        attention=collect_attention(run, "self", *((text, None) for text in texts if text)),
+        examples=make_examples(decode_rows(run.tokenizer, tokens[shown]), *marked),
+        breakdowns=[break_down("Accuracy (%)", "class", groups, group_mean(is_correct))],
+        attention=_collect_beginnings(run, tokens),
     )
 
 
@@ -149,11 +137,7 @@ def _join_tokens(run: Run, ids: Tensor) -> str:
 
 def _break_down_accuracy(run: Run, predicted_ids: list[int], label_ids: list[int]) -> list[Breakdown]:
     """Accuracy of the most likely token, by length and by kind of the label token."""
-    is_correct = [a == b for a, b in zip(predicted_ids, label_ids, strict=True)]
-
-    def accuracy(indices: list[int]) -> float:
-        return 100 * sum(is_correct[i] for i in indices) / len(indices)
-
+    accuracy = group_mean([100 * (a == b) for a, b in zip(predicted_ids, label_ids, strict=True)])
     lengths = [len(spell_token(run.tokenizer, token).strip()) for token in label_ids]
     kinds = group_by_name(token_kinds(run.tokenizer, label_ids))
     return [

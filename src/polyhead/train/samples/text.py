@@ -5,22 +5,23 @@ from __future__ import annotations
 from itertools import islice
 from typing import Any
 
-import numpy as np
-
 from polyhead.chat.base import Message
 from polyhead.data.batching.packing import split_documents
 from polyhead.data.batching.token_windows import TokenWindows, collate_windows
 from polyhead.data.readers.preferences import TextAnswer
+from polyhead.introspect.attention_map import AttentionMap
 from polyhead.models import CausalLM
 from polyhead.nn.device import to_model_device
 from polyhead.nn.loss import IGNORE_INDEX
 from polyhead.run.run import Run
 from polyhead.train.samples.base import (
-    collect_attention,
+    collect_self_attention,
     decode_readable,
+    group_mean,
     is_short,
     label_nlls,
     make_examples,
+    spread_evenly,
     take_samples,
     token_kinds,
 )
@@ -40,21 +41,15 @@ def language_samples(task: LanguageModelingTask, run: Run) -> Samples:
     """Continuations of prompts from the validation text."""
     prompt_len = max(1, min(_PROMPT_TOKENS, task.width // 2))
     output_len = max(1, min(_OUTPUT_TOKENS, run.config.max_len - prompt_len - 2))
-    prompt_starts = _prompt_starts(task, prompt_len + output_len)
-    ids = task.valid.ids
-    prompts = [
-        decode_readable(run.tokenizer, ids[start : start + prompt_len].tolist()) for start in prompt_starts
-    ]
-    references = [
-        decode_readable(run.tokenizer, ids[start + prompt_len : start + prompt_len + output_len].tolist())
-        for start in prompt_starts
-    ]
+    excerpt_len = prompt_len + output_len
+    starts = _prompt_starts(task, excerpt_len)
+    excerpts = [task.valid.ids[start : start + excerpt_len].tolist() for start in starts]
+    prompts = [decode_readable(run.tokenizer, excerpt[:prompt_len]) for excerpt in excerpts]
+    references = [decode_readable(run.tokenizer, excerpt[prompt_len:]) for excerpt in excerpts]
     outputs = run.generate(prompts, seed=1, max_new_tokens=output_len)
-    n_labels = max(1, len(task.valid) - 1)
-    starts = np.unique(np.linspace(0, max(0, n_labels - task.width), LOSS_ROWS).astype(np.int64))
     rows = [
-        collate_windows(task.valid, starts[i : i + 1], task.width, has_documents=task.has_documents)
-        for i in range(len(starts))
+        collate_windows(task.valid, row_start, task.width, has_documents=task.has_documents)
+        for row_start in spread_evenly(max(1, len(task.valid) - task.width), LOSS_ROWS)[:, None]
     ]
     return Samples(
         description="Continuations of excerpts of the validation text, sampled with one seed, compared "
@@ -63,7 +58,7 @@ def language_samples(task: LanguageModelingTask, run: Run) -> Samples:
         differences="none",
         examples=make_examples(prompts, outputs, references),
         breakdowns=_break_down_losses(run, rows),
-        attention=collect_attention(run, "self", *_select_short(run, prompts)),
+        attention=_collect_short(run, prompts),
     )
 
 
@@ -82,8 +77,8 @@ def chat_samples(task: ChatTask, run: Run) -> Samples:
             output = "".join(chat.answer(messages, seed=1, max_new_tokens=min(_OUTPUT_TOKENS, max_output)))
             prompt = "\n".join(message.content for message in messages)
             examples += make_examples([prompt], [output], [answer])
-    row_ids = np.unique(np.linspace(0, len(task.valid) - 1, LOSS_ROWS).astype(np.int64))
-    rows = [task.valid.collate(row_ids[i : i + 1], task.pad_id) for i in range(len(row_ids))]
+    row_ids = spread_evenly(len(task.valid), LOSS_ROWS)
+    rows = [task.valid.collate(row_id, task.pad_id) for row_id in row_ids[:, None]]
     return Samples(
         description="The model's answers, sampled with one seed, compared with those of the validation "
         "conversations.",
@@ -91,9 +86,7 @@ def chat_samples(task: ChatTask, run: Run) -> Samples:
         differences="none",
         examples=examples,
         breakdowns=_break_down_losses(run, rows),
-        attention=collect_attention(
-            run, "self", *_select_short(run, [example["source"] for example in examples])
-        ),
+        attention=_collect_short(run, [example["source"] for example in examples]),
     )
 
 
@@ -120,9 +113,9 @@ def preference_samples(task: PreferenceTask, run: Run) -> Samples:
     )
 
 
-def _select_short(run: Run, texts: list[str]) -> list[tuple[str, None]]:
-    """The texts that are short enough for an attention map."""
-    return [(text, None) for text in texts if is_short(run.tokenizer, text)]
+def _collect_short(run: Run, texts: list[str]) -> list[AttentionMap]:
+    """Maps of the self-attention for the texts that are short enough."""
+    return collect_self_attention(run, [text for text in texts if is_short(run.tokenizer, text)])
 
 
 def _split_first_turn(messages: list[Message]) -> tuple[list[Message], str]:
@@ -137,8 +130,7 @@ def _prompt_starts(task: LanguageModelingTask, length: int) -> list[int]:
     long_starts = documents.starts[documents.lengths >= length]
     if len(long_starts) >= _N_PROMPTS:
         return [int(long_starts[len(long_starts) * i // _N_PROMPTS]) for i in range(_N_PROMPTS)]
-    last = max(0, len(task.valid) - length)
-    return [int(start) for start in np.unique(np.linspace(0, last, _N_PROMPTS).astype(np.int64))]
+    return spread_evenly(max(1, len(task.valid) - length + 1), _N_PROMPTS).tolist()
 
 
 def _break_down_losses(run: Run, rows: list[TokenWindows]) -> list[Breakdown]:
@@ -150,15 +142,11 @@ def _break_down_losses(run: Run, rows: list[TokenWindows]) -> list[Breakdown]:
     for row in rows:
         row = to_model_device(run.model, row)
         has_label = row.labels != IGNORE_INDEX
-        losses += label_nlls(
-            run.model.head, causal_lm_features(run.model, row)[has_label], row.labels[has_label]
-        )
-        labels += row.labels[has_label].tolist()
+        features, row_labels = causal_lm_features(run.model, row)[has_label], row.labels[has_label]
+        losses += label_nlls(run.model.head, features, row_labels)
+        labels += row_labels.tolist()
         positions += (has_label[0].nonzero().flatten() + 1).tolist()
-
-    def mean_loss(indices: list[int]) -> float:
-        return sum(losses[i] for i in indices) / len(indices)
-
+    mean_loss = group_mean(losses)
     kinds = group_by_name(token_kinds(run.tokenizer, labels))
     return [
         break_down("Loss per token", "preceding tokens", group_by_length(positions), mean_loss),

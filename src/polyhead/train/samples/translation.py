@@ -5,7 +5,14 @@ from __future__ import annotations
 from polyhead.data.readers.parallel_corpus import read_pairs
 from polyhead.evaluate.metrics import SHORT_TEXT_METRIC, score_translations
 from polyhead.run.run import Run
-from polyhead.train.samples.base import collect_attention, is_short, make_examples, shorten_text, take_samples
+from polyhead.train.samples.base import (
+    collect_attention,
+    group_mean,
+    is_short,
+    make_examples,
+    shorten_text,
+    take_samples,
+)
 from polyhead.train.tasks.translation import (
     EVAL_PAIRS,
     TranslationTask,
@@ -38,9 +45,7 @@ def translation_samples(task: TranslationTask, run: Run) -> Samples:
         texts = [outputs[row] for row in rows], [references[row] for row in rows]
         return score_translations(SHORT_TEXT_METRIC, *texts).value
 
-    def exact_match(rows: list[int]) -> float:
-        return 100 * sum(outputs[row] == references[row] for row in rows) / len(rows)
-
+    is_exact = [100 * (a == b) for a, b in zip(outputs, references, strict=True)]
     groups, label = group_by_length(lengths), "length of the source in tokens"
     # of the last corpus, whose tags the model has
     pairs = list(zip(sources, outputs, strict=True))[-len(rows) :]
@@ -55,7 +60,7 @@ def translation_samples(task: TranslationTask, run: Run) -> Samples:
         examples=make_examples(sources, outputs, references),
         breakdowns=[
             break_down(SHORT_TEXT_METRIC.label, label, groups, score),
-            break_down("Exact match (%)", label, groups, exact_match),
+            break_down("Exact match (%)", label, groups, group_mean(is_exact)),
         ],
         attention=maps,
     )
