@@ -57,8 +57,7 @@ class _Reader(HTMLParser):
     def handle_pi(self, data: str) -> None:
         self._add("void")
 
-    def unknown_decl(self, data: str) -> None:
-        self._add("void")
+    unknown_decl = handle_pi
 
 
 def _read_pieces(text: str) -> Iterator[Piece]:

@@ -65,11 +65,6 @@ class LabeledFiles(Rows[tuple[Any, ...]]):
     report_type = LabeledReport
     kind: LabelKind = "class"
 
-    def check_columns(self) -> None:
-        """Raise a UserError if a file lacks one of the columns; CoNLL and SQuAD have none."""
-        if self.format not in _FORMATS:
-            super().check_columns()
-
     def read_file(self, path: Path) -> Iterator[tuple[int, Any]]:
         return _FORMATS.get(self.format, super().read_file)(path)
 
@@ -153,7 +148,8 @@ def open_labeled(
     labeled_files = LabeledFiles(
         paths, table_format, columns_by_role, validation_fraction, is_validation, empty, kind
     )
-    labeled_files.check_columns()
+    if table_format not in _FORMATS:  # which have no columns
+        labeled_files.check_columns()
     return labeled_files
 
 

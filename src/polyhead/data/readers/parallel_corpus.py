@@ -286,11 +286,7 @@ def _read_parallel(source: Path, target: Path) -> Iterator[tuple[int, PairRow]]:
     )
 
 
-class _End:
-    """Marker after the last line."""
-
-
-_END = _End()
+_END: Any = object()  # after the last line
 
 
 def _decode_row(a: Any, b: Any) -> PairRow:

@@ -65,7 +65,8 @@ def read_conll(path: Path) -> Iterator[tuple[int, Any]]:
     sentence, are skipped.
     """
     rows, place, problem, width = list[list[str]](), 0, "", 0
-    for number, line in enumerate((*_iter_texts(path), ""), 1):
+    texts = (line.decode() if is_text(line) else "\ufffd" for line in _iter_bytes(path))
+    for number, line in enumerate((*texts, ""), 1):
         cells = [cell.strip() for cell in line.split("\t")] if "\t" in line else line.split()
         if not any(cells):
             if rows:
@@ -139,7 +140,3 @@ def _join_words(rows: Sequence[Sequence[str]]) -> tuple[str, list[list[Any]]]:
 
 def _iter_bytes(path: Path) -> Iterator[bytes]:
     return (line or b"" for line in iter_lines(path))
-
-
-def _iter_texts(path: Path) -> Iterator[str]:
-    return (line.decode() if is_text(line) else "\ufffd" for line in _iter_bytes(path))

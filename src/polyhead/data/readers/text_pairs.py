@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -53,15 +52,16 @@ class TextPairReport(ReadReport):
     counts = "{where}: {kept:,} of {read:,} pairs"
 
 
-@dataclass(frozen=True)
 class TextPairs(ParallelFiles):
-    """Files of pairs; all with the same anchor are in the same split."""
+    """Files of pairs, JSONL with the keys above or a parallel corpus with columns.
+
+    All with the same anchor are in the same split.
+    """
 
     report_type = TextPairReport
-    has_keys: bool = True  # whether they are JSONL with the keys above, or a parallel corpus
 
     def read_file(self, path: Path) -> Iterator[tuple[int, Any]]:
-        return parse_lines(path, parse_text_pair_line) if self.has_keys else super().read_file(path)
+        return super().read_file(path) if self.columns_by_role else parse_lines(path, parse_text_pair_line)
 
     def read(self, report: ReadReport | None = None) -> Iterator[tuple[str, TextPair]]:
         """Yield (location, pair) of the usable pairs; the caller counts those that it uses."""
@@ -92,8 +92,7 @@ def open_text_pairs(
         paths, empty = check_object_files(files, parse_text_pair_line, TextPairReport.unit, _EXAMPLE)
         return TextPairs(paths, "jsonl", {}, *share, empty)
     corpus = open_corpus(files, format=format, source=source, target=target)
-    columns = corpus.columns_by_role
-    return TextPairs(corpus.files, corpus.format, columns, *share, corpus.empty_files, has_keys=False)
+    return TextPairs(corpus.files, corpus.format, corpus.columns_by_role, *share, corpus.empty_files)
 
 
 def parse_text_pair_line(raw: bytes | None) -> TextPair | str:

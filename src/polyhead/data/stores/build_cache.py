@@ -120,20 +120,27 @@ class IdStore:
     ) -> tuple[Path, R]:
         """(directory, report) of the store with these settings; ``write`` fills both if needed."""
 
-        def write_files(directory: Path) -> R:
+        def write_files(place: Path) -> None:
             with ExitStack() as stack:
                 out = {
-                    name: stack.enter_context(FlatWriter(directory / f"{name}.npy", dtype))
+                    name: stack.enter_context(FlatWriter(place / f"{name}.npy", dtype))
                     for name, dtype in cls.dtypes.items()
                 }
                 for name in cls.dtypes:
                     if name.endswith("offsets"):
                         out[name].append([0])
                 write(out, report)
-            return report
 
         directory = cache_dir(cache, cls.kind, settings)
-        return directory, build_once(directory, cls.dtypes, type(report), write_files)
+        if (existing := _load_verified(directory, cls.dtypes, type(report))) is not None:
+            return directory, existing
+        try:
+            return directory, _build(directory, cls.dtypes, report, write_files)
+        except OSError as error:
+            raise UserError(
+                f"the token cache cannot be written to {directory.parent}: {error.strerror or error}; "
+                "choose another directory with data.cache_dir=..."
+            ) from None
 
     @classmethod
     def build_rows(
@@ -148,28 +155,14 @@ class IdStore:
         return cls.build(cache, [cls.layout, prints, *settings], rows.report_type(rows.source_label), write)
 
 
-def build_once(directory: Path, names: Iterable[str], report_type: type[R], write: Callable[[Path], R]) -> R:
-    """Return the report (a dataclass) of a directory of NAME.npy files.
+def _build(directory: Path, names: Iterable[str], report: R, write: Callable[[Path], None]) -> R:
+    """Build the directory of NAME.npy files under a temporary name and replace a damaged one.
 
-    ``write`` builds directory and report if they are missing or incomplete.
+    Returns the report, which ``write`` completes.
     """
-    names = list(names)
-    if (report := _load_verified(directory, names, report_type)) is not None:
-        return report
-    try:
-        return _build(directory, names, report_type, write)
-    except OSError as error:
-        raise UserError(
-            f"the token cache cannot be written to {directory.parent}: {error.strerror or error}; "
-            "choose another directory with data.cache_dir=..."
-        ) from None
-
-
-def _build(directory: Path, names: list[str], report_type: type[R], write: Callable[[Path], R]) -> R:
-    """Build the directory under a temporary name and replace a damaged one."""
     try:
         with atomic_directory(directory) as place:
-            report = write(place)
+            write(place)
             digests = {name: _digest(place / f"{name}.npy") for name in names}
             (place / "store.json").write_text(
                 json.dumps({"report": asdict(report), "sha256": digests}, indent=2) + "\n"
@@ -177,13 +170,13 @@ def _build(directory: Path, names: list[str], report_type: type[R], write: Calla
             shutil.rmtree(directory, ignore_errors=True)
     except OSError:
         # another process may have been faster with the same content
-        if (existing := _load_verified(directory, names, report_type)) is None:
+        if (existing := _load_verified(directory, names, type(report))) is None:
             raise
         return existing
     return report
 
 
-def _load_verified(directory: Path, names: list[str], report_type: type[R]) -> R | None:
+def _load_verified(directory: Path, names: Iterable[str], report_type: type[R]) -> R | None:
     """The report of a directory whose files all match their digests; None if one is missing or differs."""
     try:
         body = json.loads(read_regular_file(directory / "store.json", max_bytes=1 << 26))

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
+from functools import partial
 from random import Random
 from typing import Literal
 
@@ -75,15 +76,11 @@ def sample_dates(rng: Random) -> list[Wording]:
     """A date: with and without weekday, month in words and in digits, and parts of it."""
     day = random_day(rng)
     return [
-        lambda locale: format_date(day, "full", locale=locale),
-        lambda locale: format_date(day, "long", locale=locale),
-        lambda locale: format_date(day, "medium", locale=locale),
-        lambda locale: format_date(day, "short", locale=locale),
-        lambda locale: format_date_fields("yMMMEd", day, locale),
-        lambda locale: format_date_fields("yMMMM", day, locale),
-        lambda locale: format_date_fields("MMMMd", day, locale),
-        lambda locale: format_date_fields("MMMEd", day, locale),
-        lambda locale: format_date_fields("yQQQQ", day, locale),
+        *(partial(format_date, day, style) for style in ("full", "long", "medium", "short")),
+        *(
+            partial(format_date_fields, fields, day)
+            for fields in ("yMMMEd", "yMMMM", "MMMMd", "MMMEd", "yQQQQ")
+        ),
     ]
 
 

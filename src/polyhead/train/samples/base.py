@@ -126,11 +126,9 @@ def greedy_tokens(head: Callable[[Tensor], Tensor], features: Tensor) -> list[in
 
 
 def token_kinds(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
-    """The kind of each token: letters, digits, punctuation, blanks or other."""
-    return [token_kind(spell_token(tokenizer, i)) for i in ids]
-
-
-def token_kind(text: str) -> str:
-    """The kind of a token, from its first character that is not a blank."""
+    """The kind of each token, that of its first visible character: letters, digits, punctuation or other;
+    blanks without one.
+    """
     names = {"L": "letters", "M": "letters", "N": "digits", "P": "punctuation", "S": "punctuation"}
-    return names.get(unicodedata.category(text.strip()[0])[0], "other") if text.strip() else "blanks"
+    texts = [spell_token(tokenizer, i).strip() for i in ids]
+    return [names.get(unicodedata.category(text[0])[0], "other") if text else "blanks" for text in texts]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from itertools import islice
 from typing import Any
 
-from polyhead.chat.base import Message
 from polyhead.data.batching.packing import split_documents
 from polyhead.data.batching.token_windows import TokenWindows, collate_windows
 from polyhead.data.readers.preferences import TextAnswer
@@ -68,14 +67,15 @@ def chat_samples(task: ChatTask, run: Run) -> Samples:
     assert run.recipe is not None
     read = open_split_conversations(run.recipe, "valid").read()
     conversations = (row.messages for _, row in read if not row.tools.all_tools)
-    turns = [*map(_split_first_turn, islice(conversations, MAX_CONVERSATIONS))]
     chat = run.chat_session(run.generation.chat or ChatTask.chat)
     examples: list[dict[str, Any]] = []
-    for messages, answer in turns:
-        max_output = run.config.max_len - len(chat.encode_prompt(messages))
+    for messages in islice(conversations, MAX_CONVERSATIONS):
+        first_answer = next(i for i, message in enumerate(messages) if message.role == "assistant")
+        question, answer = messages[:first_answer], messages[first_answer].content
+        max_output = run.config.max_len - len(chat.encode_prompt(question))
         if max_output > 0 and len(examples) < _N_PROMPTS:
-            output = "".join(chat.answer(messages, seed=1, max_new_tokens=min(_OUTPUT_TOKENS, max_output)))
-            prompt = "\n".join(message.content for message in messages)
+            output = "".join(chat.answer(question, seed=1, max_new_tokens=min(_OUTPUT_TOKENS, max_output)))
+            prompt = "\n".join(message.content for message in question)
             examples += make_examples([prompt], [output], [answer])
     row_ids = spread_evenly(len(task.valid), LOSS_ROWS)
     rows = [task.valid.collate(row_id, task.pad_id) for row_id in row_ids[:, None]]
@@ -116,12 +116,6 @@ def preference_samples(task: PreferenceTask, run: Run) -> Samples:
 def _collect_short(run: Run, texts: list[str]) -> list[AttentionMap]:
     """Maps of the self-attention for the texts that are short enough."""
     return collect_self_attention(run, [text for text in texts if is_short(run.tokenizer, text)])
-
-
-def _split_first_turn(messages: list[Message]) -> tuple[list[Message], str]:
-    """The messages before the first answer, and that answer."""
-    first_answer = next(i for i, message in enumerate(messages) if message.role == "assistant")
-    return messages[:first_answer], messages[first_answer].content
 
 
 def _prompt_starts(task: LanguageModelingTask, length: int) -> list[int]:
