@@ -60,9 +60,7 @@ def open_conversations(
 ) -> Conversations:
     """Open files of conversations; a missing file, or one without conversations, is a UserError."""
     paths, empty = check_object_files(files, parse_chat_line, ConversationReport.unit, _EXAMPLE)
-    return Conversations(
-        paths, validation_fraction=validation_fraction, is_validation=is_validation, empty_files=empty
-    )
+    return Conversations(paths, "jsonl", {}, validation_fraction, is_validation, empty)
 
 
 def parse_chat_line(raw: bytes | None) -> ChatRow | str:
@@ -71,12 +69,27 @@ def parse_chat_line(raw: bytes | None) -> ChatRow | str:
 
 
 def parse_chat_row(row: dict[str, Any]) -> ChatRow | str:
-    """The conversation of a row, or the kind of problem; a part that would be left out is a UserError."""
+    """The conversation of a row, parsed as by the service, or the kind of problem.
+
+    A part that would be left out is a UserError.
+    """
     if (raw_messages := _find_messages(row)) is None:
         return "malformed"
     # half of a surrogate pair is a ValueError
     json.dumps([raw_messages, row.get("tools")], ensure_ascii=False).encode()
-    return _parse_row(row, raw_messages)
+    for subject, fields, keys in (
+        ("the row", row, _UNREAD_ROW_KEYS),
+        *((f"message {i}", raw, _UNREAD_MESSAGE_KEYS) for i, raw in enumerate(raw_messages)),
+    ):
+        if unread := [key for key in keys if fields.get(key)]:
+            raise UserError(f"{subject} has {unread[0]}, which is not supported")
+    messages = parse_messages(raw_messages)
+    if row.get("system") and messages[:1] and messages[0].role != "system":
+        raise UserError("the row has system, which is read only as the first of its messages")
+    is_learned = [_is_learned(raw, i) for i, raw in enumerate(raw_messages)]
+    while messages and not (is_learned[-1] and _has_output(messages[-1])):
+        del messages[-1], is_learned[-1]
+    return ChatRow(messages, is_learned, build_tool_choice(row.get("tools"))) if messages else "unsupported"
 
 
 def _find_messages(row: dict[str, Any]) -> list[dict[str, Any]] | None:
@@ -94,23 +107,6 @@ def _find_messages(row: dict[str, Any]) -> list[dict[str, Any]] | None:
             return None
         message["role"] = _ROLE_NAMES.get(role, role)
     return messages
-
-
-def _parse_row(row: dict[str, Any], raw_messages: list[dict[str, Any]]) -> ChatRow | str:
-    """Parse a conversation as the service does; UserError for what would be left out."""
-    for subject, fields, keys in (
-        ("the row", row, _UNREAD_ROW_KEYS),
-        *((f"message {i}", raw, _UNREAD_MESSAGE_KEYS) for i, raw in enumerate(raw_messages)),
-    ):
-        if unread := [key for key in keys if fields.get(key)]:
-            raise UserError(f"{subject} has {unread[0]}, which is not supported")
-    messages = parse_messages(raw_messages)
-    if row.get("system") and messages[:1] and messages[0].role != "system":
-        raise UserError("the row has system, which is read only as the first of its messages")
-    is_learned = [_is_learned(raw, i) for i, raw in enumerate(raw_messages)]
-    while messages and not (is_learned[-1] and _has_output(messages[-1])):
-        del messages[-1], is_learned[-1]
-    return ChatRow(messages, is_learned, build_tool_choice(row.get("tools"))) if messages else "unsupported"
 
 
 def _is_learned(raw: dict[str, Any], number: int) -> bool:

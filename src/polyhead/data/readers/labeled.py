@@ -21,7 +21,7 @@ from polyhead.data.readers.answers import is_squad, parse_answers, read_squad
 from polyhead.data.readers.files import check_files
 from polyhead.data.readers.rows import ReadReport, Rows, read_limited
 from polyhead.data.readers.spans import TextSpan, list_span_labels, parse_spans, read_conll
-from polyhead.data.readers.tabular import ColumnKey, infer_table_format
+from polyhead.data.readers.tabular import ColumnKey, infer_table_format, name_text_columns
 from polyhead.tokenizers.scripts import fold_text
 
 _NUMBER = re.compile(r"[-+]?[0-9]{0,15}\.?[0-9]{1,30}")
@@ -143,10 +143,9 @@ def open_labeled(
             f"cannot detect the format of {paths[0].name}: name it .tsv, .csv or .jsonl, or "
             "set data.format in the recipe"
         )
-    roles = [f"text[{i}]" for i in range(len(text))] if len(text) != 1 else ["text"]
-    columns_by_role = dict(zip(roles, text, strict=True)) | {"label": label}
+    columns = name_text_columns(text) | {"label": label}
     labeled_files = LabeledFiles(
-        paths, table_format, columns_by_role, validation_fraction, is_validation, empty, kind
+        paths, table_format, columns, validation_fraction, is_validation, empty, kind
     )
     if table_format not in _FORMATS:  # which have no columns
         labeled_files.check_columns()

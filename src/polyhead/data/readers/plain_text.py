@@ -12,7 +12,14 @@ from polyhead.core.errors import UserError
 from polyhead.core.i18n import Translate, format_english, tr
 from polyhead.data.readers.files import BOM, check_files, is_text, iter_spans
 from polyhead.data.readers.rows import PartsReport, join_names
-from polyhead.data.readers.tabular import ColumnKey, TableFormat, check_columns, infer_table_format, read_rows
+from polyhead.data.readers.tabular import (
+    ColumnKey,
+    TableFormat,
+    check_columns,
+    infer_table_format,
+    name_text_columns,
+    read_rows,
+)
 from polyhead.data.readers.text_filter import NO_RULES, TextFilter, TextRules
 from polyhead.tokenizers.train_tokenizer import MAX_TRAINING_CHARACTERS
 
@@ -168,13 +175,6 @@ class TextFiles:
             share = "" if window is None else " in this split: data.valid_fraction is too small or too large"
             raise UserError(f"{self.source_label}: no text{share}")
 
-    @property
-    def columns_by_role(self) -> dict[str, ColumnKey]:
-        """The columns of a table by role."""
-        return {
-            f"text[{i}]" if len(self.columns) > 1 else "text": column for i, column in enumerate(self.columns)
-        }
-
     def _iter_spans(self, path: Path) -> Iterator[tuple[str, str]]:
         """Yield the text of a file line by line, or its columns value by value, as (text, "").
 
@@ -185,7 +185,7 @@ class TextFiles:
                 is_valid = span != BOM and is_text(span)
                 yield (span.decode(), "") if is_valid else ("", "bom" if span == BOM else "malformed")
             return
-        for _, row in read_rows(path, self.table, self.columns_by_role, MAX_VALUE_BYTES):
+        for _, row in read_rows(path, self.table, name_text_columns(self.columns), MAX_VALUE_BYTES):
             if not isinstance(row, str):
                 yield from (
                     ((text.replace("\r\n", "\n") + "\n", "") if isinstance(text, str) else ("", "malformed"))
@@ -281,7 +281,7 @@ def open_text(
         return TextFiles(paths, document_separator, fraction_range, empty_files=empty)
     text = TextFiles(paths, "line", fraction_range, table, tuple(columns), empty)
     for path in paths:
-        check_columns(path, table, text.columns_by_role, MAX_VALUE_BYTES)
+        check_columns(path, table, name_text_columns(columns), MAX_VALUE_BYTES)
     return text
 
 

@@ -82,6 +82,11 @@ def _suffix(path: Path) -> str:
     return Path(path.name.lower().removesuffix(".gz")).suffix
 
 
+def name_text_columns(columns: Sequence[ColumnKey]) -> dict[str, ColumnKey]:
+    """Columns of texts by role: "text", or "text[0]" and further ones."""
+    return {f"text[{i}]" if len(columns) > 1 else "text": column for i, column in enumerate(columns)}
+
+
 def check_columns(path: Path, format: str, columns_by_role: ColumnsByRole, max_line: int = MAX_LINE) -> None:
     """Raise a UserError that lists the existing columns if a column is missing."""
     if format == "tsv":

@@ -37,9 +37,7 @@ class LabeledStore(IdStore):
         "numbers": np.float64,
     }
 
-    def __init__(
-        self, directory: Path, report: LabeledReport, kind: LabelKind = "class", n_labels: int = 0
-    ) -> None:
+    def __init__(self, directory: Path, report: LabeledReport, kind: LabelKind, n_labels: int) -> None:
         super().__init__(directory, report)
         # start of the second text and index of the label of each row, and its line in the files, from 1
         _, self.offsets, self.second_starts, self.labels, self.line_numbers = [*self.arrays.values()][:5]

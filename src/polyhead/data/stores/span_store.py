@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,7 +13,7 @@ from torch import Tensor
 from polyhead.core.errors import prefix_errors
 from polyhead.data.batching.encoder_inputs import EncoderBatch, EncoderInput
 from polyhead.data.batching.windows import encode_question, encode_windows, label_answer, label_words
-from polyhead.data.readers.labeled import LabeledExample, LabeledFiles, LabeledReport, LabelKind
+from polyhead.data.readers.labeled import LabeledExample, LabeledFiles, LabeledReport
 from polyhead.data.stores.build_cache import FlatWriter, IdArray
 from polyhead.data.stores.labeled_store import LabeledStore
 from polyhead.nn.loss import IGNORE_INDEX
@@ -35,14 +34,11 @@ class SpanStore(LabeledStore):
         "words": np.int64, "hashes": np.int64,
     }  # fmt: skip
 
-    def __init__(self, directory: Path, report: LabeledReport, kind: LabelKind, n_labels: int) -> None:
-        super().__init__(directory, report, kind, n_labels)
-        self._columns = self.labels, self.arrays["words"], self.arrays["hashes"]
-
     def targets(self, rows: IdArray | Sequence[int]) -> NDArray[Any]:
         """The tag, the number and the hash of each word of some rows: (N, 3)."""
         spans = [slice(*self.offsets[int(row) : int(row) + 2]) for row in rows]
-        columns = np.concatenate([np.stack([column[i] for column in self._columns], 1) for i in spans])
+        arrays = self.labels, self.arrays["words"], self.arrays["hashes"]
+        columns = np.concatenate([np.stack([array[i] for array in arrays], 1) for i in spans])
         return columns[columns[:, 0] != IGNORE_INDEX].astype(np.int64)
 
     def collate(self, rows: IdArray | Sequence[int], pad_id: int) -> tuple[EncoderBatch, Tensor]:

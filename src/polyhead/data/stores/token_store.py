@@ -30,11 +30,7 @@ class TokenStore(IdStore):
     dtypes: ClassVar = {"ids": np.int32, "begins": np.int64}
 
     def __init__(
-        self,
-        directory: Path,
-        report: TextReport,
-        has_document_prefix: bool = False,
-        prefix_ids: Sequence[int] = (),
+        self, directory: Path, report: TextReport, has_document_prefix: bool, prefix_ids: Sequence[int]
     ) -> None:
         super().__init__(directory, report)
         self.has_document_prefix, self.document_starts = has_document_prefix, self.arrays["begins"]

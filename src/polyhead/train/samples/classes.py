@@ -64,7 +64,6 @@ def classification_samples(task: ClassificationTask, run: Run) -> Samples:
     mistakes = sorted(mistakes, key=label_probabilities.__getitem__)[:_N_MISTAKES]
     classes = group_by_name(task.labels[label] for label in references)
     worst_classes = sorted(classes, key=lambda name: accuracy(classes[name]))[:MAX_BARS]
-    class_names = [name for name in classes if name in worst_classes]
     counts = confusion_matrix(predictions, references, len(task.labels))
     confusions = [
         Group(f"{task.labels[i]} → {task.labels[j]}", int(counts[i].sum()), count)
@@ -90,7 +89,7 @@ def classification_samples(task: ClassificationTask, run: Run) -> Samples:
         ],
         breakdowns=[
             break_down(
-                "Accuracy (%)", "class", {name: classes[name] for name in sorted(class_names)}, accuracy
+                "Accuracy (%)", "class", {name: classes[name] for name in sorted(worst_classes)}, accuracy
             ),
             break_down("Accuracy (%)", "length in tokens", group_by_length(lengths), accuracy),
             *([] if has_matrix else [Breakdown("Errors", "label → prediction", confusions)]),
@@ -127,15 +126,13 @@ def _text_label_samples(task: ClassificationTask, run: Run) -> Samples:
         worst = sorted(np.flatnonzero(both).tolist(), key=lambda i: f1[i])[:MAX_BARS]
         groups = [Group(task.labels[i][:LONGEST_GROUP_NAME], int(expected[:, i].sum()), f1[i]) for i in worst]
         breakdowns.insert(0, Breakdown("F1 (%)", "label", groups))
+    shown = [*spread_rows, *hardest]
     return Samples(
         description="Predictions for validation texts: some of all lengths, then the largest errors.",
         columns=("Text", "Prediction", "Label"),
         differences="none" if is_number else "whole",
         examples=make_examples(
-            *zip(
-                *((texts[i], name(outputs[i]), name(targets[i])) for i in [*spread_rows, *hardest]),
-                strict=True,
-            )
+            [texts[i] for i in shown], map(name, outputs[shown]), map(name, targets[shown])
         ),
         breakdowns=breakdowns,
     )
@@ -164,7 +161,9 @@ def _span_samples(task: ClassificationTask, run: Run) -> Samples:
         columns=("Text", "Prediction", "Label"),
         differences="whole",
         examples=make_examples(
-            *zip(*((" | ".join(one.texts), spans, one.label) for one, spans in shown), strict=True)
+            [" | ".join(example.texts) for example, _ in shown],
+            [prediction for _, prediction in shown],
+            [example.label for example, _ in shown],
         ),
         breakdowns=[Breakdown("F1 (%)", "label", groups)] if groups else [],
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import islice
+from typing import Any
 
 from torch import Tensor
 
@@ -47,14 +47,10 @@ def masked_samples(task: MaskedLMTask, run: Run) -> Samples:
     predicted_ids = greedy_tokens(run.model.head, masked_lm_features(run.model, batch))
     output, reference = batch.tokens.clone(), batch.tokens.clone()
     output[has_label], reference[has_label] = batch.tokens.new_tensor(predicted_ids), batch.labels[has_label]
-    shown = (
-        decode_rows(run.tokenizer, rows[:SHOWN_ROWS, :SHOWN_ROW_TOKENS])
-        for rows in (batch.tokens, output, reference)
-    )
     return Samples(
         description="Validation texts with the most likely token at each position to predict.",
         columns=("Text with masks", "Output", "Text"),
-        examples=make_examples(*shown),
+        examples=_list_rows(run, batch.tokens, output, reference),
         breakdowns=_break_down_accuracy(run, predicted_ids, label_ids),
         attention=_collect_beginnings(run, reference),
     )
@@ -69,20 +65,22 @@ def denoising_samples(task: DenoisingTask, run: Run) -> Samples:
     has_label = batch.labels != IGNORE_INDEX
     predicted_ids = greedy_tokens(run.model.head, seq2seq_features(run.model, batch)[has_label])
     label_ids = batch.labels[has_label].tolist()
-    remaining, examples = iter(predicted_ids), []
-    for source, labels in zip(batch.source.tolist(), batch.labels.tolist(), strict=True):
-        reference = [label for label in labels if label != IGNORE_INDEX]
-        output = list(islice(remaining, len(reference)))
-        sides = [side[:SHOWN_ROW_TOKENS] for side in (source, output, reference)]
-        examples += make_examples(*([decode_readable(run.tokenizer, side)] for side in sides))
+    output = batch.labels.clone()
+    output[has_label] = output.new_tensor(predicted_ids)
     return Samples(
         description="Corrupted validation texts with the most likely token at each position, given the "
         "reference tokens before it.",
         columns=("Damaged text", "Output", "Target"),
-        examples=examples[:SHOWN_ROWS],
+        examples=_list_rows(run, batch.source, output, batch.labels),
         breakdowns=_break_down_accuracy(run, predicted_ids, label_ids),
         attention=_collect_cross_attention(run, batch),
     )
+
+
+def _list_rows(run: Run, *sides: Tensor) -> list[dict[str, Any]]:
+    """The beginnings of the first rows of source, output and reference (B, T) as examples."""
+    shown = (decode_rows(run.tokenizer, rows[:SHOWN_ROWS, :SHOWN_ROW_TOKENS]) for rows in sides)
+    return make_examples(*shown)
 
 
 def _collect_beginnings(run: Run, rows: Tensor) -> list[AttentionMap]:
