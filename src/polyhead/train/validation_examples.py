@@ -9,8 +9,6 @@ from itertools import islice
 from polyhead.config.recipe import Recipe
 from polyhead.core.blank_text import is_blank
 from polyhead.core.errors import UserError
-from polyhead.data.readers.conversations import ConversationReport
-from polyhead.data.readers.labeled import LabeledReport
 from polyhead.data.readers.plain_text import read_text_lines
 from polyhead.data.readers.preferences import get_prompt
 from polyhead.run.run_examples import TextExample, write_examples
@@ -38,13 +36,11 @@ def _read_pairs(recipe: Recipe) -> Iterator[TextExample]:
 
 
 def _read_labeled(recipe: Recipe) -> Iterator[TextExample]:
-    dataset = open_split_labeled(recipe, "valid")
-    return (example.texts for example in dataset.iter_examples(LabeledReport(dataset.source_label)))
+    return (example.texts for example in open_split_labeled(recipe, "valid").iter_examples())
 
 
 def _read_questions(recipe: Recipe) -> Iterator[TextExample]:
-    dataset = open_split_conversations(recipe, "valid")
-    for _, row in dataset.read(ConversationReport(dataset.source_label)):
+    for _, row in open_split_conversations(recipe, "valid").read():
         yield from [(message.content,) for message in row.messages if message.role == "user"][:1]
 
 

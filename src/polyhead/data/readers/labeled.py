@@ -90,7 +90,8 @@ class LabeledFiles(Rows[tuple[Any, ...]]):
             if isinstance(example, str):
                 is_valid_label = self.kind == "class" and is_label(row[-1])
                 if example == "malformed" and not is_valid_label:
-                    example += f": label {format_value(row[-1])}, expected {_EXPECTED[self.kind]}"
+                    _, expected = _PARSERS[self.kind]
+                    example += f": label {format_value(row[-1])}, expected {expected}"
                 report.count_problem(example, place)
                 continue
             if known_labels is not None:
@@ -229,7 +230,8 @@ def _parse_row(kind: LabelKind, line: int, row: tuple[Any, ...], location: str) 
     *texts, value = row
     if not all(isinstance(text, str) for text in texts):
         return "malformed"
-    fields = _PARSERS[kind](value, texts)
+    parse, _ = _PARSERS[kind]
+    fields = parse(value, texts)
     # a bad class is reported, even if a text is blank
     if any(map(is_blank, texts)) and not (kind == "class" and isinstance(fields, str)):
         return "empty"
@@ -302,20 +304,13 @@ _FORMATS: Mapping[str, Callable[[Path], Iterator[tuple[int, Any]]]] = {
     "conll": read_conll, "squad": read_squad,
 }  # fmt: skip
 _MAX_NUMBER = 1e18  # its square is a number of single precision
-# the fields of an example from the value of its label and its texts, or the kind of problem
-_PARSERS: dict[LabelKind, Callable[[Any, Sequence[str]], dict[str, Any] | str]] = {
-    "class": _parse_class,
-    "labels": _parse_labels,
-    "number": _parse_number,
-    "spans": _parse_text_spans,
-    "answers": _parse_context_answers,
-}
-_EXPECTED: dict[LabelKind, str] = {
-    "class": "text, an integer, true or false",
-    "labels": "a list of labels, or text with commas between them",
-    "number": "a number",
-    "spans": "a list of spans",
-    "answers": "a list of answers",
+# the fields of an example from the value of its label and its texts, or the kind of problem; what is expected
+_PARSERS: dict[LabelKind, tuple[Callable[[Any, Sequence[str]], dict[str, Any] | str], str]] = {
+    "class": (_parse_class, "text, an integer, true or false"),
+    "labels": (_parse_labels, "a list of labels, or text with commas between them"),
+    "number": (_parse_number, "a number"),
+    "spans": (_parse_text_spans, "a list of spans"),
+    "answers": (_parse_context_answers, "a list of answers"),
 }
 
 

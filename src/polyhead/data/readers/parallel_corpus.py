@@ -265,14 +265,14 @@ def _is_copy(source: Path, target: Path) -> bool:
 def _read_parallel(source: Path, target: Path) -> Iterator[tuple[int, PairRow]]:
     """Yield (line number from 1, row); a blank line at the end of only one file is ignored."""
     source_lines, target_lines = (iter_lines(path, keep_bom=True) for path in (source, target))
-    for count in itertools.count():  # lines read
-        a, b = next(source_lines, _END), next(target_lines, _END)
+    lines = itertools.zip_longest(source_lines, target_lines, fillvalue=_END)
+    for count, (a, b) in enumerate(lines):  # lines read before
         if a is _END or b is _END:
             break
         if any(isinstance(line, bytes) and line.startswith(BOM) for line in (a, b)):
             yield count + 1, "bom"
         yield count + 1, _decode_row(a, b)
-    if a is _END and b is _END:
+    else:
         return
     longer, more, first = (source, source_lines, a) if b is _END else (target, target_lines, b)
     total = count + 1 + sum(1 for _ in more)
