@@ -137,15 +137,12 @@ def _bit_generator(seed: int, epoch: int) -> np.random.BitGenerator:
 
 
 def _cut_batches(order: IdArray, longest_sides: IdArray, max_tokens: int) -> list[IdArray]:
-    """Cut sorted rows into batches, each as large as the budget allows."""
+    """Cut rows, sorted by their longest sides, into batches, each as large as the budget allows."""
     batches, start = [], 0
     while start < len(order):
         reach = max_tokens // int(longest_sides[start])  # no batch from here can have more rows
-        cost = np.maximum.accumulate(longest_sides[start : start + reach]) * np.arange(
-            1, len(longest_sides[start : start + reach]) + 1
-        )
-        over = cost > max_tokens
-        rows = int(over.argmax()) if over.any() else len(cost)
+        longest = longest_sides[start : start + reach]
+        rows = int(np.searchsorted(longest * np.arange(1, len(longest) + 1), max_tokens, side="right"))
         batches.append(order[start : start + rows])
         start += rows
     return batches

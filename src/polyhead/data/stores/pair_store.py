@@ -125,18 +125,18 @@ def hash_pairs(
     pairs: Sequence[SentencePair], tokenizer: Tokenizer, source_tags: Sequence[str] = ()
 ) -> list[int]:
     """``PairStore.hash_texts`` of pairs that are not in a store."""
-    sources = _encode_sources(pairs, tokenizer, source_tags)
-    targets = tokenizer.target_tokenizer.encode([pair.target for pair in pairs])
-    rows = zip(sources, targets, strict=True)
+    rows = _encode_pairs(pairs, tokenizer, source_tags)
     return [hash(tuple(np.array(ids, "<i4").tobytes() for ids in row)) for row in rows]
 
 
-def _encode_sources(
+def _encode_pairs(
     pairs: Sequence[SentencePair], tokenizer: Tokenizer, source_tags: Sequence[str]
-) -> list[list[int]]:
-    """Ids of the sources, after those of special tokens."""
+) -> list[tuple[list[int], list[int]]]:
+    """Ids of the sources, after those of special tokens, and of the targets."""
     tags = [tokenizer.token_to_id(tag) for tag in source_tags]
-    return [tags + ids for ids in tokenizer.encode([pair.source for pair in pairs])]
+    sources = tokenizer.encode([pair.source for pair in pairs])
+    targets = tokenizer.target_tokenizer.encode([pair.target for pair in pairs])
+    return [(tags + source, target) for source, target in zip(sources, targets, strict=True)]
 
 
 def _write_pairs(
@@ -148,19 +148,19 @@ def _write_pairs(
     report: CorpusReport,
 ) -> None:
     """Write the pairs that fit; the count of another moves in the report from used to the kind of problem."""
-    rows: list[tuple[SentencePair, list[int], list[int]]] = []
-    sources = _encode_sources(pairs, tokenizer, source_tags)
-    targets = tokenizer.target_tokenizer.encode([pair.target for pair in pairs])
-    for pair, source, target in zip(pairs, sources, targets, strict=True):
+    rows, lines = list[tuple[list[int], list[int]]](), list[int]()
+    encoded = _encode_pairs(pairs, tokenizer, source_tags)
+    for pair, (source, target) in zip(pairs, encoded, strict=True):
         if max(len(source), len(target)) >= max_len:
             kind = "too_long"
         elif min(len(source) - len(source_tags), len(target)) == 0:
             kind = "empty"
         else:
-            rows.append((pair, source, target))
+            rows.append((source, target))
+            lines.append(pair.line)
             continue
         report.used -= 1
         report.count_problem(kind, pair.location)
-    out["source"].append_rows([source for _, source, _ in rows], out["source_offsets"])
-    out["target"].append_rows([target for _, _, target in rows], out["target_offsets"])
-    out["lines"].append([pair.line for pair, _, _ in rows])
+    out["source"].append_rows([source for source, _ in rows], out["source_offsets"])
+    out["target"].append_rows([target for _, target in rows], out["target_offsets"])
+    out["lines"].append(lines)
