@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 from polyhead.core.blank_text import is_blank
 from polyhead.core.errors import UserError
-from polyhead.core.i18n import Translate, format_english, tr
+from polyhead.core.i18n import Translate, tr
 from polyhead.data.readers.files import BOM, check_files, is_text, iter_spans
 from polyhead.data.readers.rows import PartsReport, join_names
 from polyhead.data.readers.tabular import (
@@ -59,12 +59,8 @@ class TextReport(PartsReport):
         self.characters += len(text)
         self.words += len(text.split()) + ends
 
-    def __str__(self) -> str:
-        """One line in English: 'input.txt: 1 document, 40,000 lines, 1,115,394 characters'."""
-        return self.describe(format_english)
-
     def describe(self, tr: Translate = tr) -> str:
-        """The same line in the current language."""
+        """One line in the current language: 'input.txt: 1 document, 40,000 lines, 1,115,394 characters'."""
         if self.parts:
             return super().describe(tr)
         singular = "{where}: {documents:,} document, {lines:,} lines, {characters:,} characters"
@@ -130,11 +126,8 @@ class TextFiles:
 
     def _filter(self, report: TextReport) -> Iterator[TextChunk]:
         """Yield the documents that pass the rules, each as one chunk."""
-        text_filter, unfiltered, pieces = (
-            TextFilter(self.rules, report.n_filtered),
-            TextReport(""),
-            list[str](),
-        )
+        text_filter, pieces = TextFilter(self.rules, report.n_filtered), list[str]()
+        unfiltered = TextReport("")
         for chunk in self._read_files(unfiltered):
             pieces.append(chunk.text)
             if not chunk.is_last:

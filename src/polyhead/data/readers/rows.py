@@ -58,6 +58,10 @@ class PartsReport:
         if not files.corpora:
             yield files, self
 
+    def __str__(self) -> str:
+        """One line in English."""
+        return self.describe(format_english)
+
     def describe(self, tr: Translate = tr) -> str:
         """The reports of the corpora, in the current language."""
         return tr(", ").join(part.describe(tr) for part in self.parts)
@@ -120,15 +124,11 @@ class ReadReport(PartsReport):
         if 2 * self.malformed > self.total:
             raise UserError(f"most lines are invalid: {self}")
 
-    def __str__(self) -> str:
-        """One line in English.
+    def describe(self, tr: Translate = tr) -> str:
+        """One line in the current language.
 
         Example: 'train.tsv: 5,450 of 5,452 texts; skipped 2 blank (first: line 17); cut 1 (first: line 8)'.
         """
-        return self.describe(format_english)
-
-    def describe(self, tr: Translate = tr) -> str:
-        """The same line in the current language."""
         if self.parts:
             return super().describe(tr)
 

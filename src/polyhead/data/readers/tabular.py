@@ -66,12 +66,10 @@ def infer_table_format(files: Sequence[Path], format: str = "auto") -> TableForm
 
 def inherit_format(files: Sequence[str | Path], recipe_files: Sequence[str], format: str) -> Any:
     """The format for ``files``: that of the recipe if named like ``recipe_files``, else "auto"."""
-    return (
-        format
-        if {_format_of_suffix(Path(file)) for file in files}
-        == {_format_of_suffix(Path(file)) for file in recipe_files}
-        else "auto"
+    kinds, recipe_kinds = (
+        {_format_of_suffix(Path(file)) for file in names} for names in (files, recipe_files)
     )
+    return format if kinds == recipe_kinds else "auto"
 
 
 def _format_of_suffix(path: Path) -> TableFormat | None:
