@@ -19,7 +19,8 @@ from polyhead.core.errors import MAX_INT, UserError
 from polyhead.core.i18n import Translate, format_english, tr
 from polyhead.data.readers.tabular import ColumnsByRole, check_columns, read_rows
 
-R, T = TypeVar("R"), TypeVar("T")
+R = TypeVar("R")
+T = TypeVar("T")
 _MAX_EXAMPLES = 5  # locations kept for each kind of problem
 # how messages call the counters of a report
 _KIND_WORDS = {
