@@ -48,6 +48,14 @@ def test_every_format_gives_the_same_texts(write_file, name, content, text, labe
         assert examples == make_examples(first_line)[:limit] and report.total == len(examples)
 
 
+@pytest.mark.parametrize(("kind", "counts"), [("class", (1, 1)), ("labels", (0, 2))])
+def test_class_is_checked_before_a_blank_text(write_file, kind, counts):
+    rows = [{"text": " ", "label": None}, {"text": " ", "label": "a"}, {"text": "x", "label": "a"}]
+    path = write_file("a.jsonl", "\n".join(map(json.dumps, rows)))
+    _, report = read_labeled(open_labeled([path], kind=kind))
+    assert (report.missing_label, report.empty) == counts
+
+
 def test_labels_of_json_are_text_integers_or_booleans(write_file):
     labels = [1, True, 0.5, -2.0, ["one"]]
     lines = [json.dumps({"a": f"a{i}", "b": f"b{i}", "y": label}) for i, label in enumerate(labels)]

@@ -1,12 +1,14 @@
 import json
 import re
 import zlib
+from dataclasses import replace
 
 import pytest
 
 from polyhead.core.errors import UserError
 from polyhead.data.readers.conversations import ConversationReport, open_conversations
 from polyhead.data.readers.labeled import LabeledReport, open_labeled, read_labeled
+from polyhead.data.readers.parallel_corpus import CorpusReport, merge_corpora, open_corpus
 
 
 def read_splits(path, fraction, **columns):
@@ -72,6 +74,17 @@ def test_empty_split_names_a_possible_fraction(write_file, n, fraction, part, bo
     assert read_splits(path, float(match[1]), text=[1], label=0)[part == "none"]
     with pytest.raises(UserError, match=r"selects none of the 30 texts in b\.tsv; set data\.valid$"):
         read_splits(write_file("b.tsv", same_text), 1e-9, text=[1], label=0)
+
+
+def test_report_of_several_corpora_has_their_sums(write_file):
+    paths = write_file("a.tsv", "x\ty\nbad\n"), write_file("b.tsv", "x\ty\n")
+    corpora = merge_corpora([replace(open_corpus([path]), name=path.stem) for path in paths])
+    report = CorpusReport(corpora.source_label)
+    for corpus, part in report.iter_parts(corpora):
+        assert [pair.source for pair in corpus.iter_pairs(part)] == ["x"]
+    assert (report.total, report.used, report.malformed) == (3, 2, 1)
+    assert str(report) == "a: 1 of 2 pairs; skipped 1 broken (first: line 2), b: 1 of 1 pairs"
+    assert [*report.iter_parts(corpora.corpora[0])] == [(corpora.corpora[0], report)]
 
 
 @pytest.mark.parametrize("place", ["a.tsv, line 21, 'Food'", "a.tsv, line 1,021, 'Food'", "line 7"])
