@@ -19,7 +19,7 @@ from polyhead.core.errors import MAX_INT, UserError
 from polyhead.core.i18n import Translate, format_english, tr
 from polyhead.data.readers.tabular import ColumnsByRole, check_columns, read_rows
 
-R = TypeVar("R")
+_Row = TypeVar("_Row")
 T = TypeVar("T")
 _MAX_EXAMPLES = 5  # locations kept for each kind of problem
 # how messages call the counters of a report
@@ -177,7 +177,7 @@ def read_limited(rows: Iterable[T], report: ReadReport, limit: int | None) -> li
 
 
 @dataclass(frozen=True)
-class Rows(Generic[R]):
+class Rows(Generic[_Row]):
     """Files, their format, and the column of each role.
 
     A ``validation_fraction`` of the rows is held out: a hash of the text that decides the split of a row, so
@@ -206,7 +206,7 @@ class Rows(Generic[R]):
         """Yield (line number from 1, row or the kind of problem) of a file."""
         return read_rows(path, self.format, self.columns_by_role)
 
-    def number_rows(self) -> Iterator[tuple[str, int, R | str]]:
+    def number_rows(self) -> Iterator[tuple[str, int, _Row | str]]:
         """Yield (location, line number, row) of all files; with several files, locations include the name."""
         for path in self.files:
             name = f"{path.name} " if len(self.files) > 1 else ""
@@ -218,12 +218,12 @@ class Rows(Generic[R]):
         text = row[0]
         return text if isinstance(text, str) and not is_blank(text) else None
 
-    def read(self, report: ReadReport | None = None) -> Iterator[tuple[str, R]]:
+    def read(self, report: ReadReport | None = None) -> Iterator[tuple[str, _Row]]:
         """Yield (location, row) of the usable rows; the caller counts those that it uses."""
         for place, _, row in self.read_rows(report or self.report_type(self.source_label)):
             yield place, row
 
-    def read_rows(self, report: ReadReport) -> Iterator[tuple[str, int, R]]:
+    def read_rows(self, report: ReadReport) -> Iterator[tuple[str, int, _Row]]:
         """Yield (location, line number, row) of the usable rows of this split; others are counted."""
         for place, line, row in self._iter_split():
             report.total += row != "bom"
@@ -232,7 +232,7 @@ class Rows(Generic[R]):
             else:
                 yield place, line, row
 
-    def _iter_split(self) -> Iterator[tuple[str, int, R | str]]:
+    def _iter_split(self) -> Iterator[tuple[str, int, _Row | str]]:
         """Yield the rows of this split; rows without a text belong to training.
 
         A ``validation_fraction`` that selects no row, or all of them, is a UserError.
