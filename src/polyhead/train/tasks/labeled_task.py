@@ -24,7 +24,7 @@ class LabeledTask:
 
     kind = "encoder"
     label_smoothing = 0.0
-    opened: ClassVar[type[ClassificationTask]] = ClassificationTask
+    task_type: ClassVar[type[ClassificationTask]] = ClassificationTask
     iter_texts = staticmethod(ClassificationTask.iter_texts)
 
     def __init__(self, *, token_dropout: Decay = 0.0) -> None: ...
@@ -60,7 +60,7 @@ class LabeledTask:
         stores = open_labeled_stores(recipe, labels, tokenizer, report)
         objective = cls.make_objective(stores["train"], labels, recipe, report)
         dropout = recipe.task.options["token_dropout"]
-        task = cls.opened(stores, labels, tokenizer, recipe.train, objective, token_dropout=dropout)
+        task = cls.task_type(stores, labels, tokenizer, recipe.train, objective, token_dropout=dropout)
         training_texts = stores["train"].hash_texts()
         for split, store in stores.items():
             if split != "train":

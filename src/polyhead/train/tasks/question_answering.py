@@ -81,7 +81,7 @@ class QuestionAnsweringTask(LabeledTask):
     metrics = ("loss", "f1", "exact_match")
     problem_type: ProblemType = QUESTION_ANSWERING
     smooths_labels = False
-    opened = AnswerTask
+    task_type = AnswerTask
 
     @classmethod
     def check(cls, recipe: Recipe) -> None:
