@@ -70,6 +70,7 @@ async function ask(path, body, signal) {
   Object.assign(mistake, { status: answer.status, code: refusal?.error?.code });
   throw mistake;
 }
+const askJson = async (path, body, signal) => (await ask(path, body, signal)).json();
 
 /* What a visitor reads of a refusal, by its code: the service's own words speak of the request of a program. */
 const isTooLong = ({ message }) => {

@@ -91,7 +91,7 @@ function show() {
 
 async function enter() {
   try {
-    const [found] = (await (await ask("/v1/models")).json()).data;
+    const [found] = (await askJson("/v1/models")).data;
     model = { id: found.id, ...found.polyhead };
     show();
     document.querySelector("footer nav").hidden = Boolean(key); // a link cannot carry it

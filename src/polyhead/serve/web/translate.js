@@ -32,7 +32,7 @@ TOOLS.translations = [() => t("Translate"), () => {
     output.classList.add("going");
     let answer;
     const looked = model.attention && !body.source && !body.target && texts.join("").length <= 2000;
-    try { answer = await (await ask("/v1/translations", { ...body, return_attention: looked }, signal)).json(); } finally { output.classList.remove("going"); }
+    try { answer = await askJson("/v1/translations", { ...body, return_attention: looked }, signal); } finally { output.classList.remove("going"); }
     output.textContent = answer.data.map((one) => one.text).join("\n");
     copy.hidden = false;
     put(empty(why), whyLinks(body.source || body.target ? [] : texts));
@@ -45,7 +45,7 @@ TOOLS.translations = [() => t("Translate"), () => {
   }, () => { output.textContent = ""; copy.hidden = true; empty(why); empty(others); showAttention(looks, []); });
   copy.hidden = true;
   const result = fileOpener(here, "translation.txt", async (texts, signal) => {
-    const { data } = await (await ask("/v1/translations", { ...request(texts), n: 1 }, signal)).json();
+    const { data } = await askJson("/v1/translations", { ...request(texts), n: 1 }, signal);
     return data.map((one) => oneLine(one.text));
   });
   const head = put(make("div", { class: "head" }), create("b", {}, titled(() => t("Translation"), sides.includes("target") ? "" : model.target)), put(make("span", { class: "ways" }), why, copy));

@@ -106,7 +106,7 @@ TOOLS.completions = [() => t("Continue"), () => {
   further.addEventListener("click", () => { prompt.set(output.textContent); further.disabled = true; here.run(); });
   here.addButton(further);
   const result = fileOpener(here, "continuations.txt", async (texts, signal) => {
-    const { choices } = await (await ask("/v1/completions", { ...request(texts), truncate: true }, signal)).json();
+    const { choices } = await askJson("/v1/completions", { ...request(texts), truncate: true }, signal);
     return choices.map((one) => oneLine(one.text));
   });
   const head = put(make("div", { class: "head" }), create("b", {}, () => t("Continuation")), copyButton(() => t("the text"), () => output.textContent));
