@@ -5,7 +5,8 @@ from __future__ import annotations
 import base64
 import math
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -51,20 +52,19 @@ async def create_embeddings(service: Service, exchange: HttpExchange, body: Embe
     for text in body.input:
         if not isinstance(text, str):
             check_token_ids(service, text, "input")
-    run, is_nested = service.run, body.tokens or "layers" in body.model_fields_set
-    dim = run.config.d_model if is_nested else embedding_dim(run.config)
+    run, has_layers = service.run, "layers" in body.model_fields_set
+    dim = run.config.d_model if body.tokens or has_layers else embedding_dim(run.config)
     if body.dimensions > dim:
         raise invalid_value_error(
             "dimensions", f"dimensions: {body.dimensions} is out of range: this model's embeddings have {dim}"
         )
 
     overrides = {"pooling": body.pooling, "normalize": body.normalize}
-    changes = {key: value for key, value in overrides.items() if value is not None}
+    changes = {name: value for name, value in overrides.items() if value is not None}
     default_normalize = run.generation.normalize and not body.tokens
     is_normalized = default_normalize if body.normalize is None else body.normalize
     changes |= {"embed_prompt": body.prompt} if "prompt" in body.model_fields_set else {}
     try:
-        has_layers = "layers" in body.model_fields_set
         layers = resolve_layers(cast(Layers, body.layers), run.config.n_layers) if has_layers else None
     except UserError as error:
         raise invalid_value_error("layers", str(error)) from None
@@ -81,28 +81,17 @@ async def create_embeddings(service: Service, exchange: HttpExchange, body: Embe
         items = _check_lengths(body.input, rows, max_len, body.truncate)
         count = (sum(length for _, length in items) if body.tokens else len(items)) * len(layers or [-1])
         if count > service.limits.max_embeddings:
-            raise ApiError(
-                400,
-                "answer_too_long",
+            message = (
                 f"the response would have {count:,} vectors; the maximum is "
-                f"{service.limits.max_embeddings:,}: send fewer texts at once, or fewer layers",
-                "input",
+                f"{service.limits.max_embeddings:,}: send fewer texts at once, or fewer layers"
             )
+            raise ApiError(400, "answer_too_long", message, "input")
         return items
 
-    def embed_batch(items: list[Any]) -> Any:
-        texts = [text for text, _ in items]
-        if body.tokens:
-            return run.embed_tokens(texts, layers=layers, **changes)
-        return run.embed(texts, layers=layers, **changes)
-
-    items, embeddings = await service.compute(
-        ("embed", body.tokens, None if layers is None else tuple(layers), *changes.items()),
-        check_lengths,
-        embed_batch,
-        body.input,
-    )
-    fields = {"object": "list", "model": service.name, "usage": _count_usage(service, items)}
+    embed = partial(run.embed_tokens if body.tokens else run.embed, layers=layers, **changes)
+    key = "embed", body.tokens, None if layers is None else tuple(layers), *changes.items()
+    embeddings, usage = await _compute_counted(service, key, check_lengths, embed, body.input)
+    fields = {"object": "list", "model": service.name, "usage": usage}
 
     def encode_answer() -> bytes:
         data = (_format_embedding(i, one, body, layers, is_normalized) for i, one in enumerate(embeddings))
@@ -152,14 +141,14 @@ async def create_classifications(service: Service, exchange: HttpExchange, body:
         check_text_arity(body.input, len(service.run.recipe.data.text) if service.run.recipe else 0)
     except UserError as error:
         raise invalid_value_error("input", str(error)) from None
-    items, predictions = await _classify(service, body.input, body.truncate)
+    predictions, usage = await _classify(service, body.input, body.truncate)
     has_labels = service.run.config.problem_type == "multi_label_classification"
     data = [
         {"label": one.label, "score": one.probabilities[one.label], "scores": one.probabilities}
         | ({"labels": list(one.labels)} if has_labels else {})
         for one in predictions
     ]
-    await _send_list(service, exchange, data, usage=_count_usage(service, items))
+    await _send_list(service, exchange, data, usage=usage)
 
 
 async def create_tags(service: Service, exchange: HttpExchange, body: TagBody) -> None:
@@ -167,17 +156,12 @@ async def create_tags(service: Service, exchange: HttpExchange, body: TagBody) -
     service.require_task("tag")
 
     def count_tokens() -> list[tuple[Any, int]]:
-        return [
-            (text, len(ids))
-            for text, ids in zip(body.input, service.run.tokenizer.encode(body.input), strict=True)
-        ]
+        rows = service.run.tokenizer.encode(body.input)
+        return [(text, len(ids)) for text, ids in zip(body.input, rows, strict=True)]
 
-    def tag_batch(items: list[Any]) -> Sequence[Any]:
-        return service.run.tag([text for text, _ in items])
-
-    items, results = await service.compute(("tag",), count_tokens, tag_batch, body.input)
+    results, usage = await _compute_counted(service, ("tag",), count_tokens, service.run.tag, body.input)
     data = [{"spans": [span._asdict() for span in spans]} for spans in results]
-    await _send_list(service, exchange, data, usage=_count_usage(service, items))
+    await _send_list(service, exchange, data, usage=usage)
 
 
 async def create_answer(service: Service, exchange: HttpExchange, body: AnswerBody) -> None:
@@ -188,12 +172,10 @@ async def create_answer(service: Service, exchange: HttpExchange, body: AnswerBo
     def count_tokens() -> list[tuple[Any, int]]:
         return [(pair, sum(map(len, service.run.tokenizer.encode(pair))))]
 
-    def answer_batch(items: list[Any]) -> Sequence[Any]:
-        return service.run.answer_all([one for one, _ in items])
-
-    items, (answer,) = await service.compute(("answer",), count_tokens, answer_batch, pair[1:])
+    work = service.run.answer_all
+    (answer,), usage = await _compute_counted(service, ("answer",), count_tokens, work, pair[1:])
     head = {"id": f"answer-{uuid.uuid4().hex}", "model": service.name}
-    await exchange.send_json({**head, **answer._asdict(), "usage": _count_usage(service, items)})
+    await exchange.send_json({**head, **answer._asdict(), "usage": usage})
 
 
 async def create_reranking(service: Service, exchange: HttpExchange, body: RerankBody) -> None:
@@ -201,13 +183,11 @@ async def create_reranking(service: Service, exchange: HttpExchange, body: Reran
     service.require_task("rerank")
     pairs = [(body.query, document) for document in body.documents]
     try:
-        items, predictions = await _classify(service, pairs, body.truncate)
+        predictions, usage = await _classify(service, pairs, body.truncate)
     except ApiError as refusal:
         refusal.param = "documents" if refusal.param == "input" else refusal.param
         raise
     scores = [prediction.probabilities[prediction.label] for prediction in predictions]
-    if not np.isfinite(scores).all():
-        raise ApiError(500, "not_a_number", "the model's output is NaN: its weights are damaged or overflow")
     order = sorted(range(len(scores)), key=lambda i: -scores[i])
     results = [
         {"index": i, "relevance_score": scores[i]}
@@ -215,36 +195,42 @@ async def create_reranking(service: Service, exchange: HttpExchange, body: Reran
         for i in order[: body.top_n if "top_n" in body.model_fields_set else None]
     ]
     head = {"id": f"rerank-{uuid.uuid4().hex}", "model": service.name}
-    await exchange.send_json({**head, "results": results, "usage": _count_usage(service, items)})
+    await exchange.send_json({**head, "results": results, "usage": usage})
 
 
 async def _classify(
     service: Service, texts: list[str] | list[tuple[str, str]], truncate: bool
-) -> tuple[list[Any], Sequence[Any]]:
-    """Classify texts or pairs; return them with their number of tokens, and the predictions."""
+) -> tuple[Sequence[Any], dict[str, int]]:
+    """Classify texts or pairs; return the predictions and the usage."""
     run = service.run
-
-    def classify_batch(items: list[Any]) -> Sequence[Any]:
-        return run.classify([text for text, _ in items])
 
     def check_lengths() -> list[tuple[Any, int]]:
         max_len = token_limit(run.generation, run.config.max_len)
         return _check_lengths(texts, encode_texts(texts, run.tokenizer, max_len), max_len, truncate)
 
     key = ("classify", not isinstance(texts[0], str))
-    return await service.compute(key, check_lengths, classify_batch, texts)
+    return await _compute_counted(service, key, check_lengths, run.classify, texts)
+
+
+async def _compute_counted(
+    service: Service,
+    key: Hashable,
+    check: Callable[[], list[tuple[Any, int]]],
+    work: Callable[[list[Any]], Sequence[Any]],
+    texts: Sequence[Any],
+) -> tuple[Sequence[Any], dict[str, int]]:
+    """The results of ``Service.compute``, and the usage; ``check`` returns texts with their token counts."""
+    items, results = await service.compute(key, check, lambda batch: work([text for text, _ in batch]), texts)
+    num_tokens = sum(tokens for _, tokens in items)
+    service.metrics.tokens.labels("prompt").inc(num_tokens)
+    return results, {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
 
 
 async def create_mask_predictions(service: Service, exchange: HttpExchange, body: FillBody) -> None:
     """Return the most likely tokens for each mask of each text."""
     service.require_task("fill-mask")
-
-    def predict_batch(texts: list[Any]) -> Sequence[Any]:
-        return service.run.fill_mask(texts, body.top_k)
-
-    _, predictions = await service.compute(
-        ("fill", body.top_k), lambda: _check_reply_size(service, body), predict_batch, body.input
-    )
+    check, work = partial(_check_reply_size, service, body), partial(service.run.fill_mask, top_k=body.top_k)
+    _, predictions = await service.compute(("fill", body.top_k), check, work, body.input)
     data = [
         {
             "masks": [
@@ -281,14 +267,7 @@ async def create_scores(service: Service, exchange: HttpExchange, body: ScoreBod
     _, scores = await service.compute(
         ("score", paired), lambda: _check_text_lengths(service, pairs), score_batch, pairs
     )
-    data = [
-        {
-            "log_prob": score.log_prob,
-            "tokens": score.tokens,
-            "perplexity": _perplexity(score.log_prob, score.tokens),
-        }
-        for score in scores
-    ]
+    data = [score._asdict() | {"perplexity": _perplexity(*score)} for score in scores]
     await _send_list(service, exchange, data)
 
 
@@ -347,11 +326,11 @@ def _check_lengths(
     """
     for number, row in enumerate(rows, 1):
         if row.truncated and not truncate:
-            raise ApiError(
-                400, "context_length_exceeded",
+            message = (
                 f"text {number} has more tokens than the model's maximum ({max_len}, including special "
-                "tokens): split it, or send truncate=true", "input",
-            )  # fmt: skip
+                "tokens): split it, or send truncate=true"
+            )
+            raise ApiError(400, "context_length_exceeded", message, "input")
     return [(text, len(row.ids)) for text, row in zip(texts, rows, strict=True)]
 
 
@@ -362,12 +341,8 @@ def _check_text_lengths(service: Service, texts: Sequence[Any]) -> list[Any]:
     for number, side in enumerate(sides, 1):
         longest = max(map(len, tokenizer.encode(side[:1]) + tokenizer.target_tokenizer.encode(side[1:])))
         if longest > max_len:
-            raise ApiError(
-                400,
-                "context_length_exceeded",
-                f"text {number} has {longest} tokens; the model's maximum is {max_len}: split it",
-                "input",
-            )
+            message = f"text {number} has {longest} tokens; the model's maximum is {max_len}: split it"
+            raise ApiError(400, "context_length_exceeded", message, "input")
     return list(texts)
 
 
@@ -379,20 +354,12 @@ def _check_reply_size(service: Service, body: FillBody) -> list[Any]:
     masks, max_chars = count_masks(service.run.tokenizer, body.input), service.limits.max_body
     num_chars = body.top_k * sum(number * len(text) for number, text in zip(masks, body.input, strict=True))
     if num_chars > max_chars:
-        raise ApiError(
-            400,
-            "answer_too_long",
+        message = (
             f"{sum(masks)} masks with {body.top_k} tokens each would take {num_chars:,} characters; the "
-            f"maximum is {max_chars:,}: send fewer masks at once, or a lower top_k",
-            "input",
+            f"maximum is {max_chars:,}: send fewer masks at once, or a lower top_k"
         )
+        raise ApiError(400, "answer_too_long", message, "input")
     return _check_text_lengths(service, body.input)
-
-
-def _count_usage(service: Service, items: Sequence[tuple[Any, int]]) -> dict[str, int]:
-    num_tokens = sum(tokens for _, tokens in items)
-    service.metrics.tokens.labels("prompt").inc(num_tokens)
-    return {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
 
 
 def _perplexity(log_prob: float, tokens: int) -> float | None:
