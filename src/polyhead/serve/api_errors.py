@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import traceback
 from collections.abc import Mapping
-from typing import Any
+from concurrent.futures import Future
+from typing import Any, TypeVar
 
 from polyhead.core.errors import NotFiniteError, UserError
 
+T = TypeVar("T")
 ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
 
@@ -43,6 +46,17 @@ def unsupported_parameter_error(param: str, message: str) -> ApiError:
     return ApiError(400, "unsupported_parameter", message, param)
 
 
+def overloaded_error(queued: str) -> ApiError:
+    """Error for a full queue; ``queued`` is what is in it: "32 texts"."""
+    message = f"{queued} are already queued: try again later"
+    return ApiError(429, "overloaded", message, headers={"retry-after": "1"})
+
+
+def unavailable_error(code: str, message: str) -> ApiError:
+    """Error of a service that starts, shuts down or has failed."""
+    return ApiError(503, code, message, headers={"retry-after": "5"})
+
+
 def too_many_connections_error() -> ApiError:
     """Error for a connection beyond the limit."""
     return ApiError(503, "too_many_connections", "too many connections are open")
@@ -63,6 +77,16 @@ def user_error(error: UserError, param: str | None = None) -> ApiError:
     if isinstance(error, NotFiniteError):
         return ApiError(500, "not_a_number", str(error))
     return invalid_value_error(param, str(error))
+
+
+async def wait_for_result(future: Future[T]) -> T:
+    """The result of a future of another thread; a UserError becomes an ApiError."""
+    try:
+        return await asyncio.wrap_future(future)
+    except UserError as error:
+        raise user_error(error) from None
+    finally:
+        del future  # breaks the reference cycle future -> error -> frame
 
 
 def internal_error() -> ApiError:

@@ -7,11 +7,10 @@ fp32 when the first explanation is requested.
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import logging
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from polyhead.core.blank_text import is_blank
@@ -24,7 +23,7 @@ from polyhead.kernels.pack_model import is_packed
 from polyhead.run.load import materialize_run, open_directory
 from polyhead.run.run import Run
 from polyhead.run.run_examples import TextExample
-from polyhead.serve.api_errors import ApiError, invalid_value_error, user_error
+from polyhead.serve.api_errors import ApiError, invalid_value_error, overloaded_error, wait_for_result
 
 MAX_PENDING = 8  # explanations that are computed or wait
 MAX_EXPLAINED_TOKENS = 512  # of a text; attention of all heads is kept in memory
@@ -86,24 +85,21 @@ class Explainer:
             return explain_case(run, inputs, windows, lever, setting or {}, attention)
 
         if self._num_pending >= MAX_PENDING:
-            message = f"{self._num_pending} explanations are already queued: try again later"
-            raise ApiError(429, "overloaded", message, headers={"retry-after": "1"})
-        self._num_pending += 1
-        future = self._pool.submit(work)
-        future.add_done_callback(lambda _: self._count_finished())
-        try:
-            return await asyncio.wrap_future(future)
-        except UserError as error:
-            raise user_error(error) from None
-        finally:
-            del future  # breaks the reference cycle future -> error -> frame
+            raise overloaded_error(f"{self._num_pending} explanations")
+        return await wait_for_result(self._submit(work))
 
     def close(self) -> None:
         """Stop the thread; an explanation that is being computed is finished first."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _count_finished(self) -> None:
-        self._num_pending -= 1
+    def _submit(self, work: Callable[[], dict[str, Any]]) -> Future[dict[str, Any]]:
+        def count_finished(_: Any) -> None:
+            self._num_pending -= 1
+
+        self._num_pending += 1
+        future = self._pool.submit(work)
+        future.add_done_callback(count_finished)
+        return future
 
     def _load_run(self) -> Run:
         if self._is_mapped:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TypeVar
 
@@ -17,7 +17,13 @@ from polyhead.generation.text_engine import PreparedRequest
 from polyhead.models.build import CAPABILITIES
 from polyhead.run.run import Run
 from polyhead.run.run_examples import read_examples
-from polyhead.serve.api_errors import ApiError, user_error
+from polyhead.serve.api_errors import (
+    ApiError,
+    overloaded_error,
+    unavailable_error,
+    user_error,
+    wait_for_result,
+)
 from polyhead.serve.auth import ApiKeys, check_origins
 from polyhead.serve.engine_thread import ClientStream, ClientStreams, EngineThread, StreamUpdate, to_api_error
 from polyhead.serve.explainer import Explainer
@@ -146,14 +152,9 @@ class Service:
         """Reject an endpoint that this model does not support; the error lists the supported ones."""
         if task not in self.tasks:
             paths = ", ".join(f"/v1/{name}" for name in self.tasks)
-            raise ApiError(
-                400,
-                "wrong_task",
-                (task in TASKS_BY_KIND[self.kind] and self.language_error)
-                or f"{self.name} is {CAPABILITIES[self.kind][0]}, which /v1/{task} does not support: "
-                f"use {paths}",
-                "model",
-            )
+            reason = f"{self.name} is {CAPABILITIES[self.kind][0]}, which /v1/{task} does not support"
+            message = (task in TASKS_BY_KIND[self.kind] and self.language_error) or f"{reason}: use {paths}"
+            raise ApiError(400, "wrong_task", message, "model")
 
     def check_model(self, model: str) -> None:
         """Reject a request for another model id."""
@@ -164,14 +165,9 @@ class Service:
         """Reject a request if the queue has no room for its texts or the engine thread is dead."""
         assert self.engine_thread is not None
         if not self.engine_thread.is_alive():
-            raise ApiError(503, "not_ready", self.health_error, headers={"retry-after": "5"})
+            raise unavailable_error("not_ready", self.health_error)
         if self.num_waiting and self.num_waiting + num_texts > self.limits.max_queue:
-            raise ApiError(
-                429,
-                "overloaded",
-                f"{self.num_waiting} texts are already queued: try again later",
-                headers={"retry-after": "1"},
-            )
+            raise overloaded_error(f"{self.num_waiting} texts")
 
     @contextmanager
     def _reserve_queue(self, num_texts: int) -> Iterator[None]:
@@ -212,7 +208,7 @@ class Service:
             size = self.limits.max_batch
             first, *rest = [items[start : start + size] for start in range(0, len(items), size)]
             done = self.engine_thread.submit_job(key, work, first)
-        results = list(await self._await_result(done))
+        results = list(await wait_for_result(done))
         for part in rest:
             results += await self.compute_more(key, work, part)
         return items, results
@@ -225,15 +221,7 @@ class Service:
         The queue limit is not checked again, so that a request is not rejected halfway.
         """
         assert self.engine_thread is not None
-        return await self._await_result(self.engine_thread.submit_job(key, work, items))
-
-    async def _await_result(self, future: Future[Sequence[Any]]) -> Sequence[Any]:
-        try:
-            return await asyncio.wrap_future(future)
-        except UserError as error:
-            raise user_error(error) from None
-        finally:
-            del future  # breaks the reference cycle future -> error -> frame
+        return await wait_for_result(self.engine_thread.submit_job(key, work, items))
 
     @asynccontextmanager
     async def open_streams(

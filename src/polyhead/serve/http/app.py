@@ -13,7 +13,13 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from polyhead.serve.api_errors import ApiError, format_traceback, internal_error, not_found_error
+from polyhead.serve.api_errors import (
+    ApiError,
+    format_traceback,
+    internal_error,
+    not_found_error,
+    unavailable_error,
+)
 from polyhead.serve.http.http_exchange import HttpExchange, parse_json
 from polyhead.serve.service import Service
 
@@ -142,7 +148,7 @@ class Endpoint:
         num_chars = len(content) if len(content) > MAX_INLINE_BODY else 0
         body, exchange.warnings = await service.run_in_executor(parse_body, num_chars)
         if service.is_draining:  # no await between here and active_tasks.add, so drain cannot miss it
-            raise ApiError(503, "shutting_down", "the service is shutting down", headers={"retry-after": "5"})
+            raise unavailable_error("shutting_down", "the service is shutting down")
         service.check_model(body.model)
         await self._run_while_connected(exchange, route.handler(service, exchange, body))
 
@@ -165,8 +171,7 @@ class Endpoint:
                 raise ApiError(504, "deadline", f"not answered within {seconds:g} s: request less at once")
             if work.cancelled():
                 aborted.labels("shutdown").inc()
-                reason = "the service has been shut down"
-                raise ApiError(503, "shutting_down", reason, headers={"retry-after": "5"})
+                raise unavailable_error("shutting_down", "the service has been shut down")
             work.result()
             if not exchange.is_complete:
                 raise ClientDisconnect

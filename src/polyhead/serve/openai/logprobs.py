@@ -43,14 +43,12 @@ def check_logprobs_size(
     max_chars = service.limits.max_body
     num_chars = chars_per_token * (1 + num_alternatives) * tokens
     if num_chars > max_chars:
-        raise ApiError(
-            400,
-            "answer_too_long",
+        message = (
             f"logprobs of up to {tokens:,} tokens would take {num_chars:,} characters; the maximum is "
             f"{max_chars:,}, or {max_chars // (chars_per_token * (1 + num_alternatives)):,} tokens: request "
-            f"a lower max_tokens, n or {field}",
-            "max_tokens",
+            f"a lower max_tokens, n or {field}"
         )
+        raise ApiError(400, "answer_too_long", message, "max_tokens")
 
 
 def format_completion_logprobs(
@@ -157,9 +155,9 @@ class EchoOutput:
 
     def __init__(self, run: Run, prefix_ids: Sequence[int], echo: Echo, num_logprobs: int | None) -> None:
         self.run, self.echo, self.num_logprobs = run, echo, num_logprobs or 0
-        self.offsets = (
-            None if num_logprobs is None else token_offsets(run.tokenizer, prefix_ids, len(echo.text))
-        )
+        self.offsets = None
+        if num_logprobs is not None:
+            self.offsets = token_offsets(run.tokenizer, prefix_ids, len(echo.text))
 
     def format_delta(self, delta: OutputDelta) -> dict[str, Any]:
         """Format a delta; the first one is preceded by the echo."""
@@ -168,11 +166,8 @@ class EchoOutput:
             logprobs = format_completion_logprobs(
                 self.run, delta.logprobs, self.num_logprobs, self.offsets.next_offsets(delta.logprobs.tokens)
             )
-            logprobs = (
-                {name: echo.logprobs[name] + values for name, values in logprobs.items()}
-                if echo.logprobs
-                else logprobs
-            )
+        if logprobs and echo.logprobs:
+            logprobs = {name: echo.logprobs[name] + values for name, values in logprobs.items()}
         return {"text": echo.text + delta.text, "logprobs": logprobs}
 
 
@@ -185,13 +180,11 @@ def check_reply_size(
     if "logprobs" not in body.model_fields_set:
         return requests
     if body.echo and num_chars > max_chars:
-        raise ApiError(
-            400,
-            "answer_too_long",
+        message = (
             f"prompts of {tokens:,} tokens would take {num_chars:,} characters; the maximum is "
-            f"{max_chars:,}: send fewer at once, or a lower n or logprobs",
-            "prompt",
+            f"{max_chars:,}: send fewer at once, or a lower n or logprobs"
         )
+        raise ApiError(400, "answer_too_long", message, "prompt")
     check_logprobs_size(service, requests, body.logprobs, LOGPROB_CHARS, "logprobs")
     return requests
 
@@ -201,11 +194,9 @@ async def make_echo_outputs(
 ) -> dict[tuple[int, int], EchoOutput]:
     """Return the outputs of each text, by (text index, output row)."""
     context_ids = [stream.request.context_ids for stream in streams.members]
-    echoes = (
-        await _make_echoes(service, body, context_ids, num_logprobs)
-        if body.echo
-        else [Echo()] * len(context_ids)
-    )
+    echoes = [Echo()] * len(context_ids)
+    if body.echo:
+        echoes = await _make_echoes(service, body, context_ids, num_logprobs)
     return {
         (number, row): EchoOutput(service.run, ids, echo, num_logprobs)
         for number, (ids, echo) in enumerate(zip(context_ids, echoes, strict=True))
@@ -230,11 +221,9 @@ async def _make_echoes(
         columns = zip(texts, prompts, prompt_ids, prompt_logprobs, strict=True)
         return [Echo(text, _format_prompt_logprobs(run, num_logprobs, *one)) for text, *one in columns]
 
-    prompt_logprobs = (
-        []
-        if num_logprobs is None
-        else await service.compute_more(("prompts", num_logprobs), score_batch, prompt_ids)
-    )
+    prompt_logprobs: Sequence[TokenLogprobs] = []
+    if num_logprobs is not None:
+        prompt_logprobs = await service.compute_more(("prompts", num_logprobs), score_batch, prompt_ids)
     return await service.run_in_executor(build_echoes, total_length(prompts))
 
 
@@ -248,11 +237,7 @@ def _format_prompt_logprobs(
     )
     # special tokens before the text have offset 0; truncated tokens have no offset
     offsets = [*[0] * (len(ids) - len(offsets)), *offsets][-len(ids) :]
-    formatted = format_completion_logprobs(
-        run,
-        TokenLogprobs(ids, [0.0, *logprobs.log_probs], [(), *logprobs.top_logprobs]),
-        num_logprobs,
-        offsets,
-    )
+    padded = TokenLogprobs(ids, [0.0, *logprobs.log_probs], [(), *logprobs.top_logprobs])
+    formatted = format_completion_logprobs(run, padded, num_logprobs, offsets)
     undefined = {"token_logprobs", "top_logprobs"} & formatted.keys()
     return formatted | {name: [None, *formatted[name][1:]] for name in undefined}

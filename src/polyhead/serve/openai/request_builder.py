@@ -63,19 +63,16 @@ def build_requests(
     for name in ineffective & engine_options.keys():
         if engine_options[name] == NEUTRAL_SETTINGS[name]:
             del engine_options[name]
-    if (
-        engine_options.get("beam_size") and engine_options.get("temperature") == 0
-    ):  # beam search does not sample
-        del engine_options["temperature"]
+    if engine_options.get("beam_size") and engine_options.get("temperature") == 0:
+        del engine_options["temperature"]  # beam search does not sample
     engine_options |= {"n": body.n, "stop": body.stop, "stop_token_ids": body.stop_token_ids}
     engine_options |= {"ignore_eos": body.ignore_eos, **grammar_of(body, engine), **options}
     if "terminology" in options:
         try:
-            engine_options["terminology"] = Terminology(
-                options["terminology"], engine.tokenizer.target_tokenizer
-            )
+            terms = Terminology(options["terminology"], engine.tokenizer.target_tokenizer)
         except UserError as error:
             raise _to_field_error(str(error), body) from None
+        engine_options["terminology"] = terms
     requests = []
     for text in texts:
         ids = engine.encode_prompt(text, parse_special) if isinstance(text, str) else text
@@ -177,11 +174,11 @@ def _fit_prompt(
         room = max_len - (num_new if body.max_tokens else 0)
         return keep_last(ids, room, engine.tokenizer.prefix_ids), {"max_new_tokens": num_new}
     if len(ids) > max_len:
-        raise ApiError(
-            400, "context_length_exceeded",
+        message = (
             f"the prompt has {len(ids)} tokens; the model's maximum is {max_len}: request less, or send "
-            "truncate=true to keep only the end of the prompt", "prompt",
-        )  # fmt: skip
+            "truncate=true to keep only the end of the prompt"
+        )
+        raise ApiError(400, "context_length_exceeded", message, "prompt")
     return ids, {"max_new_tokens": min(requested if is_explicit else default, max_len - len(ids) + 1)}
 
 
@@ -193,11 +190,11 @@ def _fit_source(
     room = engine.max_len - len(sides.encoder_input(()))
     if len(ids) > room:
         if not body.truncate:
-            raise ApiError(
-                400, "context_length_exceeded",
+            message = (
                 f"the text has {len(ids)} tokens; the model's maximum is {room}: split it, or send "
-                        "truncate=true to translate its beginning", "input",
-            )  # fmt: skip
+                "truncate=true to translate its beginning"
+            )
+            raise ApiError(400, "context_length_exceeded", message, "input")
         ids = ids[:room]
     if "max_tokens" not in body.model_fields_set:
         return ids, {}

@@ -131,17 +131,10 @@ ALTERNATIVES = {
     "json_schema": "use response_format",
 }  # fmt: skip
 """Alternatives to some of them, for the error message."""
-IGNORED_FIELDS = frozenset(
-    [
-        "user",
-        "metadata",
-        "store",
-        "service_tier",
-        "safety_identifier",
-        "prompt_cache_key",
-        "parallel_tool_calls",
-    ]
-)
+IGNORED_FIELDS = frozenset({
+    "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
+    "parallel_tool_calls",
+})  # fmt: skip
 """Fields of other services that do not change the result."""
 MAX_REPORTED_FIELDS = 4  # maximum number of unknown fields in a report
 

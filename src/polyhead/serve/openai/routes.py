@@ -17,7 +17,7 @@ from polyhead.explain.walk_page import render_walk_page, walk_page_policy
 from polyhead.introspect.compute_attention import has_cross_attention
 from polyhead.kernels.pack_model import packed_dtype
 from polyhead.run.run_directory import MODEL_TYPE
-from polyhead.serve.api_errors import ApiError, not_found_error
+from polyhead.serve.api_errors import not_found_error, unavailable_error
 from polyhead.serve.http.app import ApiRoute, App
 from polyhead.serve.http.http_exchange import HttpExchange, dump_json
 from polyhead.serve.http.page import choose_page_language, content_security_policy, render_page
@@ -135,9 +135,8 @@ async def healthz(service: Service, exchange: HttpExchange) -> None:
 
 async def readyz(service: Service, exchange: HttpExchange) -> None:
     """Readiness check; the error contains the reason."""
-    trouble = service.health_error
-    if trouble:
-        raise ApiError(503, "not_ready", trouble, headers={"retry-after": "5"})
+    if trouble := service.health_error:
+        raise unavailable_error("not_ready", trouble)
     await exchange.send_json({"status": "ready"})
 
 
@@ -154,11 +153,12 @@ async def get_openapi(service: Service, exchange: HttpExchange) -> None:
 async def index(service: Service, exchange: HttpExchange) -> None:
     """Return the web page."""
     language = choose_page_language(exchange.request.headers.get("accept-language", ""))
-    headers = {
-        "content-security-policy": content_security_policy(), "content-language": language,
-            "vary": "accept-language",
-    }  # fmt: skip
-    await exchange.send(HTMLResponse(render_page(language), headers=headers))
+    await _send_page(exchange, render_page(language), content_security_policy(), language)
+
+
+async def _send_page(exchange: HttpExchange, page: bytes, policy: str, language: str) -> None:
+    headers = {"content-security-policy": policy, "content-language": language, "vary": "accept-language"}
+    await exchange.send(HTMLResponse(page, headers=headers))
 
 
 async def explain_page(service: Service, exchange: HttpExchange) -> None:
@@ -180,8 +180,7 @@ async def explain_page(service: Service, exchange: HttpExchange) -> None:
     page, policy = await service.run_in_executor(
         lambda: _render_live_page(language, dump_json(live)), math.inf
     )
-    headers = {"content-security-policy": policy, "content-language": language, "vary": "accept-language"}
-    await exchange.send(HTMLResponse(page, headers=headers))
+    await _send_page(exchange, page, policy, language)
 
 
 @lru_cache(maxsize=8)
