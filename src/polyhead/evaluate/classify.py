@@ -274,6 +274,7 @@ def measure_classes(
         "f1": tr("mean F1 of {count} classes", count=len(labels)),
         "mcc": tr("Matthews correlation"),
         "ece": tr("expected calibration error: mean distance of probability and accuracy"),
+        f"f1_{labels[-1]}": tr("F1 of class {label}", label=labels[-1]),
     }
     return ClassScores(measures, targets, predictions, confusion, hardest, n_truncated, limit, remarks)
 

@@ -16,13 +16,11 @@ from polyhead.cli.eval_metrics.printing import (
     eval_command,
     parse_column,
     print_measure,
-    print_unknown,
-    print_verdict,
+    print_table,
     require_split,
-    to_json_measures,
     write_output_lines,
 )
-from polyhead.cli.line_io import escape_terminal, to_one_column
+from polyhead.cli.line_io import escape_terminal, print_warning, to_one_column
 from polyhead.config.model import QUESTION_ANSWERING, TOKEN_LABELS, ProblemType
 from polyhead.core.errors import UserError
 from polyhead.core.i18n import tr
@@ -105,30 +103,21 @@ def evaluate_classifier(
             describe_ambiguous_texts(given_texts, given_labels, given_lines, report.source_label),
         ):
             if warning:
-                print(f"polyhead: {warning}", file=sys.stderr)
+                print_warning(warning)
     start = time.perf_counter()
     measure = _MEASURE_FUNCTIONS[run.config.problem_type]
     result = measure(run.members, examples, run.generation, batch_tokens)
     seconds = time.perf_counter() - start
     if result.n_truncated:
-        message = tr(
-            "truncated to {most} tokens: {cut:,} of {count:,} texts",
-            most=result.max_tokens,
-            cut=result.n_truncated,
-            count=len(examples),
-        )
-        print(f"polyhead: {message}", file=sys.stderr)
+        values = {"most": result.max_tokens, "cut": result.n_truncated, "count": len(examples)}
+        print_warning(tr("truncated to {most} tokens: {cut:,} of {count:,} texts", **values))
     baselines: Baselines = {}
     counts, labels = read_counts(run.directory), run.config.labels
     if counts and (counts.texts or counts.labels.keys() == set(labels)):
         objective = make_objective(run.config.problem_type, run.generation.threshold)
         baselines = objective.baselines(counts, result.targets, labels)
-    for name, value in result.measures.items():
-        label = name.removeprefix("f1_")
-        remark = result.remarks.get(name, tr("F1 of class {label}", label=label))
-        print_measure(tr(name), value, remark, baselines.get(name))
-    print_unknown(count_unknown((text for example in examples for text in example.texts), run.tokenizer))
-    print_verdict(run, result.measures, baselines)
+    unknown = count_unknown((text for example in examples for text in example.texts), run.tokenizer)
+    measures = print_table(run, result.measures, result.remarks, baselines, unknown)
     remark = tr("texts/s, in {seconds:,.1f} s with the tokenizer", seconds=seconds)
     print_measure(tr("speed"), len(examples) / seconds, remark)
     if result.confusion is not None:
@@ -137,7 +126,7 @@ def evaluate_classifier(
     print_hardest(result.hardest[:_N_HARDEST], run.config.problem_type == "regression")
     if output is not None:
         write_output_lines(output, map(to_one_column, result.predictions), report)
-    return to_json_measures(result.measures, baselines)
+    return measures
 
 
 def print_confusion(counts: ConfusionCounts, labels: Sequence[str]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,11 +13,10 @@ from polyhead.cli.eval_metrics.printing import (
     load_token_counts,
     parse_column,
     print_measure,
-    print_unknown,
-    print_verdict,
+    print_table,
     require_split,
-    to_json_measures,
 )
+from polyhead.cli.line_io import print_warning
 from polyhead.core.errors import UserError
 from polyhead.core.i18n import tr
 from polyhead.evaluate.baselines import Baselines, unigram_baselines
@@ -41,28 +39,20 @@ def evaluate_language_model(
     result = run.measure_perplexity(text_files)
     seconds = time.perf_counter() - start
     if result.malformed:
-        message = tr(
-            "{file}: skipped {count:,} lines that are not text or too long",
-            file=text_files.source_label,
-            count=result.malformed,
-        )
-        print(f"polyhead: {message}", file=sys.stderr)
-    values = result.compute_metrics()
+        message = "{file}: skipped {count:,} lines that are not text or too long"
+        print_warning(tr(message, file=text_files.source_label, count=result.malformed))
     tokens, words, characters = result.tokens, result.words, result.characters
     baselines: Baselines = {}
     if (counts := load_token_counts(run)) is not None:
         text_counts = count_predicted_in_text(text_files, run.tokenizer)
         baselines = unigram_baselines(counts, text_counts, words, characters)
-    lines = [
-        (tr("loss"), tr("nats per token, {count:,} tokens", count=tokens)),
-        (tr("perplexity"), tr("per token, depends on the tokenizer")),
-        (tr("word-ppl"), tr("per word, {count:,} including line ends", count=words)),
-        (tr("bits"), tr("per character, {count:,} characters", count=characters)),
-    ]
-    for (name, value), line in zip(values.items(), lines, strict=True):
-        print_measure(line[0], value, line[1], baselines.get(name))
-    print_unknown(result.unknown_tokens)
-    print_verdict(run, values, baselines)
+    remarks = {
+        "loss": tr("nats per token, {count:,} tokens", count=tokens),
+        "ppl": tr("per token, depends on the tokenizer"),
+        "word_ppl": tr("per word, {count:,} including line ends", count=words),
+        "bits_per_char": tr("per character, {count:,} characters", count=characters),
+    }
+    measures = print_table(run, result.compute_metrics(), remarks, baselines, result.unknown_tokens)
     remark = tr("tokens/s, in {seconds:,.1f} s with the tokenizer", seconds=seconds)
     print_measure(tr("speed"), tokens / seconds, remark)
-    return to_json_measures(values, baselines)
+    return measures

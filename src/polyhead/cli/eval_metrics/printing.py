@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 from rich.cells import cell_len
 
+from polyhead.cli.line_io import print_warning
 from polyhead.config.recipe import Recipe
 from polyhead.core.errors import UserError
 from polyhead.core.hub import HUB_PREFIX
@@ -33,6 +33,7 @@ TASK_BY_KIND = {
     "question answerer": "question-answering",
     "decoder": "language-model", "encoder-decoder": "translation",
 }  # fmt: skip
+_TITLES = {"ppl": "perplexity", "word_ppl": "word-ppl", "bits_per_char": "bits"}  # of lines, by measure
 
 
 def print_measure(name: str, value: float, remark: str, baseline: Baseline | None = None) -> None:
@@ -47,30 +48,42 @@ def to_json_measures(values: Mapping[str, float], baselines: Baselines) -> JsonM
     return {"measures": dict(values), "baselines": known}
 
 
-def print_unknown(unknown: UnknownTokens) -> None:
-    """Print the share of unknown tokens if there are any, with a warning if they are frequent."""
+def print_table(
+    run: Run,
+    values: Mapping[str, float],
+    remarks: Mapping[str, str],
+    baselines: Baselines,
+    unknown: UnknownTokens,
+) -> JsonMeasures:
+    """Print a line for each measure and what follows the table; returns the measures for ``--json``."""
+    for name, value in values.items():
+        print_measure(tr(_TITLES.get(name, name)), value, remarks[name], baselines.get(name))
+    print_table_end(run, values, baselines, unknown)
+    return to_json_measures(values, baselines)
+
+
+def print_table_end(
+    run: Run, values: Mapping[str, float], baselines: Baselines, unknown: UnknownTokens
+) -> None:
+    """Print the share of unknown tokens, if any, and a sentence if a score is not better than its baseline.
+
+    Frequent unknown tokens get a warning.
+    """
     if unknown.unknown:
         remark = tr("% of {count:,} tokens, the vocabulary lacks them", count=unknown.total)
         print_measure(tr("unknown"), 100 * unknown.share, remark)
     if unknown.is_frequent:
-        print(f"polyhead: {unknown.describe_warning()}", file=sys.stderr)
-
-
-def print_verdict(run: Run, values: Mapping[str, float], baselines: Baselines) -> None:
-    """Print a sentence if a score is not better than its baseline."""
+        print_warning(unknown.describe_warning())
     task = run.recipe.task.name if run.recipe else TASK_BY_KIND.get(run.kind)
     if verdict := describe_verdict(values, baselines, task, read_validation_losses(run.directory)):
-        print(f"polyhead: {verdict}", file=sys.stderr)
+        print_warning(verdict)
 
 
 def load_token_counts(run: Run) -> IdArray | None:
     """Load the token counts of the training text (V,), if the run directory has them for this tokenizer."""
     counts = read_counts(run.directory)
-    return (
-        counts.token_counts()
-        if counts and counts.vocab_size == run.tokenizer.target_tokenizer.vocab_size
-        else None
-    )
+    is_same = counts and counts.vocab_size == run.tokenizer.target_tokenizer.vocab_size
+    return counts.token_counts() if counts and is_same else None
 
 
 def require_split(run: Run, split: str, files: str = "FILE") -> Recipe:
@@ -94,8 +107,7 @@ def print_recipe_files(recipe: Recipe, split: str) -> None:
     """Print on standard error which files of the recipe are read, since the run may be somebody else's."""
     names = recipe.data.list_files(split) or recipe.data.list_files("train")
     paths = [name if name.startswith(HUB_PREFIX) else str(recipe.data.root / name) for name in names]
-    message = tr("reading {files}, named in the recipe of the run", files=", ".join(paths))
-    print(f"polyhead: {message}", file=sys.stderr)
+    print_warning(tr("reading {files}, named in the recipe of the run", files=", ".join(paths)))
 
 
 def parse_column(name: str) -> str | int:
@@ -109,12 +121,7 @@ def write_output_lines(output: Path, outputs: Iterable[str], report: CorpusRepor
     for row, line in zip(report.row_numbers, outputs, strict=True):
         lines[row - 1] = line
     write_lines(output, lines)
-    print(f"polyhead: {tr('wrote {path}', path=output)}", file=sys.stderr)
+    print_warning(tr("wrote {path}", path=output))
     if num_blank := len(lines) - len(report.row_numbers):
-        message = tr(
-            "{file}: {left:,} of {count:,} lines are blank, for skipped inputs",
-            file=output,
-            left=num_blank,
-            count=len(lines),
-        )
-        print(f"polyhead: {message}", file=sys.stderr)
+        message = "{file}: {left:,} of {count:,} lines are blank, for skipped inputs"
+        print_warning(tr(message, file=output, left=num_blank, count=len(lines)))

@@ -8,20 +8,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from polyhead.cli.eval_metrics.printing import (
-    JsonMeasures,
-    Split,
-    print_measure,
-    print_unknown,
-    print_verdict,
-    require_split,
-    to_json_measures,
-)
+from polyhead.cli.eval_metrics.printing import JsonMeasures, Split, print_table, require_split
 from polyhead.core.errors import NotFiniteError
 from polyhead.core.i18n import tr
 from polyhead.core.registry import TASK
 from polyhead.evaluate.baselines import Baselines, read_counts
 from polyhead.run.run import Run
+from polyhead.tokenizers.unknown_tokens import UnknownTokens
 from polyhead.train.loggers import Reporters
 from polyhead.train.reference import HasReference, load_reference_model, read_reference, set_references
 from polyhead.train.tasks.base import HasValidationStore
@@ -86,9 +79,7 @@ def evaluate_token_recovery(run: Run, files: Sequence[str], split: Split) -> Jso
         counts.labels or counts.texts or counts.vocab_size == run.tokenizer.target_tokenizer.vocab_size
     ):
         baselines = task.compute_baselines(counts, run, "valid")
-    for name, value in values.items():
-        print_measure(tr("perplexity" if name == "ppl" else name), value, remarks[name], baselines.get(name))
+    unknown = UnknownTokens()
     if isinstance(task, HasValidationStore):
-        print_unknown(task.valid.count_unknown(run.tokenizer))
-    print_verdict(run, values, baselines)
-    return to_json_measures(values, baselines)
+        unknown = task.valid.count_unknown(run.tokenizer)
+    return print_table(run, values, remarks, baselines, unknown)

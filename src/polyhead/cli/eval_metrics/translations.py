@@ -17,13 +17,12 @@ from polyhead.cli.eval_metrics.printing import (
     load_token_counts,
     parse_column,
     print_measure,
-    print_unknown,
-    print_verdict,
+    print_table_end,
     require_split,
     to_json_measures,
     write_output_lines,
 )
-from polyhead.cli.line_io import LineCounter, read_lines, read_terminology, to_one_line
+from polyhead.cli.line_io import LineCounter, print_warning, read_lines, read_terminology, to_one_line
 from polyhead.cli.options import drop_none
 from polyhead.cli.swapped_sides import SwapCheck
 from polyhead.config.data_config import DataConfig
@@ -100,7 +99,7 @@ def evaluate_translator(
     counter.add(len(sources))
     counter.close()
     if result.warning:
-        print(f"polyhead: {result.warning}", file=sys.stderr)
+        print_warning(result.warning)
     counts = read_counts(run.directory)
     frequent_target = counts.target if counts else None
     baselines = dict(translation_baselines(sources, references, lang, frequent_target, metric))
@@ -115,10 +114,9 @@ def evaluate_translator(
         write_output_lines(output, map(to_one_line, result.outputs), report)
     print_perplexity(run, sources, references, values, baselines)
     targets = (text for texts in references for text in texts)
-    print_unknown(
-        count_unknown(sources, run.tokenizer) + count_unknown(targets, run.tokenizer.target_tokenizer)
-    )
-    print_verdict(run, values, baselines)
+    unknown = count_unknown(sources, run.tokenizer)
+    unknown += count_unknown(targets, run.tokenizer.target_tokenizer)
+    print_table_end(run, values, baselines, unknown)
     remark = tr("translations/s, {count:,} in {seconds:,.1f} s", count=len(sources), seconds=seconds)
     print_measure(tr("speed"), len(sources) / seconds, remark)
     measures = to_json_measures(values | {"exact": exact}, baselines)
@@ -180,13 +178,11 @@ def print_perplexity(
     fits = [max(map(len, pair)) <= max_len for pair in encoded_pairs]
     pairs = [pair for pair, fit in zip(pairs, fits, strict=True) if fit]
     if num_long := len(fits) - len(pairs):
-        message = tr(
+        message = (
             "{count:,} pairs have more than {most} tokens per side: only their beginning is translated, "
-            "and they are excluded from the perplexity",
-            count=num_long,
-            most=max_len,
+            "and they are excluded from the perplexity"
         )
-        print(f"polyhead: {message}", file=sys.stderr)
+        print_warning(tr(message, count=num_long, most=max_len))
     if pairs:
         values["ppl"] = run.perplexity([a for a, _ in pairs], [b for _, b in pairs])
         counts = load_token_counts(run)
