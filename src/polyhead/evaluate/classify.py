@@ -79,11 +79,8 @@ def matthews_corrcoef(counts: ConfusionCounts) -> float:
     spread = (total**2 - predicted_counts @ predicted_counts) * (
         total**2 - reference_counts @ reference_counts
     )
-    return (
-        float((n_correct * total - reference_counts @ predicted_counts) / np.sqrt(spread))
-        if spread > 0
-        else 0.0
-    )
+    covariance = n_correct * total - reference_counts @ predicted_counts
+    return float(covariance / np.sqrt(spread)) if spread > 0 else 0.0
 
 
 def class_measures(predictions: ArrayLike, references: ArrayLike, labels: Sequence[str]) -> dict[str, float]:
@@ -189,31 +186,19 @@ def classify(
 ) -> ClassPredictions:
     """The class of each text, or pair of texts; texts longer than ``token_limit`` are truncated."""
     labels, max_tokens = classifiers[0][0].config.labels, _token_limit(classifiers, config)
-    if classifiers[0][0].config.problem_type == "multi_label_classification":
-        probabilities, n_truncated = label_probabilities(classifiers, texts, config, batch_tokens)
-        rows = [dict(zip(labels, row, strict=True)) for row in probabilities.tolist()]
-        return ClassPredictions(
-            [
-                ClassPrediction(
-                    max(row, key=row.__getitem__),
-                    row,
-                    tuple(k for k, p in row.items() if p >= config.threshold),
-                )
-                for row in rows
-            ],
-            n_truncated,
-            max_tokens,
-        )
-    if len(labels) == 1:
-        scores, n_truncated = _score_texts(classifiers, texts, config, batch_tokens)
-        return ClassPredictions(
-            [ClassPrediction(labels[0], {labels[0]: score}) for score in scores], n_truncated, max_tokens
-        )
-    log_p, n_truncated = class_log_probs(classifiers, texts, config, batch_tokens)
-    predictions = [
-        ClassPrediction(labels[int(row.argmax())], dict(zip(labels, np.exp(row).tolist(), strict=True)))
-        for row in log_p
-    ]
+    has_several = classifiers[0][0].config.problem_type == "multi_label_classification"
+    if has_several:
+        values, n_truncated = label_probabilities(classifiers, texts, config, batch_tokens)
+    elif len(labels) == 1:
+        values, n_truncated = _score_texts(classifiers, texts, config, batch_tokens)
+    else:
+        values, n_truncated = class_log_probs(classifiers, texts, config, batch_tokens)
+    rows = values if has_several or len(labels) == 1 else np.exp(values)
+    predictions = []
+    for best, row in zip(values.argmax(1).tolist(), rows.tolist(), strict=True):
+        probabilities = dict(zip(labels, row, strict=True))
+        predicted = tuple(k for k, p in probabilities.items() if has_several and p >= config.threshold)
+        predictions.append(ClassPrediction(labels[best], probabilities, predicted))
     return ClassPredictions(predictions, n_truncated, max_tokens)
 
 
@@ -315,14 +300,11 @@ def measure_numbers(
 ) -> ClassScores:
     """Mean squared error and correlations of a model of numbers; the largest errors are the hardest."""
     scores, n_truncated = _score_texts(classifiers, _example_texts(examples), config, batch_tokens)
-    predicted, targets = np.array(scores), np.array([example.number for example in examples])
-    errors = (predicted - targets) ** 2
+    predicted, targets = scores[:, 0], np.array([example.number for example in examples])
+    predictions, errors = [f"{score:.6g}" for score in predicted], (predicted - targets) ** 2
     measures = {"loss": float(errors.mean())} | number_measures(predicted, targets)
-    hardest = [
-        HardText(examples[i], f"{scores[i]:.6g}", math.sqrt(errors[i]))
-        for i in np.argsort(-errors, kind="stable").tolist()
-    ]
-    predictions = [f"{score:.6g}" for score in scores]
+    order = np.argsort(-errors, kind="stable").tolist()
+    hardest = [HardText(examples[i], predictions[i], math.sqrt(errors[i])) for i in order]
     limit = _token_limit(classifiers, config)
     remarks = {
         "loss": tr("mean squared error of {count:,} texts", count=len(examples)),
@@ -379,12 +361,11 @@ def _collect_logits(
 
 def _score_texts(
     classifiers: ClassifierEnsemble, texts: TextsOrPairs, config: GenerationConfig, batch_tokens: int
-) -> tuple[list[float], int]:
-    """The mean score of each text, and the number of truncated texts, the maximum of all classifiers."""
-    results = [_compute_logits(*classifier, texts, config, batch_tokens) for classifier in classifiers]
-    scores = [score.sigmoid() if config.score_activation == "sigmoid" else score for score, _ in results]
-    mean: Tensor = torch.stack(scores).mean(0)[:, 0]
-    return [float(score) for score in mean], max(n_truncated for _, n_truncated in results)
+) -> tuple[NDArray[np.float64], int]:
+    """The mean score of each text (N, 1), and the number of truncated texts."""
+    scores, n_truncated = _collect_logits(classifiers, texts, config, batch_tokens)
+    scores = scores.sigmoid() if config.score_activation == "sigmoid" else scores
+    return scores.mean(0).numpy(), n_truncated
 
 
 def _token_limit(classifiers: ClassifierEnsemble, config: GenerationConfig) -> int:

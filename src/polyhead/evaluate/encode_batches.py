@@ -23,11 +23,8 @@ _CPU_BATCH_TOKENS = 512  # tokens whose activations stay in the cache of a core 
 def limit_batch_tokens(model: nn.Module, batch_tokens: int) -> int:
     """Tokens per batch: ``batch_tokens``, or fewer on a CPU, which is busy with few already."""
     check_int("batch_tokens", batch_tokens, 1)
-    return (
-        min(batch_tokens, _CPU_BATCH_TOKENS)
-        if next(model.parameters()).device.type == "cpu"
-        else batch_tokens
-    )
+    is_cpu = next(model.parameters()).device.type == "cpu"
+    return min(batch_tokens, _CPU_BATCH_TOKENS) if is_cpu else batch_tokens
 
 
 @torch.inference_mode()

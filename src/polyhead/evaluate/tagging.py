@@ -16,12 +16,7 @@ from polyhead.core.i18n import tr
 from polyhead.data.batching.windows import TextUnits, encode_windows, label_words
 from polyhead.data.readers.labeled import LabeledExample
 from polyhead.data.readers.spans import OUTSIDE, list_span_labels, tags_to_spans
-from polyhead.evaluate.classify import (
-    ClassifierEnsemble,
-    ClassScores,
-    confusion_matrix,
-    rank_by_difficulty,
-)
+from polyhead.evaluate.classify import ClassifierEnsemble, ClassScores, confusion_matrix, rank_by_difficulty
 from polyhead.evaluate.embed import token_limit
 from polyhead.evaluate.encode_batches import iter_batches
 from polyhead.generation.engine.request import require_finite
@@ -181,18 +176,9 @@ def measure_tags(
         "recall": tr("fraction of the spans that are found"),
     }
     for label, score in scores.items():
-        remarks[f"f1_{label}"] = tr(
-            "F1 of {label}: precision {precision:.3f}, recall {recall:.3f}, {support:,} spans",
-            label=label,
-            **score._asdict(),
-        )
-    return ClassScores(
-        measures,
-        targets,
-        predictions,
-        confusion_matrix(kinds[tags], kinds[targets[:, 0]], len(names)),
-        rank_by_difficulty(examples, predictions, worst),
-        0,
-        token_limit(config, model.config.max_len),
-        remarks,
-    )
+        remark = "F1 of {label}: precision {precision:.3f}, recall {recall:.3f}, {support:,} spans"
+        remarks[f"f1_{label}"] = tr(remark, label=label, **score._asdict())
+    confusion = confusion_matrix(kinds[tags], kinds[targets[:, 0]], len(names))
+    hardest = rank_by_difficulty(examples, predictions, worst)
+    limit = token_limit(config, model.config.max_len)
+    return ClassScores(measures, targets, predictions, confusion, hardest, 0, limit, remarks)

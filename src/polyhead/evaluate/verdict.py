@@ -112,13 +112,8 @@ def _format_comparison(name: str, value: float, baseline: Baseline, tr: Translat
         text = "{name} {value} is above the baseline {baseline} ({guess}; lower is better)"
     else:
         text = "{name} {value} is below the baseline {baseline} ({guess})"
-    return tr(
-        text,
-        name=tr(KNOWN_METRICS[name].label),
-        value=score,
-        baseline=base,
-        guess=baseline.describe_guess(tr),
-    )
+    label, guess = tr(KNOWN_METRICS[name].label), baseline.describe_guess(tr)
+    return tr(text, name=label, value=score, baseline=base, guess=guess)
 
 
 def add_baseline_facts(facts: Mapping[str, str], split: str, baselines: Baselines) -> dict[str, str]:
@@ -129,8 +124,6 @@ def add_baseline_facts(facts: Mapping[str, str], split: str, baselines: Baseline
         baseline = baselines.get(metric_of_fact(fact, split) or "")
         if baseline is not None:
             score_text = text.split()[0]
-            digits = len(score_text.partition(".")[2])
-            result[f"{fact} baseline"] = (
-                f"{baseline.value:.{digits}f} ({baseline.describe_guess(format_english)})"
-            )
+            digits, guess = len(score_text.partition(".")[2]), baseline.describe_guess(format_english)
+            result[f"{fact} baseline"] = f"{baseline.value:.{digits}f} ({guess})"
     return result
