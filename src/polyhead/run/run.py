@@ -13,7 +13,7 @@ from polyhead.checkpoint.manifest import FileEntry
 from polyhead.checkpoint.weight_selection import WeightSelection
 from polyhead.config.generation_config import GenerationConfig
 from polyhead.config.model import ModelConfig
-from polyhead.config.recipe import Recipe, has_guided_head
+from polyhead.config.recipe import Recipe
 from polyhead.core.atomic_io import replace_file
 from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError, format_value
@@ -79,7 +79,7 @@ from polyhead.introspect.compute_attention import (
     build_beam_attention,
     cross_attention_weights,
 )
-from polyhead.introspect.word_alignment import AlignedPair, align_pairs
+from polyhead.introspect.word_alignment import AlignedPair
 from polyhead.kernels.pack_model import is_packed
 from polyhead.models import Model
 from polyhead.models.build import check_model_kind, get_model_kind
@@ -91,7 +91,7 @@ from polyhead.run.run_directory import (
     write_run_manifest,
     write_weights,
 )
-from polyhead.run.translate_document import translate_document
+from polyhead.run.translate_document import align_outputs, translate_document
 from polyhead.tokenizers.display import visible_token
 from polyhead.tokenizers.input_validation import (
     normalize_stop_strings,
@@ -213,11 +213,8 @@ class Run:
             return beam_search_texts(model, self.tokenizer, config, self._encode_prompts(prompts), **options)
         config = sampling_config(self.generation, changes, n, "sampled text")
         prompt_ids = self._encode_prompts(prompts)
-        options |= {
-            "n": n,
-            "seed": 0 if seed is None else seed,
-            "proposer": self._proposer(config.speculative),
-        }
+        options |= {"n": n, "seed": 0 if seed is None else seed}
+        options["proposer"] = self._proposer(config.speculative)
         return generate_texts(model, self.tokenizer, config, prompt_ids, **options)
 
     def engine(self, **options: Any) -> TextEngine:
@@ -295,7 +292,7 @@ class Run:
         ``changes`` are fields of GenerationConfig, for translations also the other arguments of
         ``translate``. With ``shortlist`` only tokens that the source suggests are output.
         """
-        self._require_kind("encoder-decoder", "decoder", hypotheses=(texts,))
+        model = self._require_kind("encoder-decoder", "decoder", hypotheses=(texts,))
         max_len = self.config.max_len
         shortlist_tokens = load_shortlist(
             self.get_shortlist, shortlist, self.kind, len(self.members) > 1, self.directory
@@ -303,11 +300,9 @@ class Run:
         if self.config.kind == "decoder" and changes.get("prefix") is None:
             changes.pop("prefix", None)
             config = with_overrides(self.generation, changes, "beam search")
-            results = beam_search_prompts(
-                self._require_kind("decoder"), self.tokenizer, config, self._encode_prompts(texts), max_len
-            )
+            results = beam_search_prompts(model, self.tokenizer, config, self._encode_prompts(texts), max_len)
         else:
-            model = self._require_kind("encoder-decoder")
+            self._require_kind("encoder-decoder")
             results = decode_translations(
                 model, self.tokenizer, self.generation, texts, max_len, shortlist_tokens, **changes
             )
@@ -329,14 +324,10 @@ class Run:
         """
         self._require_kind("encoder-decoder", translate=(texts,))
         results = self.hypotheses(texts, n_best=1 if n_best is None else n_best, **changes)
+        tokenizer = self.tokenizer.target_tokenizer
         if n_best is None:
-            return decode_complete_chars(
-                self.tokenizer.target_tokenizer, [best[0].tokens for best in results]
-            )
-        return [
-            decode_complete_chars(self.tokenizer.target_tokenizer, [h.tokens for h in best])
-            for best in results
-        ]
+            return decode_complete_chars(tokenizer, [best[0].tokens for best in results])
+        return [decode_complete_chars(tokenizer, [h.tokens for h in best]) for best in results]
 
     def translate_document(
         self, text: str, format: str = "text", *, refusals: dict[int, str] | None = None, **changes: Any
@@ -366,12 +357,10 @@ class Run:
         Words are aligned by the attention of a ``layer`` of the decoder, from 0; default: of all layers, or
         of the head that guided alignment taught.
         """
-        model = self._require_kind("encoder-decoder", align_pairs=(sources, targets))
+        self._require_kind("encoder-decoder", align_pairs=(sources, targets))
         self._require_single("run.align_pairs is")
-        template = with_languages(self.tokenizer, source_lang, target_lang)
         rows = self.tokenizer.target_tokenizer.encode(targets)
-        is_guided = has_guided_head(self.recipe)
-        return align_pairs(model, self.tokenizer, template, sources, rows, layer, is_guided)
+        return align_outputs(self, sources, rows, source_lang, target_lang, layer)
 
     def score(
         self,
@@ -506,9 +495,8 @@ class Run:
         (hypotheses,) = self.hypotheses([text], **changes)
         is_translation = self.kind == "encoder-decoder"
         template = with_languages(self.tokenizer, source_lang, target_lang) if is_translation else None
-        return build_beam_attention(
-            self.model, self.tokenizer, self.prompt_template, text, hypotheses, template
-        )
+        args = self.model, self.tokenizer, self.prompt_template, text, hypotheses
+        return build_beam_attention(*args, template)
 
     def display_token(self, token: int) -> str:
         """A token for display; bytes that are no complete character are written as ⟨E4 B8⟩."""

@@ -12,7 +12,7 @@ from polyhead.core.i18n import tr
 from polyhead.data.documents.document import Document
 from polyhead.generation.detokenizer import decode_complete_chars
 from polyhead.generation.engine.request import Hypothesis
-from polyhead.introspect.word_alignment import align_pairs
+from polyhead.introspect.word_alignment import AlignedPair, align_pairs
 from polyhead.tokenizers.input_validation import has_lone_surrogate
 from polyhead.tokenizers.languages import default_languages, with_languages
 from polyhead.tokenizers.tokenizer import Tokenizer
@@ -71,13 +71,24 @@ def render_translations(
     target_lang: str | None,
 ) -> str:
     """The document with the tokens of its translated sentences, whose words the first model aligns."""
-    (model, tokenizer), template = run.members[0], with_languages(run.tokenizer, source_lang, target_lang)
     outputs = decode_complete_chars(run.tokenizer.target_tokenizer, list(map(list, tokens)))
     rows = [i for i, has_markup in enumerate(document.has_markup) if has_markup and tokens[i]]
-    sources = [document.sentences[i] for i in rows]
-    targets, is_guided = [tokens[i] for i in rows], has_guided_head(run.recipe)
-    pairs = align_pairs(model, tokenizer, template, sources, targets, is_guided=is_guided) if rows else []
+    sources, targets = [document.sentences[i] for i in rows], [tokens[i] for i in rows]
+    pairs = align_outputs(run, sources, targets, source_lang, target_lang) if rows else []
     alignments = {i: pair.alignment for i, pair in zip(rows, pairs, strict=True)}
     return document.render(
         [text or None for text in outputs], [alignments.get(i, []) for i in range(len(tokens))]
     )
+
+
+def align_outputs(
+    run: Translator,
+    sources: Sequence[str],
+    targets: Sequence[Sequence[int]],
+    source_lang: str | None,
+    target_lang: str | None,
+    layer: int | None = None,
+) -> list[AlignedPair]:
+    """The words of sources and of the tokens of their outputs as the first model of a run aligns them."""
+    (model, tokenizer), template = run.members[0], with_languages(run.tokenizer, source_lang, target_lang)
+    return align_pairs(model, tokenizer, template, sources, targets, layer, has_guided_head(run.recipe))

@@ -117,6 +117,11 @@ class ClientStreams:
                 raise to_api_error(error)
             num_active -= sum(update.is_finished for update in updates)
 
+    async def wait_finished(self) -> None:
+        """Return when every stream has finished."""
+        async for _ in self.iter_updates():
+            pass
+
 
 def to_api_error(error: BaseException) -> ApiError:
     """Convert an engine error to the error that the client receives."""
@@ -209,11 +214,8 @@ class EngineThread(threading.Thread):
     @property
     def cached_tokens(self) -> int:
         """Number of tokens in the KV cache, summed over sequences (shared ones are counted for each)."""
-        return (
-            sum(sum(member.cached_lens) for member in self.engine.engine.running_members)
-            if self.engine
-            else 0
-        )
+        members = self.engine.engine.running_members if self.engine else []
+        return sum(sum(member.cached_lens) for member in members)
 
     @property
     def health_error(self) -> str:
@@ -281,9 +283,8 @@ class EngineThread(threading.Thread):
 
     def _submit_streams(self, streams: Sequence[ClientStream]) -> None:
         if self._shutdown_error is not None:
-            self._publish_updates(
-                [StreamUpdate(stream, [], True, self._shutdown_error) for stream in streams]
-            )
+            updates = [StreamUpdate(stream, [], True, self._shutdown_error) for stream in streams]
+            self._publish_updates(updates)
             return
         assert self.engine is not None
         updates = []
@@ -298,9 +299,7 @@ class EngineThread(threading.Thread):
         self._publish_updates(updates)
 
     def _abort_stream(self, client_stream: ClientStream) -> None:
-        if (
-            self._shutdown_error is not None
-        ):  # the last updates are being sent, by another thread than the one that aborts
+        if self._shutdown_error is not None:  # another thread than the one that aborts sends the last updates
             return
         stream = self.streams.pop(client_stream, None)
         if stream is not None:
@@ -312,10 +311,8 @@ class EngineThread(threading.Thread):
         merged: dict[int, TextDelta] = {}  # by output, merged
         try:
             for delta in stream.drain_deltas():
-                client_stream.last_token_time = time.monotonic()
-                client_stream.first_token_time = (
-                    client_stream.first_token_time or client_stream.last_token_time
-                )
+                client_stream.last_token_time = now = time.monotonic()
+                client_stream.first_token_time = client_stream.first_token_time or now
                 previous = merged.get(delta.row)
                 merged[delta.row] = delta._replace(text=previous.text + delta.text) if previous else delta
         except BaseException as error:  # also a panic of the tokenizer: it affects this request only
@@ -346,10 +343,8 @@ class EngineThread(threading.Thread):
         group, remaining = [first], deque[PoolingJob]()
         while self._jobs:
             job = self._jobs.popleft()
-            is_compatible = (
-                job.key == first.key
-                and sum(len(member.items) for member in group) + len(job.items) <= self.batch_size
-            )
+            size = sum(len(member.items) for member in [*group, job])
+            is_compatible = job.key == first.key and size <= self.batch_size
             (group if is_compatible else remaining).append(job)
         self._jobs = remaining
         with self._wakeup:
@@ -387,11 +382,9 @@ class EngineThread(threading.Thread):
         """Fail all pending requests and jobs with ``error``, and all that are submitted later."""
         with self._wakeup:
             self._shutdown_error = error
-        updates = [self._collect_update(stream) for stream in list(self.streams)]
-        self._publish_updates(
-            [update for update in updates if update]
-            + [StreamUpdate(stream, [], True, error) for stream in self.streams]
-        )
+        updates = [update for stream in list(self.streams) if (update := self._collect_update(stream))]
+        updates += [StreamUpdate(stream, [], True, error) for stream in self.streams]
+        self._publish_updates(updates)
         self.streams.clear()
         while self._inbox:
             self._inbox.popleft()()

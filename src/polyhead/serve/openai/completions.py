@@ -8,14 +8,13 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from polyhead.config.recipe import has_guided_head
 from polyhead.core.errors import UserError, format_value
 from polyhead.data.documents.document import Document
 from polyhead.data.readers.rows import iter_chunks
 from polyhead.generation.text_engine import PreparedRequest
 from polyhead.introspect.compute_attention import cross_map
-from polyhead.introspect.word_alignment import AlignedPair, align_pairs
-from polyhead.run.translate_document import open_document, render_translations
+from polyhead.introspect.word_alignment import AlignedPair
+from polyhead.run.translate_document import align_outputs, open_document, render_translations
 from polyhead.serve.api_errors import invalid_value_error, unsupported_parameter_error
 from polyhead.serve.engine_thread import ClientStream, ClientStreams, OutputDelta
 from polyhead.serve.http.http_exchange import HttpExchange, finite_or_none
@@ -23,7 +22,6 @@ from polyhead.serve.openai.logprobs import check_reply_size, format_tokens, make
 from polyhead.serve.openai.request_builder import build_requests, check_token_ids, count_reading_chars
 from polyhead.serve.openai.schemas import CompletionBody, SamplingParams, TranslationBody
 from polyhead.serve.service import Service, total_length
-from polyhead.tokenizers.languages import with_languages
 
 READING_FIELDS = ("return_alignments", "return_token_scores")
 KEEPALIVE_SECONDS = 15.0  # seconds without output until a keepalive is sent
@@ -144,8 +142,7 @@ async def create_translations(service: Service, exchange: HttpExchange, body: Tr
         if body.stream:
             await stream_chunks(service, exchange, body, streams, head, "data", make_chunk)
             return
-        async for _ in streams.iter_updates():
-            pass
+        await streams.wait_finished()
         data = []
         for member, source in zip(streams.members, body.input, strict=True):
             outputs = format_outputs(member, body.return_scores)
@@ -195,8 +192,7 @@ async def translate_documents(service: Service, exchange: HttpExchange, body: Tr
             async with service.open_streams(
                 prepare_requests, len(texts), num_chars, is_streaming=False
             ) as streams:
-                async for _ in streams.iter_updates():
-                    pass
+                await streams.wait_finished()
                 outputs = [member.output for member in streams.members if member.output]
                 tokens += [output.request.result()[0].tokens for output in outputs]
                 members += streams.members
@@ -218,13 +214,9 @@ async def read_outputs(
 ) -> list[dict[str, Any]]:
     """Return the aligned words of each output, and its tokens with their log-probabilities, as requested."""
     assert stream.output is not None
-    tokenizer = service.run.tokenizer
-    template = with_languages(tokenizer, body.source or None, body.target or None)
 
     def read(pairs: list[Any]) -> list[AlignedPair]:
-        sources, targets = zip(*pairs, strict=True)
-        is_guided = has_guided_head(service.run.recipe)
-        return align_pairs(service.run.model, tokenizer, template, sources, targets, is_guided=is_guided)
+        return align_outputs(service.run, *zip(*pairs, strict=True), body.source or None, body.target or None)
 
     pairs = [(source, hypothesis.tokens) for hypothesis in stream.output.request.result()]
     key = ("pairs", body.source, body.target)
@@ -271,8 +263,7 @@ async def send_choices(
     if body.stream:
         await stream_chunks(service, exchange, body, streams, head, "choices", make_choice)
         return
-    async for _ in streams.iter_updates():
-        pass
+    await streams.wait_finished()
     choices = [make_choice(member, result) for member in streams.members for result in member.results()]
     await exchange.send_json({**head, "choices": choices, "usage": service.count_usage(streams.members)})
 
@@ -305,19 +296,11 @@ async def stream_chunks(
 def format_outputs(stream: ClientStream, with_scores: bool) -> list[dict[str, Any]]:
     """Return the outputs of one request, best first."""
     assert stream.output is not None
-    hypotheses = stream.output.request.result()
-    return [
-        {
-            "text": text,
-            **(
-                {"score": finite_or_none(hypothesis.score), "confidence": hypothesis.confidence}
-                if with_scores
-                else {}
-            ),
-            "finish_reason": stream.output.finish_reasons[row],
-        }
-        for row, (text, hypothesis) in enumerate(zip(stream.output.collect_texts(), hypotheses, strict=False))
-    ]
+    outputs, hypotheses = list[dict[str, Any]](), stream.output.request.result()
+    for row, (text, one) in enumerate(zip(stream.output.collect_texts(), hypotheses, strict=False)):
+        scores = {"score": finite_or_none(one.score), "confidence": one.confidence} if with_scores else {}
+        outputs.append({"text": text, **scores, "finish_reason": stream.output.finish_reasons[row]})
+    return outputs
 
 
 def make_response_head(prefix: str, kind: str, service: Service) -> dict[str, Any]:
