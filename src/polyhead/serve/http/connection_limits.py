@@ -54,9 +54,8 @@ class LimitedConnection(asyncio.Protocol):
         _loop: Any,
     ) -> None:
         self._limits, self._server_state = limits, server_state
-        self._reserved = (
-            reserved_connections  # connections beyond the limit that wait for their first head, oldest first
-        )
+        # connections beyond the limit that wait for their first head, oldest first
+        self._reserved = reserved_connections
         self._uvicorn: Any = H11Protocol(config, server_state, app_state | {"connection": self}, _loop)
         self._transport: asyncio.Transport
         self._timers: dict[str, asyncio.TimerHandle] = {}

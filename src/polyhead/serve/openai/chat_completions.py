@@ -179,9 +179,8 @@ def _build_request(service: Service, chat: ChatSession, body: ChatBody, tools: T
     except ApiError as refusal:
         if refusal.param == "prompt":
             refusal.param = "messages"
-        elif (
-            chat.tool_syntax and tools.required_tools and refusal.param == "response_format"
-        ):  # the grammar of a tool call
+        elif chat.tool_syntax and tools.required_tools and refusal.param == "response_format":
+            # the grammar of a tool call
             refusal.param, refusal.message = "tools", chat.tool_syntax.explain_error(refusal.message, tools)
         raise
     if body.logprobs:
