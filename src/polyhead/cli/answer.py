@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +10,7 @@ import typer
 from polyhead.cli.line_io import LineCounter, is_file, read_lines, read_lines_or_text
 from polyhead.cli.options import Device, Dtype, OutputFile, ReadBatch, TextSource, check_kind, load_run
 from polyhead.cli.output_file import check_output_path, open_output
+from polyhead.cli.text_lines import to_json_lines
 
 
 def run(
@@ -41,4 +41,4 @@ def run(
         for lines in counter.iter_batches(questions, source, read_batch):
             answers = answerer.answer_all([(line, text) for line in lines])
             rows = ({"question": line} | one._asdict() for line, one in zip(lines, answers, strict=True))
-            add((json.dumps(row, ensure_ascii=False) for row in rows), len(lines))
+            add(to_json_lines(rows), len(lines))

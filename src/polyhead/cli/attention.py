@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 import typer
 
 from polyhead.cli.line_io import escape_terminal, to_one_line
-from polyhead.cli.options import ShownRun, ShownTarget, ShownText, check_kind, check_texts
+from polyhead.cli.options import ShownTarget, ShownText, TrainedRun, check_kind, check_texts
 from polyhead.core.errors import UserError
 from polyhead.core.i18n import tr
 from polyhead.core.output_paths import check_output_file, run_artifacts
@@ -21,7 +21,7 @@ MEAN = "mean"
 
 
 def run(
-    directory: ShownRun,
+    directory: TrainedRun,
     source: ShownText = None,
     target: ShownTarget = None,
     output: Annotated[

@@ -3,30 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from polyhead.cli.line_io import (
-    LineCounter,
-    TruncatedLines,
-    UnansweredLines,
-    print_warning,
-    read_lines_or_text,
-    to_one_column,
-)
-from polyhead.cli.options import (
-    Device,
-    Dtype,
-    EnsembleOption,
-    OutputFile,
-    ReadBatch,
-    TextSource,
-    check_kind,
-    load_run,
-)
-from polyhead.cli.output_file import check_output_path, open_output
+from polyhead.cli.line_io import TruncatedLines, UnansweredLines, to_one_column
+from polyhead.cli.options import Device, Dtype, EnsembleOption, OutputFile, ReadBatch, TextSource, TrainedRun
+from polyhead.cli.output_file import open_output
+from polyhead.cli.text_lines import open_texts
 from polyhead.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -34,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def run(
-    directory: Annotated[Path, typer.Argument(metavar="RUN", help="path of a trained run")],
+    directory: TrainedRun,
     source: TextSource = "-",
     all_classes: Annotated[
         bool, typer.Option("--all", help="print the probability of every class, the most likely first")
@@ -60,30 +44,20 @@ def run(
     polyhead classify runs/reranker pairs.tsv | paste - pairs.tsv | sort -rn | head
     printf 'A dog barks.\\tAn animal makes a noise.\\n' | polyhead classify runs/pairs --all
     """
-    check_kind(directory, "classifier")
-    check_output_path(output, [source], directory, others)
-    texts = read_lines_or_text(source)
-    from polyhead.tokenizers.scripts import warn_decomposed
-
-    classifier = load_run(directory, others, dtype, device, "classifier")
-    texts = warn_decomposed(texts, classifier.tokenizer, print_warning)
+    classifier, texts, counter = open_texts(directory, source, output, others, dtype, device, "classifier")
     classifier.classify([])  # fails for an unsuitable model before the first line is read
     is_multi_label = classifier.config.problem_type == "multi_label_classification"
     text_columns = classifier.recipe.data.text if classifier.recipe else []
-    counter, truncated = LineCounter(prints_to_stdout=output is None), TruncatedLines()
-    refusals, unanswered = dict[int, str](), UnansweredLines()
+    refusals, unanswered, truncated = dict[int, str](), UnansweredLines(), TruncatedLines()
+    inputs = split_columns(texts, len(text_columns), refusals)
     with open_output(output, "classes") as add:
-        for lines in counter.iter_batches(
-            split_columns(texts, len(text_columns), refusals), source, read_batch
-        ):
+        for lines in counter.iter_batches(inputs, source, read_batch):
             batch = classifier.predict_classes(lines)
-            add(
-                (
-                    "" if number in refusals else format_classes(prediction, all_classes, is_multi_label)
-                    for number, prediction in enumerate(batch.predictions, counter.lines + 1)
-                ),
-                len(lines),
+            rows = (
+                "" if number in refusals else format_classes(prediction, all_classes, is_multi_label)
+                for number, prediction in enumerate(batch.predictions, counter.lines + 1)
             )
+            add(rows, len(lines))
             unanswered.report(refusals)
             refusals.clear()
             truncated.add(classifier.tokenizer, lines, counter.lines, batch.n_truncated)

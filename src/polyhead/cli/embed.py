@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import re
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from io import BytesIO
@@ -13,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from numpy.lib import format as npy
-from torch import Tensor
 
 from polyhead.cli.line_io import (
     LineCounter,
@@ -35,6 +32,7 @@ from polyhead.cli.options import (
     load_run,
 )
 from polyhead.cli.output_file import PartialFile, check_output_path
+from polyhead.cli.text_lines import to_json_lines
 from polyhead.config.generation_config import GenerationConfig, verb_settings
 from polyhead.core.errors import UserError
 
@@ -67,7 +65,7 @@ def encode_rows(
     names = {} if layers is None else {"layers": list(layers)}
     key = "vector" if layers is None else "vectors"
     pairs = zip(texts, vectors.tolist(), strict=True)
-    return _encode_json_lines({"text": text, **names, key: vector} for text, vector in pairs)
+    return _encode_rows({"text": text, **names, key: vector} for text, vector in pairs)
 
 
 def encode_token_rows(
@@ -75,21 +73,24 @@ def encode_token_rows(
 ) -> bytes:
     """Encode a JSON object for each text: its tokens and their vectors, (T, C) or (L, T, C)."""
     names = {} if layers is None else {"layers": list(layers)}
-    return _encode_json_lines(
+    return _encode_rows(
         {"text": text, "tokens": one.tokens, **names, "vectors": one.vectors.tolist()}
         for text, one in zip(texts, embeddings, strict=True)
     )
 
 
-def _encode_json_lines(rows: Iterable[dict[str, Any]]) -> bytes:
-    return "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows).encode()
+def _encode_rows(rows: Iterable[dict[str, Any]]) -> bytes:
+    return "".join(f"{line}\n" for line in to_json_lines(rows)).encode()
+
+
+EmbeddingRun = Annotated[
+    Path, typer.Argument(metavar="RUN", help="path of a trained encoder, classifier or language model")
+]
 
 
 @config_options(GenerationConfig, *verb_settings("embed"), heading="Vectors")
 def run(
-    directory: Annotated[
-        Path, typer.Argument(metavar="RUN", help="path of a trained encoder, classifier or language model")
-    ],
+    directory: EmbeddingRun,
     source: TextSource = "-",
     *,
     prompt: Annotated[
@@ -182,7 +183,7 @@ def run(
     query, num_cut, max_tokens = loaded.compute_embeddings([] if like is None else [like], **like_options)
     numbers = None if layer_numbers is None else resolve_layers(layer_numbers, loaded.config.n_layers)
     if num_cut:
-        print(f"polyhead: --like is truncated to {max_tokens} tokens", file=sys.stderr)
+        print_warning(f"--like is truncated to {max_tokens} tokens")
     shape = (query.size(1),) if numbers is None else (len(numbers), loaded.config.d_model)
     with nullcontext() if output is None else open_embedding_file(output, shape) as file:
         for texts in counter.iter_batches(lines, source, read_batch):
@@ -191,20 +192,16 @@ def run(
                 num_cut = sum(one.truncated for one in embedded)
             else:
                 vectors, num_cut, _ = loaded.compute_embeddings(texts, layers=numbers, **changes)
-            if output is not None and file is not None:
-                rows = (
-                    encode_token_rows(texts, embedded, numbers)
-                    if tokens
-                    else encode_rows(output, texts, vectors, numbers)
-                )
-                file.add(rows, len(texts))
+            if file is not None and tokens:
+                file.add(encode_token_rows(texts, embedded, numbers), len(texts))
+            elif output is not None and file is not None:
+                file.add(encode_rows(output, texts, vectors, numbers), len(texts))
             elif tokens:
                 for one in embedded:
                     print(*format_token_lines(one, numbers), "", sep="\n")
             elif like is not None:
-                for text, similarity in zip(
-                    texts, cosine_similarity(vectors, query)[:, 0].tolist(), strict=True
-                ):
+                similarities = cosine_similarity(vectors, query)[:, 0].tolist()
+                for text, similarity in zip(texts, similarities, strict=True):
                     print(f"{similarity:.4f}\t{escape_terminal(to_one_line(text))}")
             else:
                 for row in vectors:

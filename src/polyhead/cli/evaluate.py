@@ -16,6 +16,7 @@ from polyhead.cli.options import (
     SourceLang,
     TargetLang,
     TerminologyOption,
+    TrainedRun,
     config_options,
     load_run,
 )
@@ -26,7 +27,7 @@ from polyhead.core.errors import UserError
 
 @config_options(GenerationConfig, *verb_settings("eval"), heading="Decoding")
 def run(
-    directory: Annotated[Path, typer.Argument(metavar="RUN", help="path of a trained run")],
+    directory: TrainedRun,
     files: Annotated[
         list[str] | None,
         typer.Argument(

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from polyhead.cli.options import ShownRun, check_kind, check_texts
+from polyhead.cli.options import TrainedRun, check_kind, check_texts
 from polyhead.core.errors import UserError
 from polyhead.core.i18n import get_language, tr
 from polyhead.core.output_paths import check_output_file, run_artifacts
@@ -16,7 +16,7 @@ from polyhead.core.progress import make_progress
 
 
 def run(
-    directory: ShownRun,
+    directory: TrainedRun,
     source: Annotated[
         str | None,
         typer.Argument(

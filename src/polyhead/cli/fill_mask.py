@@ -8,25 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from polyhead.cli.line_io import (
-    LineCounter,
-    UnansweredLines,
-    is_file,
-    print_warning,
-    read_lines_or_text,
-    to_one_line,
-)
-from polyhead.cli.options import (
-    Device,
-    Dtype,
-    EnsembleOption,
-    OutputFile,
-    ReadBatch,
-    TextSource,
-    check_kind,
-    load_run,
-)
-from polyhead.cli.output_file import check_output_path, open_output
+from polyhead.cli.line_io import UnansweredLines, is_file, to_one_line
+from polyhead.cli.options import Device, Dtype, EnsembleOption, OutputFile, ReadBatch, TextSource
+from polyhead.cli.output_file import open_output
+from polyhead.cli.text_lines import open_texts
 
 if TYPE_CHECKING:
     from polyhead.evaluate.fill_mask import MaskPrediction
@@ -53,15 +38,9 @@ def run(
     polyhead fill-mask runs/wikitext "The <mask> was built in 1920."
     polyhead fill-mask runs/wikitext masked.txt --top 1
     """
-    check_kind(directory, "encoder")
-    check_output_path(output, [source], directory, others)
-    lines = read_lines_or_text(source)
-    from polyhead.tokenizers.scripts import warn_decomposed
-
-    loaded = load_run(directory, others, dtype, device, "encoder")
+    loaded, lines, counter = open_texts(directory, source, output, others, dtype, device, "encoder")
     loaded.fill_mask([], top)  # fails for an unsuitable model before the first line is read
-    lines = warn_decomposed(lines, loaded.tokenizer, print_warning)
-    counter, unanswered = LineCounter(prints_to_stdout=output is None), UnansweredLines()
+    unanswered = UnansweredLines()
     with open_output(output, "fillings") as add:
         for texts in counter.iter_batches(lines, source, read_batch):
             # a text that is an argument is refused

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,6 +12,7 @@ import typer
 from polyhead.cli.line_io import (
     UnansweredLines,
     escape_terminal,
+    print_warning,
     read_lines,
     report_unknown_outputs,
     stdin_has_data,
@@ -21,6 +21,7 @@ from polyhead.cli.options import (
     Device,
     Dtype,
     EnsembleOption,
+    TrainedRun,
     check_kind,
     config_options,
     drop_none,
@@ -33,7 +34,7 @@ from polyhead.data.readers.files import is_table
 
 @config_options(GenerationConfig, *verb_settings("generate"), heading="Decoding")
 def run(
-    directory: Annotated[Path, typer.Argument(metavar="RUN", help="path of a trained run")],
+    directory: TrainedRun,
     prompt: Annotated[
         str,
         typer.Argument(metavar="TEXT", help="prompt; - reads one prompt from each line of standard input"),
@@ -76,15 +77,12 @@ def run(
     check_kind(directory, "decoder")
     prompts = list(read_lines("-")) if prompt == "-" else [prompt]
     if not prompt and stdin_has_data():
-        print(
-            "polyhead: standard input is ignored; to read lines from it: polyhead generate "
-            f"{shlex.quote(str(directory))} -",
-            file=sys.stderr,
-        )
+        command = f"polyhead generate {shlex.quote(str(directory))} -"
+        print_warning(f"standard input is ignored; to read lines from it: {command}")
     if os.path.isfile(prompt):
         packed = is_table(Path(prompt)) or Path(prompt).suffix.lower() == ".gz"  # not a file of text lines
         lines = "" if packed else f"; to read lines from the file: - < {shlex.quote(prompt)}"
-        print(f"polyhead: {prompt!r} is used as the prompt text{lines}", file=sys.stderr)
+        print_warning(f"{prompt!r} is used as the prompt text{lines}")
     model = load_run(directory, others, dtype, device, "decoder")
     unknown_rows = set[int]()
     if n == len(prompts) == 1:

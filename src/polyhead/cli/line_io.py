@@ -119,7 +119,7 @@ def read_lines_or_text(source: str) -> Iterator[str]:
     if len(source) <= MAX_NAME_LENGTH and not any(map(str.isspace, source)):
         hint = did_you_mean(source, os.listdir())
         if hint or "/" in source:
-            print(f"polyhead: {source!r} is read as text, since no such file exists{hint}", file=sys.stderr)
+            print_warning(f"{source!r} is read as text, since no such file exists{hint}")
     return iter([source])
 
 
@@ -149,31 +149,23 @@ def decode_lines(raw: Iterable[bytes], name: str) -> Iterator[str]:
         line = line.removesuffix(b"\n").removesuffix(b"\r")
         if len(line) > files.MAX_LINE:
             if not huge:
-                message = tr(
-                    "line {number:,} has more than {most:,} bytes; its beginning is read",
-                    number=number,
-                    most=files.MAX_LINE,
-                )
-                print_warning(message)
+                message = "line {number:,} has more than {most:,} bytes; its beginning is read"
+                print_warning(tr(message, number=number, most=files.MAX_LINE))
             huge += 1
             line = _cut_inside_character(line[: files.MAX_LINE])
         text = line.removeprefix(files.BOM).decode(errors="replace")
         if "\ufffd" in text and not files.is_text(line.replace(b"\0", b"")):
             if not bad:
                 hint = files.describe_encoding(detect_encoding(line))
-                print_warning(
-                    f"line {number} is not UTF-8; invalid bytes are replaced by U+FFFD"
-                    + f"; {hint}" * bool(hint)
-                )
+                message = f"line {number} is not UTF-8; invalid bytes are replaced by U+FFFD"
+                print_warning(message + f"; {hint}" * bool(hint))
             bad += 1
         yield text
     if bad > 1:
-        print(f"polyhead: {bad:,} lines in total are not UTF-8", file=sys.stderr)
+        print_warning(f"{bad:,} lines in total are not UTF-8")
     if huge > 1:
-        message = tr(
-            "{count:,} lines in total have more than {most:,} bytes", count=huge, most=files.MAX_LINE
-        )
-        print_warning(message)
+        message = "{count:,} lines in total have more than {most:,} bytes"
+        print_warning(tr(message, count=huge, most=files.MAX_LINE))
 
 
 def _cut_inside_character(line: bytes) -> bytes:
@@ -229,14 +221,13 @@ class UnansweredLines:
         for number, reason in sorted(reasons.items()):
             self.count += 1
             if self.count <= MAX_NAMED_LINES:
-                message = tr("line {number:,}: {reason}; its output is blank", number=number, reason=reason)
-                print_warning(message)
+                message = "line {number:,}: {reason}; its output is blank"
+                print_warning(tr(message, number=number, reason=reason))
 
     def close(self) -> None:
         """Report the number of lines, if not all of them were named."""
         if self.count > MAX_NAMED_LINES:
-            message = tr("the output of {count:,} lines in total is blank", count=self.count)
-            print_warning(message)
+            print_warning(tr("the output of {count:,} lines in total is blank", count=self.count))
 
 
 def report_unknown_outputs(count: int) -> None:
@@ -269,10 +260,8 @@ class TruncatedLines:
         """Report how many of the lines were truncated, and the longest unless it is the only one."""
         if self.count:
             longest = f"; the longest is line {self.number:,} with {self.num_tokens:,} tokens"
-            print_warning(
-                f"truncated to {max_tokens} tokens: {self.count:,} of {num_lines:,} texts"
-                f"{longest * (self.num_lines > 1)}"
-            )
+            message = f"truncated to {max_tokens} tokens: {self.count:,} of {num_lines:,} texts"
+            print_warning(message + longest * (self.num_lines > 1))
 
 
 class LineCounter:
@@ -395,9 +384,7 @@ class TerminologyFile:
         return {"terminology": self.terminology}
 
     def finish(self, num_done: int) -> None:
-        print(
-            f"polyhead: {self.num_matched:,} of {num_done:,} lines have terms of {self.path}", file=sys.stderr
-        )
+        print_warning(f"{self.num_matched:,} of {num_done:,} lines have terms of {self.path}")
 
 
 def open_line_inputs(source: str, prefix: str | None, terminology: str | None) -> list[LineInput]:

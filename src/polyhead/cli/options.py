@@ -89,7 +89,7 @@ TextSource = Annotated[
         metavar="FILE|TEXT", help="path of a file with one text per line, or a text, or - for standard input"
     ),
 ]
-ShownRun = Annotated[Path, typer.Argument(metavar="RUN", help="path of a trained run")]
+TrainedRun = Annotated[Path, typer.Argument(metavar="RUN", help="path of a trained run")]
 ShownText = Annotated[
     str | None,
     typer.Argument(metavar="TEXT", help="source text; for a model other than an encoder-decoder, the text"),

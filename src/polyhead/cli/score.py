@@ -5,13 +5,12 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from polyhead.cli.line_io import LineCounter, UnansweredLines, print_warning, read_lines, read_lines_or_text
-from polyhead.cli.options import Device, Dtype, EnsembleOption, OutputFile, check_kind
+from polyhead.cli.options import Device, Dtype, EnsembleOption, OutputFile, TrainedRun, check_kind
 from polyhead.cli.output_file import check_output_path, open_output
 from polyhead.core.blank_text import is_blank
 from polyhead.core.errors import UserError
@@ -21,7 +20,7 @@ _TOO_LONG = "{count:,} tokens, the model's maximum is {most:,}"
 
 
 def run(
-    directory: Annotated[Path, typer.Argument(metavar="RUN", help="path of a trained run")],
+    directory: TrainedRun,
     source: Annotated[
         str,
         typer.Argument(
@@ -74,12 +73,11 @@ def run(
     is_language_model, refusals = scorer.config.kind == "decoder", dict[int, str]()
     if is_language_model and target is not None:
         raise UserError("this run is a language model: it scores the lines of one file, without TARGET")
-    if target is None:
-        inputs = (
-            zip(inputs, strict=True)
-            if is_language_model
-            else split_tsv_pairs(inputs, refusals, shlex.join(["polyhead", "score", str(directory), source]))
-        )
+    if is_language_model:
+        inputs = zip(inputs, strict=True)
+    elif target is None:
+        command = shlex.join(["polyhead", "score", str(directory), source])
+        inputs = split_tsv_pairs(inputs, refusals, command)
     # fails for an unsuitable model before the first line is read
     scorer.score([], None if is_language_model else [])
     swap_check, unanswered = None if is_language_model else SwapCheck(scorer), UnansweredLines()
@@ -90,17 +88,16 @@ def run(
             columns = [list(column) for column in zip(*chunk_of_texts, strict=True)]
             if swap_check:
                 swap_check.check_lines(columns[0])
-            targets = None if is_language_model else columns[1]
             first_line = counter.lines + 1
             reasons = refusals | {
                 first_line + i: tr(_TOO_LONG, count=count, most=scorer.config.max_len)
-                for i, count in scorer.find_overlong(columns[0], targets).items()
+                for i, count in scorer.find_overlong(*columns).items()
             }
             refusals.clear()
             unanswered.report(reasons)
             rows = [i for i in range(len(chunk_of_texts)) if first_line + i not in reasons]
             scored = [[column[i] for i in rows] for column in columns]
-            scores = scorer.score(scored[0], None if is_language_model else scored[1])
+            scores = scorer.score(*scored)
             lines = dict.fromkeys(range(len(chunk_of_texts)), "")
             for i, score in zip(rows, scores, strict=True):
                 lines[i] = f"{score.log_prob:.4f}\t{score.tokens}"

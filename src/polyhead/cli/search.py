@@ -9,16 +9,14 @@ from typing import Annotated
 
 import typer
 
-from polyhead.cli.embed import KINDS
+from polyhead.cli.embed import KINDS, EmbeddingRun
 from polyhead.cli.line_io import TruncatedLines, escape_terminal, read_lines, to_one_line
 from polyhead.cli.options import Device, Dtype, check_kind, load_run
 from polyhead.core.errors import UserError
 
 
 def run(
-    directory: Annotated[
-        Path, typer.Argument(metavar="RUN", help="path of a trained encoder, classifier or language model")
-    ],
+    directory: EmbeddingRun,
     source: Annotated[str, typer.Argument(metavar="FILE", help="file of texts, one per line")],
     *,
     query: Annotated[

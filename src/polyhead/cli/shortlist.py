@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 import time
 from itertools import chain, islice
 from pathlib import Path
@@ -101,7 +100,7 @@ def load_training_pairs(
     For a text without translations these are the run's own, by greedy search.
     """
     from polyhead.cli.eval_metrics import translations
-    from polyhead.cli.line_io import LineCounter, read_lines
+    from polyhead.cli.line_io import LineCounter, print_warning, read_lines
     from polyhead.data.readers.tabular import infer_format
 
     if not files and run.recipe is None:
@@ -128,9 +127,7 @@ def load_training_pairs(
         i for i, pair in enumerate(zip(sources, targets, strict=True)) if max(map(len, pair)) <= max_len
     ]
     if num_long := len(texts) - len(indices):  # their co-occurrence counts would not fit into memory
-        print(
-            f"polyhead: {num_long:,} pairs have more than {max_len} tokens per side: skipped", file=sys.stderr
-        )
+        print_warning(f"{num_long:,} pairs have more than {max_len} tokens per side: skipped")
     texts = [texts[i] for i in indices]
     sources = [sources[i] for i in indices]
     targets = [targets[i] for i in indices]

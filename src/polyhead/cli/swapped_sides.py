@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 
+from polyhead.cli.line_io import print_warning
 from polyhead.core.i18n import translate_message
 from polyhead.data.readers.detect_language import BY_WORDS, Language, describe_language, detect_wrong_language
 from polyhead.run.run import Run
@@ -44,17 +44,15 @@ def warn_of_swap(
     detected = detect_wrong_language(texts, own_language, other_language)
     if detected:
         finding = f"has the {detected} of the other side" if detected == BY_WORDS else f"is in {detected}"
-        names = (
-            [own_language.name, other_language.name]
-            if side == "source"
-            else [other_language.name, own_language.name]
-        )
+        names = [own_language.name, other_language.name]
+        if side == "target":
+            names.reverse()
         model = (
             f"; this model translates {names[0]} to {names[1]}" if all(names) and len({*names}) > 1 else ""
         )
         kind = "text" if side == "source" else "reference"
         message = f"the {kind} {finding}{model}: did you swap the files?"
-        print(f"polyhead: {translate_message(message)}", file=sys.stderr)
+        print_warning(translate_message(message))
     return bool(detected)
 
 

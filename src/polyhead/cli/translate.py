@@ -38,6 +38,7 @@ from polyhead.cli.options import (
     SourceLang,
     TargetLang,
     TerminologyOption,
+    TrainedRun,
     check_kind,
     config_options,
     drop_none,
@@ -61,7 +62,7 @@ if TYPE_CHECKING:
 
 @config_options(GenerationConfig, *verb_settings("translate"), heading="Decoding")
 def run(
-    directory: Annotated[Path, typer.Argument(metavar="RUN", help="path of a trained run")],
+    directory: TrainedRun,
     source: Annotated[
         str,
         typer.Argument(
@@ -263,21 +264,18 @@ def translate_lines(
     of the first text in the whole input; ``unknown_rows`` gets the numbers of the outputs with an unknown
     token.
     """
-    from polyhead.config.recipe import has_guided_head
     from polyhead.generation.detokenizer import decode_complete_chars
-    from polyhead.introspect.word_alignment import align_pairs
-    from polyhead.tokenizers.languages import with_languages
+    from polyhead.run.translate_document import align_outputs
 
     rows = run.hypotheses(texts, n_best=n_best, row_offset=first_index, refusals=refusals, **changes)
     answered = {i: rows[i] for i, text in enumerate(texts) if text and i not in refusals}
     of_target = run.tokenizer.target_tokenizer
     readings: list[AlignedPair | None] = [None] * sum(map(len, answered.values()))
     if columns.alignments or columns.token_scores:
-        template = with_languages(run.tokenizer, changes.get("source_lang"), changes.get("target_lang"))
+        languages = changes.get("source_lang"), changes.get("target_lang")
         sources = [texts[i] for i, hypotheses in answered.items() for _ in hypotheses]
         targets = [one.tokens for hypotheses in answered.values() for one in hypotheses]
-        is_guided = has_guided_head(run.recipe)
-        readings = [*align_pairs(run.model, run.tokenizer, template, sources, targets, is_guided=is_guided)]
+        readings = [*align_outputs(run, sources, targets, *languages)]
     remaining = iter(readings)
     for i in range(len(texts)):
         hypotheses = answered.get(i, [])
