@@ -71,15 +71,13 @@ def format_classes(prediction: ClassPrediction, all_classes: bool, is_multi_labe
 
     With several labels per text, those that are predicted.
     """
-    if is_multi_label and not all_classes:
-        return "\t".join(
-            f"{to_one_column(label)}\t{prediction.probabilities[label]:.4f}" for label in prediction.labels
-        )
-    if len(prediction.probabilities) == 1 and not is_multi_label:
-        return f"{prediction.probabilities[prediction.label]:.6f}"
-    ranked = sorted(prediction.probabilities.items(), key=lambda pair: -pair[1])
-    selected = ranked if all_classes else ranked[:1]
-    return "\t".join(f"{to_one_column(label)}\t{probability:.4f}" for label, probability in selected)
+    probabilities = prediction.probabilities
+    if len(probabilities) == 1 and not is_multi_label:
+        return f"{probabilities[prediction.label]:.6f}"
+    labels = sorted(probabilities, key=lambda label: -probabilities[label])
+    if not all_classes:
+        labels = [*prediction.labels] if is_multi_label else labels[:1]
+    return "\t".join(f"{to_one_column(label)}\t{probabilities[label]:.4f}" for label in labels)
 
 
 def split_columns(lines: Iterator[str], num_columns: int, refusals: dict[int, str]) -> Iterator[Any]:

@@ -15,9 +15,8 @@ from torch import Tensor
 from polyhead.config.generation_config import GenerationConfig
 from polyhead.core.i18n import tr
 from polyhead.data.batching.windows import encode_question, label_answer
-from polyhead.data.readers.labeled import LabeledExample
 from polyhead.evaluate.baselines import Baseline, Baselines
-from polyhead.evaluate.classify import ClassifierEnsemble, ClassScores, rank_by_difficulty
+from polyhead.evaluate.classify import ClassifierEnsemble, ClassScores, Examples, rank_by_difficulty
 from polyhead.evaluate.embed import token_limit
 from polyhead.evaluate.encode_batches import iter_batches
 from polyhead.generation.engine.request import require_finite
@@ -54,7 +53,7 @@ def token_f1(answer: str, reference: str) -> float:
     return 2 * common / (len(words) + len(reference_words))
 
 
-def answer_measures(answers: Sequence[str], examples: Sequence[LabeledExample]) -> dict[str, float]:
+def answer_measures(answers: Sequence[str], examples: Examples) -> dict[str, float]:
     """Mean F1 and exact match of answers, each with the most similar reference; "" if there is none."""
     rows = []
     for answer, example in zip(answers, examples, strict=True):
@@ -65,7 +64,7 @@ def answer_measures(answers: Sequence[str], examples: Sequence[LabeledExample]) 
     return {"f1": f1, "exact_match": match}
 
 
-def answer_baselines(examples: Sequence[LabeledExample]) -> Baselines:
+def answer_baselines(examples: Examples) -> Baselines:
     """The better of two predictions: no answer, or the sentence with the most words of the question."""
     sentences = []
     for example in examples:
@@ -85,7 +84,7 @@ def answer_baselines(examples: Sequence[LabeledExample]) -> Baselines:
 def answer_questions(
     model: QuestionAnswerer,
     tokenizer: Tokenizer,
-    examples: Sequence[LabeledExample],
+    examples: Examples,
     max_len: int,
     batch_tokens: int,
 ) -> list[tuple[ContextAnswer, float]]:
@@ -130,10 +129,7 @@ def choose_answer(context: str, starts: Sequence[int], outputs: Mapping[int, Ten
 
 
 def measure_answers(
-    classifiers: ClassifierEnsemble,
-    examples: Sequence[LabeledExample],
-    config: GenerationConfig,
-    batch_tokens: int,
+    classifiers: ClassifierEnsemble, examples: Examples, config: GenerationConfig, batch_tokens: int
 ) -> ClassScores:
     """Loss and scores of the answers to questions; those with the least probable references are hardest."""
     model: Any = classifiers[0][0]

@@ -127,6 +127,7 @@ def fit_temperature(logits: NDArray[np.float64], references: ArrayLike) -> float
 
 
 TextsOrPairs = Sequence[str] | Sequence[tuple[str, str]]
+Examples = Sequence[LabeledExample]
 ClassifierEnsemble = Sequence[tuple[Classifier, Tokenizer]]
 """Classifiers with the same classes, whose probabilities are averaged."""
 
@@ -174,7 +175,7 @@ class ClassScores(NamedTuple):
 
 
 def rank_by_difficulty(
-    examples: Sequence[LabeledExample], predictions: Sequence[str], log_p: NDArray[np.float64]
+    examples: Examples, predictions: Sequence[str], log_p: NDArray[np.float64]
 ) -> list[HardText]:
     """The texts in the order of the log-probabilities of their labels: (N,)."""
     order = np.argsort(log_p, kind="stable").tolist()
@@ -225,10 +226,7 @@ def check_text_arity(texts: TextsOrPairs, n_texts: int) -> None:
 
 
 def measure_classes(
-    classifiers: ClassifierEnsemble,
-    examples: Sequence[LabeledExample],
-    config: GenerationConfig,
-    batch_tokens: int,
+    classifiers: ClassifierEnsemble, examples: Examples, config: GenerationConfig, batch_tokens: int
 ) -> ClassScores:
     """Loss, accuracy, macro F1, Matthews correlation on labelled texts; an unknown label is a UserError."""
     labels = classifiers[0][0].config.labels
@@ -265,10 +263,7 @@ def measure_classes(
 
 
 def measure_labels(
-    classifiers: ClassifierEnsemble,
-    examples: Sequence[LabeledExample],
-    config: GenerationConfig,
-    batch_tokens: int,
+    classifiers: ClassifierEnsemble, examples: Examples, config: GenerationConfig, batch_tokens: int
 ) -> ClassScores:
     """The measures of a model of several labels per text, with the best threshold for these texts."""
     labels, texts = classifiers[0][0].config.labels, _example_texts(examples)
@@ -293,10 +288,7 @@ def measure_labels(
 
 
 def measure_numbers(
-    classifiers: ClassifierEnsemble,
-    examples: Sequence[LabeledExample],
-    config: GenerationConfig,
-    batch_tokens: int,
+    classifiers: ClassifierEnsemble, examples: Examples, config: GenerationConfig, batch_tokens: int
 ) -> ClassScores:
     """Mean squared error and correlations of a model of numbers; the largest errors are the hardest."""
     scores, n_truncated = _score_texts(classifiers, _example_texts(examples), config, batch_tokens)
@@ -314,7 +306,7 @@ def measure_numbers(
     return ClassScores(measures, targets[:, None], predictions, None, hardest, n_truncated, limit, remarks)
 
 
-def _example_texts(examples: Sequence[LabeledExample]) -> TextsOrPairs:
+def _example_texts(examples: Examples) -> TextsOrPairs:
     """The texts, or pairs of texts, of examples."""
     sides = [example.texts for example in examples]
     if sides and len(sides[0]) > 1:

@@ -7,7 +7,7 @@ from typing import NamedTuple, TypeVar, cast
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from polyhead.core.errors import UserError
 from polyhead.data.batching.length_bucketing import plan_eval_batches
@@ -94,20 +94,15 @@ def score_pairs(
     device = next(model.parameters()).device
 
     def score_batch(pairs: Sequence[tuple[list[int], list[int]]]) -> list[PairScore]:
-        source, source_pos = pad_rows(
-            [template.encoder_input(source) for source, _ in pairs], t.pad_id, device
-        )
-        target, _ = pad_rows(
-            [template.decoder_input(target) for _, target in pairs], t.target_tokenizer.pad_id, device
-        )
-        labels, _ = pad_rows([template.labels(target) for _, target in pairs], IGNORE_INDEX, device)
+        inputs, outputs = zip(*pairs, strict=True)
+        source, source_pos = pad_rows([*map(template.encoder_input, inputs)], t.pad_id, device)
+        target, _ = pad_rows([*map(template.decoder_input, outputs)], t.target_tokenizer.pad_id, device)
+        labels, _ = pad_rows([*map(template.labels, outputs)], IGNORE_INDEX, device)
         if template.opening_forced:
             labels[:, : len(template.opening_ids)] = IGNORE_INDEX
         return _sum_log_probs(model(source, target, source_pos), labels)
 
-    return _score_in_batches(
-        pairs, lengths[0], lengths[1], limit_batch_tokens(model, batch_tokens), score_batch
-    )
+    return _score_in_batches(model, pairs, lengths, batch_tokens, score_batch)
 
 
 @torch.inference_mode()
@@ -125,9 +120,8 @@ def score_texts(
         labels[:, : len(template.prefix_ids) - 1] = IGNORE_INDEX
         return _sum_log_probs(logits, labels)
 
-    scores = _score_in_batches(
-        [rows[i] for i in scored_rows], lengths, lengths, limit_batch_tokens(model, batch_tokens), score_batch
-    )
+    items = [rows[i] for i in scored_rows]
+    scores = _score_in_batches(model, items, [lengths, lengths], batch_tokens, score_batch)
     scores_by_row = dict(zip(scored_rows, scores, strict=True))
     return [scores_by_row.get(i, PairScore(0.0, 0)) for i in range(len(texts))]
 
@@ -145,20 +139,14 @@ def score_tokens(
 
     def score_batch(rows: Sequence[list[int]]) -> list[TokenLogprobs]:
         log_p, label_log_p = _log_probs(*_next_token_logits(model, rows, pad_id))
-        return [
-            TokenLogprobs(
-                tokens,
-                p[: len(tokens)],
-                get_top_logprobs(row_log_p[: len(tokens)], top_logprobs)
-                if top_logprobs
-                else [()] * len(tokens),
-            )
-            for (_, *tokens), p, row_log_p in zip(rows, to_host(label_log_p).tolist(), log_p, strict=True)
-        ]
+        results = []
+        for (_, *tokens), p, row_log_p in zip(rows, to_host(label_log_p).tolist(), log_p, strict=True):
+            n = len(tokens)
+            top = get_top_logprobs(row_log_p[:n], top_logprobs) if top_logprobs else [()] * n
+            results.append(TokenLogprobs(tokens, p[:n], top))
+        return results
 
-    return _score_in_batches(
-        rows, lengths, lengths, limit_batch_tokens(model, SCORE_BATCH_TOKENS), score_batch
-    )
+    return _score_in_batches(model, rows, [lengths, lengths], SCORE_BATCH_TOKENS, score_batch)
 
 
 def _text_rows(t: Tokenizer, template: PromptTemplate, texts: Sequence[str]) -> list[list[int]]:
@@ -195,15 +183,15 @@ def _check_lengths(unit: str, lengths: np.ndarray, max_len: int) -> None:
 
 
 def _score_in_batches(
+    model: nn.Module,
     items: Sequence[T],
-    a: np.ndarray,
-    b: np.ndarray,
+    lengths: Sequence[IdArray],
     batch_tokens: int,
     score: Callable[[Sequence[T]], list[S]],
 ) -> list[S]:
-    """Scores in the order of the items, computed in batches of items of similar length."""
+    """Scores in the order of the items, computed in batches of similar length; ``lengths`` of both sides."""
     scores: dict[int, S] = {}
-    for rows in plan_eval_batches(a, b, batch_tokens):
+    for rows in plan_eval_batches(*lengths, limit_batch_tokens(model, batch_tokens)):
         scores |= zip(rows.tolist(), score([items[i] for i in rows]), strict=True)
     return [scores[i] for i in range(len(items))]
 

@@ -14,9 +14,14 @@ from polyhead.config.generation_config import GenerationConfig
 from polyhead.core.errors import UserError
 from polyhead.core.i18n import tr
 from polyhead.data.batching.windows import TextUnits, encode_windows, label_words
-from polyhead.data.readers.labeled import LabeledExample
 from polyhead.data.readers.spans import OUTSIDE, list_span_labels, tags_to_spans
-from polyhead.evaluate.classify import ClassifierEnsemble, ClassScores, confusion_matrix, rank_by_difficulty
+from polyhead.evaluate.classify import (
+    ClassifierEnsemble,
+    ClassScores,
+    Examples,
+    confusion_matrix,
+    rank_by_difficulty,
+)
 from polyhead.evaluate.embed import token_limit
 from polyhead.evaluate.encode_batches import iter_batches
 from polyhead.generation.engine.request import require_finite
@@ -142,10 +147,7 @@ def _find_spans(text: str, output: WordOutputs, labels: Sequence[str]) -> list[L
 
 
 def measure_tags(
-    classifiers: ClassifierEnsemble,
-    examples: Sequence[LabeledExample],
-    config: GenerationConfig,
-    batch_tokens: int,
+    classifiers: ClassifierEnsemble, examples: Examples, config: GenerationConfig, batch_tokens: int
 ) -> ClassScores:
     """Loss and scores of spans on texts with spans; the texts with the least probable words are hardest."""
     model: Any = classifiers[0][0]

@@ -60,14 +60,12 @@ def _check_classes(reference: Run, run: Run, reference_name: str, run_name: str)
             f"{reference.config.problem_type}: they must be the same"
         )
     if len(labels) == 1 and reference.generation.score_activation != run.generation.score_activation:
-        unbounded_name, bounded_name = (
-            (run_name, reference_name)
-            if reference.generation.score_activation == "sigmoid"
-            else (reference_name, run_name)
-        )
+        names = [reference_name, run_name]
+        if reference.generation.score_activation == "sigmoid":
+            names.reverse()
         raise UserError(
-            f"scores of {unbounded_name} are unbounded and those of {bounded_name} are between 0 "
-            "and 1: they cannot be averaged"
+            f"scores of {names[0]} are unbounded and those of {names[1]} are between 0 and 1: they cannot "
+            "be averaged"
         )
 
 

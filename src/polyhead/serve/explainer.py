@@ -55,9 +55,9 @@ class Explainer:
     async def explain_text(
         self,
         text: str,
-        target: str | None,
-        first: int | None,
-        n_shown: int | None,
+        target: str | None = None,
+        first: int | None = None,
+        n_shown: int | None = None,
         lever: str | None = None,
         setting: dict[str, Any] | None = None,
         attention: str | None = None,

@@ -6,8 +6,11 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from polyhead.cli.eval_metrics import classes, language, token_accuracy, translations
+from polyhead.cli.eval_metrics.classes import evaluate_classifier
+from polyhead.cli.eval_metrics.language import evaluate_language_model
 from polyhead.cli.eval_metrics.printing import JsonMeasures
+from polyhead.cli.eval_metrics.token_accuracy import evaluate_token_recovery
+from polyhead.cli.eval_metrics.translations import evaluate_translator
 from polyhead.cli.options import drop_none
 from polyhead.config.generation_config import verb_settings
 from polyhead.core.errors import UserError
@@ -29,30 +32,17 @@ class RunEvaluator(NamedTuple):
         return names | set(verb_settings("eval")) if takes_settings else names
 
 
+_LABELED, _DAMAGED = "labelled texts", "masked or damaged tokens"
 EVALUATORS = {
-    "classifier": RunEvaluator("is a classifier", "labelled texts", classes.evaluate_classifier),
-    "token classifier": RunEvaluator("is a token classifier", "labelled texts", classes.evaluate_classifier),
-    "question answerer": RunEvaluator(
-        "is a question answerer", "labelled texts", classes.evaluate_classifier
-    ),
-    "decoder": RunEvaluator("is a language model", "plain text", language.evaluate_language_model),
-    "recovered": RunEvaluator(
-        "is trained to predict masked or damaged tokens",
-        "masked or damaged tokens",
-        token_accuracy.evaluate_token_recovery,
-    ),
-    "chat": RunEvaluator(
-        "is trained on conversations", "conversations", token_accuracy.evaluate_token_recovery
-    ),
-    "preferences": RunEvaluator(
-        "is trained on preferences", "preferences", token_accuracy.evaluate_token_recovery
-    ),
-    "embedding": RunEvaluator(
-        "is trained on pairs of texts", "pairs of texts", token_accuracy.evaluate_token_recovery
-    ),
-    "encoder-decoder": RunEvaluator(
-        "is an encoder-decoder", "translations", translations.evaluate_translator
-    ),
+    "classifier": RunEvaluator("is a classifier", _LABELED, evaluate_classifier),
+    "token classifier": RunEvaluator("is a token classifier", _LABELED, evaluate_classifier),
+    "question answerer": RunEvaluator("is a question answerer", _LABELED, evaluate_classifier),
+    "decoder": RunEvaluator("is a language model", "plain text", evaluate_language_model),
+    "recovered": RunEvaluator(f"is trained to predict {_DAMAGED}", _DAMAGED, evaluate_token_recovery),
+    "chat": RunEvaluator("is trained on conversations", "conversations", evaluate_token_recovery),
+    "preferences": RunEvaluator("is trained on preferences", "preferences", evaluate_token_recovery),
+    "embedding": RunEvaluator("is trained on pairs of texts", "pairs of texts", evaluate_token_recovery),
+    "encoder-decoder": RunEvaluator("is an encoder-decoder", "translations", evaluate_translator),
 }
 _KIND_BY_TASK = {
     "masked-lm": "recovered", "replaced-token-detection": "recovered", "denoising": "recovered",

@@ -248,16 +248,12 @@ async def create_scores(service: Service, exchange: HttpExchange, body: ScoreBod
     service.require_task("score")
     paired = "target" in body.model_fields_set
     if paired != (service.kind == "encoder-decoder"):
-        expected = (
-            "an encoder-decoder requires one target for each input"
-            if not paired
-            else "a language model takes no targets"
-        )
+        expected = "an encoder-decoder requires one target for each input"
+        expected = "a language model takes no targets" if paired else expected
         raise invalid_value_error("target", f"target: {expected}")
     if paired and len(body.target) != len(body.input):
-        raise invalid_value_error(
-            "target", f"target has {len(body.target)} texts and input {len(body.input)}"
-        )
+        message = f"target has {len(body.target)} texts and input {len(body.input)}"
+        raise invalid_value_error("target", message)
 
     def score_batch(items: list[Any]) -> Sequence[Any]:
         sources, targets = zip(*items, strict=True)
@@ -283,15 +279,11 @@ async def create_explanation(service: Service, exchange: HttpExchange, body: Exp
     """Return the explanation of a text, or with ``lever`` what one setting of it changes."""
     if obstacle := service.explainer.obstacle:
         raise ApiError(400, "wrong_task", obstacle, "model")
-    fields = body.model_dump(exclude_unset=True)
+    fields = body.model_dump(exclude_unset=True, exclude={"model"})
     for name in ("setting", "attention"):
         if "lever" not in fields and name in fields:
             raise invalid_value_error(name, f"{name}: requires a lever")
-    target, first, n_shown, lever, attention = map(
-        fields.get, ("target", "first", "n_shown", "lever", "attention")
-    )
-    explain_text = service.explainer.explain_text
-    document = await explain_text(body.text, target, first, n_shown, lever, body.setting, attention)
+    document = await service.explainer.explain_text(**fields)
     if "lever" in fields:
         document = {"object": "explain.lever", "model": service.name, **document}
     await exchange.send_json(await service.run_in_executor(lambda: dump_json(document), LARGE_DOCUMENT))

@@ -233,9 +233,8 @@ def build_openapi() -> dict[str, Any]:
                 if field.pop(DEFAULT_FROM_RUN, False):
                     del field["default"]
             schemas[route.body.__name__] = schema
-            content = {
-                "application/json": {"schema": {"$ref": f"#/components/schemas/{route.body.__name__}"}}
-            }
+            reference = {"$ref": f"#/components/schemas/{route.body.__name__}"}
+            content = {"application/json": {"schema": reference}}
             operation["requestBody"] = {"required": True, "content": content}
         if "{id}" in route.path:
             operation["parameters"] = [
@@ -280,23 +279,15 @@ ERROR_DESCRIPTIONS = {
 
 
 def _describe_responses(route: ApiRoute) -> dict[str, Any]:
-    content: dict[str, Any] = {
-        CONTENT_TYPES.get(route.path, "application/json"): {
-            "schema": {} if route.path in CONTENT_TYPES else {"type": "object"}
-        }
-    }
+    schema = {} if route.path in CONTENT_TYPES else {"type": "object"}
+    content: dict[str, Any] = {CONTENT_TYPES.get(route.path, "application/json"): {"schema": schema}}
     if route.body is not None and "stream" in route.body.model_fields:
         content["text/event-stream"] = {"schema": {"type": "string"}}
     responses: dict[str, Any] = {"200": {"description": route.summary, "content": content}}
     error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
-    possible = (
-        ERROR_DESCRIPTIONS
-        if route.body
-        else {code: ERROR_DESCRIPTIONS[code] for code in ("400", "401", "404", "500", "503")}
-    )
-    return responses | {
-        code: {"description": description, "content": error} for code, description in possible.items()
-    }
+    codes = ERROR_DESCRIPTIONS if route.body else ("400", "401", "404", "500", "503")
+    errors = {code: {"description": ERROR_DESCRIPTIONS[code], "content": error} for code in codes}
+    return responses | errors
 
 
 def make_app(service: Service) -> App:
