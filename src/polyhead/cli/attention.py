@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 import typer
 
 from polyhead.cli.line_io import escape_terminal, to_one_line
-from polyhead.cli.options import ShownTarget, ShownText, TrainedRun, check_kind, check_texts
+from polyhead.cli.options import ShownTarget, ShownText, TrainedRun, check_kind, check_texts, page_option
 from polyhead.core.errors import UserError
 from polyhead.core.i18n import tr
 from polyhead.core.output_paths import check_output_file, run_artifacts
@@ -24,12 +24,7 @@ def run(
     directory: TrainedRun,
     source: ShownText = None,
     target: ShownTarget = None,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="path of the page", show_default="RUN/attention.html, or RUN/heads.html"
-        ),
-    ] = None,
+    output: Annotated[Path | None, page_option("RUN/attention.html, or RUN/heads.html")] = None,
     kind: Annotated[
         Literal["cross", "encoder", "decoder", "self"] | None,
         typer.Option(
@@ -82,13 +77,11 @@ def run(
     attention = maps[selected_kind]
     layers = layer_numbers(attention, len(attention.weights))
     heads = range(len(attention.weights[0]))
-    indices = (
-        parse_index("layer", str(layers[-1]) if layer is None else layer, layers),
-        parse_index("head", head, heads),
-    )
-    translation = (
-        to_one_line(loaded.translate([source])[0]) if target is None and "self" not in maps else None
-    )
+    layer_index = parse_index("layer", str(layers[-1]) if layer is None else layer, layers)
+    head_index = parse_index("head", head, heads)
+    translation: str | None = None
+    if target is None and "self" not in maps:
+        translation = to_one_line(loaded.translate([source])[0])
 
     def describe_target() -> str:
         if translation is not None:
@@ -101,7 +94,7 @@ def run(
     if translation is not None:
         print(f"{escape_terminal(translation)}\n")
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    print(attention_text(attention, *indices, width=width))
+    print(attention_text(attention, layer_index, head_index, width=width))
     print("\n" + tr("all layers and heads: {path}", path=path))
 
 

@@ -25,6 +25,11 @@ from polyhead.config.generation_config import GenerationConfig, verb_settings
 from polyhead.core.errors import UserError
 
 
+def column_option(description: str) -> Any:
+    """An option for a column of the files."""
+    return typer.Option(metavar="COLUMN", help=description, show_default=FROM_RUN)
+
+
 @config_options(GenerationConfig, *verb_settings("eval"), heading="Decoding")
 def run(
     directory: TrainedRun,
@@ -58,28 +63,11 @@ def run(
     ] = None,
     text: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="COLUMN",
-            help="classifiers, language models: column or key of the text; repeated for pairs",
-            show_default=FROM_RUN,
-        ),
+        column_option("classifiers, language models: column or key of the text; repeated for pairs"),
     ] = None,
-    label: Annotated[
-        str | None,
-        typer.Option(metavar="COLUMN", help="classifiers: column or key of the label", show_default=FROM_RUN),
-    ] = None,
-    source: Annotated[
-        str | None,
-        typer.Option(
-            metavar="COLUMN", help="translation models: column or key of the source", show_default=FROM_RUN
-        ),
-    ] = None,
-    target: Annotated[
-        str | None,
-        typer.Option(
-            metavar="COLUMN", help="translation models: column or key of the reference", show_default=FROM_RUN
-        ),
-    ] = None,
+    label: Annotated[str | None, column_option("classifiers: column or key of the label")] = None,
+    source: Annotated[str | None, column_option("translation models: column or key of the source")] = None,
+    target: Annotated[str | None, column_option("translation models: column or key of the reference")] = None,
     metric: Annotated[
         list[str] | None,
         typer.Option(

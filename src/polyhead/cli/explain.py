@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from polyhead.cli.options import TrainedRun, check_kind, check_texts
+from polyhead.cli.options import TrainedRun, check_kind, check_texts, page_option
 from polyhead.core.errors import UserError
 from polyhead.core.i18n import get_language, tr
 from polyhead.core.output_paths import check_output_file, run_artifacts
@@ -43,12 +43,7 @@ def run(
         ),
     ] = None,
     second_target: Annotated[str | None, typer.Argument(hidden=True)] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="path of the page", show_default="RUN/explain.html, or RUN/explain-two.html"
-        ),
-    ] = None,
+    output: Annotated[Path | None, page_option("RUN/explain.html, or RUN/explain-two.html")] = None,
     first: Annotated[
         int | None,
         typer.Option(

@@ -44,9 +44,8 @@ def read_lines(source: str) -> Iterator[str]:
     """
     path = Path(source)
     if source != "-" and not os.path.exists(path):
-        hint = (
-            "; to pass a text use a pipe: echo TEXT | polyhead ..." if any(map(str.isspace, source)) else ""
-        )
+        has_space = any(map(str.isspace, source))
+        hint = "; to pass a text use a pipe: echo TEXT | polyhead ..." * has_space
         raise UserError(f"no file {source!r}{hint or did_you_mean_path(path)}")
     if source == "-" and sys.stdin.isatty() and sys.stdout.isatty():
         print_warning(tr("type a line; Ctrl-D ends"))

@@ -174,6 +174,11 @@ Device = Annotated[
 ]
 
 
+def page_option(default: str) -> Any:
+    """The option for the path of a page; ``default`` is shown."""
+    return typer.Option(metavar="FILE", help="path of the page", show_default=default)
+
+
 def check_texts(verb: str, directory: Path, **texts: str | None) -> None:
     """Raise a UserError for an argument that is blank, or the path of a file where a text is expected."""
     for name, text in texts.items():

@@ -8,20 +8,14 @@ from typing import Annotated
 
 import typer
 
+from polyhead.cli.options import page_option
 from polyhead.core.i18n import tr
 from polyhead.core.output_paths import check_output_file, run_artifacts
 
 
 def run(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="paths of runs, finished or not")],
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="path of the page",
-            show_default="RUN/report.html; report.html for several runs",
-        ),
-    ] = None,
+    output: Annotated[Path | None, page_option("RUN/report.html; report.html for several runs")] = None,
 ) -> None:
     """Write the report page of a training run: curves, speed, examples, errors by group, attention.
 
@@ -41,9 +35,8 @@ def run(
     path = check_output_file(
         output or default, "--output", [file for directory in runs for file in run_artifacts(directory)]
     )
-    prefix = (
-        "" if path.parent == runs[0] else os.path.relpath(runs[0], path.parent).replace(os.sep, "/") + "/"
-    )
+    prefix = os.path.relpath(runs[0], path.parent).replace(os.sep, "/") + "/"
+    prefix = "" if path.parent == runs[0] else prefix
     page = render_run_page(records[0], prefix=prefix) if len(records) == 1 else render_runs_page(records)
     print(tr("report: {path}", path=save_page(path, page)))
     for directory in runs:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from polyhead.cli.options import TrainedRun, check_kind, page_option
 from polyhead.core.errors import UserError
 from polyhead.core.i18n import tr
 from polyhead.core.output_paths import check_output_file, run_artifacts
@@ -26,10 +27,8 @@ Side = Literal["source", "target", "both"]
 
 
 def run(
-    directory: Annotated[Path, typer.Argument(metavar="RUN", help="path of a trained run")],
-    output: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="path of the page", show_default="RUN/draw.html")
-    ] = None,
+    directory: TrainedRun,
+    output: Annotated[Path | None, page_option("RUN/draw.html")] = None,
     tokens: Annotated[
         int, typer.Option(min=5, max=3000, help="number of tokens plotted, the most frequent ones")
     ] = 500,
@@ -54,8 +53,6 @@ def run(
     polyhead visualize runs/multi30k
     polyhead visualize runs/multi30k --tokens 1000 --perplexity 50 --output tokens.html
     """
-    from polyhead.cli.options import check_kind
-
     check_kind(directory)
     from polyhead.run.load import load
     from polyhead.viz.embedding_page import draw_page
@@ -109,13 +106,8 @@ def select_frequent_tokens(run: Run, n: int, side: Side) -> TokenPoints:
     counts = count_example_tokens(run)
     if counts is None:
         ids = torch.arange(len(SPECIAL_TOKENS), tokenizer.vocab_size)[:n]
-        return TokenPoints(
-            weight[ids].detach().float(),
-            [visible_token(tokenizer, i) for i in ids.tolist()],
-            None,
-            [0] * len(ids),
-            [],
-        )
+        names = [visible_token(tokenizer, i) for i in ids.tolist()]
+        return TokenPoints(weight[ids].detach().float(), names, None, [0] * len(ids), [])
     counts = {"source": counts[:1], "target": counts[-1:], "both": counts}[side]
     total = torch.stack(counts).sum(0)
     ids = total.argsort(descending=True, stable=True)[: min(n, int((total > 0).sum()))]
@@ -124,14 +116,9 @@ def select_frequent_tokens(run: Run, n: int, side: Side) -> TokenPoints:
     kinds = (
         torch.where(of_source, 0, torch.where(of_target, 1, 2)) if len(counts) == 2 else torch.zeros_like(ids)
     )
-    names = name_groups(run) if len(counts) == 2 else []
-    return TokenPoints(
-        weight[ids].detach().float(),
-        [visible_token(tokenizer, i) for i in ids.tolist()],
-        total[ids].tolist(),
-        kinds.tolist(),
-        names,
-    )
+    groups = name_groups(run) if len(counts) == 2 else []
+    names = [visible_token(tokenizer, i) for i in ids.tolist()]
+    return TokenPoints(weight[ids].detach().float(), names, total[ids].tolist(), kinds.tolist(), groups)
 
 
 def name_groups(run: Run) -> list[str]:
