@@ -18,7 +18,6 @@ from polyhead.cli.document_io import (
 from polyhead.cli.line_io import (
     LineCounter,
     UnansweredLines,
-    choose_read_batch,
     find_long_rows,
     open_line_inputs,
     print_warning,
@@ -47,7 +46,6 @@ from polyhead.cli.options import (
 from polyhead.cli.output_file import check_output_path, open_output
 from polyhead.config.generation_config import GenerationConfig, verb_settings
 from polyhead.core.blank_text import clear_blank
-from polyhead.data.readers.rows import iter_chunks
 
 _TOO_LONG = (
     "{count:,} tokens, the model's maximum is {most:,}: split it, or translate its beginning with --truncate"
@@ -180,7 +178,7 @@ def run(
 
     translator = load_run(directory, others, dtype, device, "encoder-decoder")
     tokenizer, max_len = translator.tokenizer, translator.config.max_len
-    counter, num_done = LineCounter(prints_to_stdout=output is None), 0
+    counter = LineCounter(prints_to_stdout=output is None)
     changes |= {"truncate": truncate, "shortlist": shortlist, "progress": counter.show_progress}
     n_best = translator.generation.n_best if n_best is None else n_best
     template = with_languages(tokenizer, source_lang, target_lang)
@@ -195,28 +193,25 @@ def run(
     unknown_rows = set[int]()
     lines = warn_decomposed(map(clear_blank, lines), tokenizer, print_warning)
     with open_output(output, "translations") as add:
-        for texts in iter_chunks(lines, choose_read_batch(source, read_batch)):
+        for texts in counter.iter_batches(lines, source, read_batch):
             swap_check.check_lines(texts)
             reasons: dict[int, str] = {}
             for line_input in line_inputs:
-                reasons |= line_input.check_lines(texts, num_done)
+                reasons |= line_input.check_lines(texts, counter.lines)
                 changes |= line_input.get_options()
             if not truncate:
                 max_tokens = max_len - len(template.encoder_input(()))
                 reasons |= find_long_rows(tokenizer.encode(texts), max_tokens, _TOO_LONG)
             texts = ["" if i in reasons else text for i, text in enumerate(texts)]
             translations = translate_lines(
-                translator, texts, n_best, changes, num_done, reasons, unknown_rows, columns
+                translator, texts, n_best, changes, counter.lines, reasons, unknown_rows, columns
             )
             add(translations, len(texts))
-            unanswered.report({num_done + 1 + i: reason for i, reason in reasons.items()})
-            num_done += len(texts)
-            counter.add(len(texts))
-        counter.close()
+            unanswered.report({counter.lines + 1 + i: reason for i, reason in reasons.items()})
         unanswered.close()
         report_unknown_outputs(len(unknown_rows))
         for line_input in line_inputs:
-            line_input.finish(num_done)
+            line_input.finish(counter.lines)
 
 
 class Columns(NamedTuple):

@@ -270,8 +270,9 @@ class Service:
 
     def count_usage(self, streams: Sequence[ClientStream]) -> dict[str, Any]:
         """Return the ``usage`` field of a response, and add it to the metrics."""
+        outputs = [stream.output for stream in streams if stream.output]
         num_prompt = sum(len(stream.request.source or stream.request.prompt) for stream in streams)
-        num_completion = sum(sum(map(len, stream.output.tokens)) for stream in streams if stream.output)
+        num_completion = sum(sum(map(len, output.tokens)) for output in outputs)
         self.metrics.tokens.labels("prompt").inc(num_prompt)
         self.metrics.tokens.labels("completion").inc(num_completion)
         for stream in streams:
@@ -289,11 +290,9 @@ class Service:
             "total_tokens": num_prompt + num_completion,
         }
         if self.kind == "decoder":
-            num_cached = sum(
-                stream.output.request.num_cached_tokens or 0 for stream in streams if stream.output
-            )
+            num_cached = sum(output.request.num_cached_tokens or 0 for output in outputs)
             usage["prompt_tokens_details"] = {"cached_tokens": num_cached}
-        if num_unknown := sum(stream.output.num_unknown_tokens for stream in streams if stream.output):
+        if num_unknown := sum(output.num_unknown_tokens for output in outputs):
             usage["completion_tokens_details"] = {"unknown_tokens": num_unknown}
             log.warning("an answer has %d unknown tokens: its text lacks these characters", num_unknown)
         return usage

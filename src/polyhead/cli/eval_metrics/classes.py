@@ -14,6 +14,7 @@ from polyhead.cli.eval_metrics.printing import (
     JsonMeasures,
     Split,
     eval_command,
+    file_options,
     parse_column,
     print_measure,
     print_table,
@@ -31,7 +32,6 @@ from polyhead.data.readers.labeled import (
     read_labeled,
 )
 from polyhead.data.readers.spans import OUTSIDE, list_span_labels
-from polyhead.data.readers.tabular import inherit_format
 from polyhead.evaluate.answering import measure_answers
 from polyhead.evaluate.baselines import Baselines, read_counts
 from polyhead.evaluate.classify import (
@@ -81,15 +81,8 @@ def evaluate_classifier(
             f"the run's training: {' '.join(f'--text {name}' for name in text_columns)}"
         )
     if files:
-        options: dict[str, Any] = {}
-        if run.recipe:
-            data = run.recipe.data
-            options = {
-                "format": inherit_format(files, data.list_files("train"), data.format),
-                "text": data.text,
-                "label": data.label,
-            }
-        dataset = open_labeled(files, **(options | columns), kind=LABEL_KINDS[run.config.problem_type])
+        options = file_options(run, files, "text", "label") | columns
+        dataset = open_labeled(files, **options, kind=LABEL_KINDS[run.config.problem_type])
     elif columns:
         raise UserError(f"--text and --label require files: {eval_command(run, 'FILE --text COLUMN')}")
     else:

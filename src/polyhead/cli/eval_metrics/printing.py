@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,6 +17,7 @@ from polyhead.core.i18n import tr
 from polyhead.core.output_paths import write_lines
 from polyhead.data.readers.labeled import LabeledReport
 from polyhead.data.readers.parallel_corpus import CorpusReport
+from polyhead.data.readers.tabular import inherit_format
 from polyhead.data.stores.build_cache import IdArray
 from polyhead.evaluate.baselines import Baseline, Baselines, read_counts
 from polyhead.evaluate.verdict import describe_verdict
@@ -113,6 +114,15 @@ def print_recipe_files(recipe: Recipe, split: str) -> None:
 def parse_column(name: str) -> str | int:
     """Parse a column name, or a column number from 0."""
     return int(name) if name.isdecimal() else name
+
+
+def file_options(run: Run, files: Sequence[str], *columns: str) -> dict[str, Any]:
+    """Options to read files in the format of the training files, with its ``columns``."""
+    if run.recipe is None:
+        return {}
+    data = run.recipe.data
+    format = inherit_format(files, data.list_files("train"), data.format)
+    return {"format": format} | {name: getattr(data, name) for name in columns}
 
 
 def write_output_lines(output: Path, outputs: Iterable[str], report: CorpusReport | LabeledReport) -> None:

@@ -14,6 +14,7 @@ from polyhead.cli.eval_metrics.printing import (
     JsonMeasures,
     Split,
     eval_command,
+    file_options,
     load_token_counts,
     parse_column,
     print_measure,
@@ -39,7 +40,7 @@ from polyhead.data.readers.parallel_corpus import (
     open_references,
     read_pairs,
 )
-from polyhead.data.readers.tabular import infer_format, inherit_format
+from polyhead.data.readers.tabular import infer_format
 from polyhead.data.stores.build_cache import IdArray
 from polyhead.evaluate.baselines import (
     Baseline,
@@ -214,7 +215,7 @@ def load_pairs(
     if files:
         if len(files) == 1 and not columns:
             _reject_labels(run, Path(files[0]))
-        corpus = open_files(files, **(_file_options(run, files) | columns))
+        corpus = open_files(files, **(file_options(run, files, "source", "target") | columns))
     else:
         recipe = require_split(run, split, "SOURCE TARGET")
         corpus = select_language(open_split_corpus(recipe, split), recipe.data, split, target_lang)
@@ -282,12 +283,3 @@ def open_files(files: Sequence[str], format: CorpusFormat = "auto", **columns: A
     if len(files) <= 2 or not is_parallel:
         return open_corpus(files, format=format, **columns)
     return open_references(files)
-
-
-def _file_options(run: Run, files: Sequence[str]) -> dict[str, Any]:
-    """Return options to read files in the format of the training files."""
-    if run.recipe is None:
-        return {}
-    data = run.recipe.data
-    format = inherit_format(files, data.list_files("train"), data.format)
-    return {"format": format, "source": data.source, "target": data.target}

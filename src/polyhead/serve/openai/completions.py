@@ -54,19 +54,12 @@ async def create_completions(service: Service, exchange: HttpExchange, body: Com
         return {"index": index, **fields, "finish_reason": delta.finish_reason}
 
     def prepare_requests() -> list[PreparedRequest]:
-        tops = {"top_logprobs": body.logprobs} if wants_logprobs else {}
+        options: dict[str, Any] = {"top_logprobs": body.logprobs} if wants_logprobs else {}
+        options |= {"parse_special": body.parse_special, "max_prompt_tokens": body.truncate_prompt_tokens}
         for ids in body.prompt:
             if not isinstance(ids, str):
                 check_token_ids(service, ids, "prompt")
-        requests = build_requests(
-            service,
-            body,
-            body.prompt,
-            parse_special=body.parse_special,
-            max_prompt_tokens=body.truncate_prompt_tokens,
-            **tops,
-        )
-        return check_reply_size(service, body, requests)
+        return check_reply_size(service, body, build_requests(service, body, body.prompt, **options))
 
     num_chars = count_reading_chars(service, body, total_length(body.prompt))
     async with service.open_streams(
@@ -166,12 +159,8 @@ def translation_options(body: TranslationBody) -> dict[str, Any]:
 
 async def translate_documents(service: Service, exchange: HttpExchange, body: TranslationBody) -> None:
     """Translate documents: of each, at most ``max_batch`` sentences at a time."""
-    fields: dict[str, Any] = {
-        "stream": body.stream,
-        "n": body.n > 1,
-        "return_attention": body.return_attention,
-    }
-    fields |= {name: getattr(body, name) for name in READING_FIELDS}
+    fields = {"stream": body.stream, "n": body.n > 1}
+    fields |= {name: getattr(body, name) for name in ("return_attention", *READING_FIELDS)}
     for name in filter(fields.get, fields):
         raise unsupported_parameter_error(name, f"{name} cannot be combined with format")
     languages = body.source or None, body.target or None
