@@ -270,7 +270,7 @@ def translate_lines(
         languages = changes.get("source_lang"), changes.get("target_lang")
         sources = [texts[i] for i, hypotheses in answered.items() for _ in hypotheses]
         targets = [one.tokens for hypotheses in answered.values() for one in hypotheses]
-        readings = [*align_outputs(run, sources, targets, *languages)]
+        readings = [*align_outputs(run, sources, targets, languages)]
     remaining = iter(readings)
     for i in range(len(texts)):
         hypotheses = answered.get(i, [])

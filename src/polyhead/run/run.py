@@ -360,7 +360,7 @@ class Run:
         self._require_kind("encoder-decoder", align_pairs=(sources, targets))
         self._require_single("run.align_pairs is")
         rows = self.tokenizer.target_tokenizer.encode(targets)
-        return align_outputs(self, sources, rows, source_lang, target_lang, layer)
+        return align_outputs(self, sources, rows, (source_lang, target_lang), layer)
 
     def score(
         self,
@@ -408,9 +408,6 @@ class Run:
         self._require_single("answering is")
         validate_list(pairs, "run.answer_all")
         check_text_arity(pairs, 2)
-        for question, context in pairs:
-            validate_text("question", question)
-            validate_text("context", context)
         examples = [LabeledExample(0, pair, "", "") for pair in pairs]
         limit = token_limit(self.generation, model.config.max_len)
         outputs = answer_questions(model, self.tokenizer, examples, limit, batch_tokens)

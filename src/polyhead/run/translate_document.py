@@ -17,6 +17,9 @@ from polyhead.tokenizers.input_validation import has_lone_surrogate
 from polyhead.tokenizers.languages import default_languages, with_languages
 from polyhead.tokenizers.tokenizer import Tokenizer
 
+Languages = tuple[str | None, str | None]
+"""Source and target; None: those of the run."""
+
 
 class Translator(Protocol):
     """What a run offers that translates."""
@@ -49,7 +52,7 @@ def translate_document(
             refusals[i], sentences[i] = tr(message, count=len(ids), most=limit), ""
     rows = run.hypotheses(sentences, n_best=1, refusals=refusals, **changes)
     tokens = [best[0].tokens if best and i not in refusals else [] for i, best in enumerate(rows)]
-    return render_translations(run, document, tokens, *languages)
+    return render_translations(run, document, tokens, languages)
 
 
 def open_document(
@@ -64,17 +67,13 @@ def open_document(
 
 
 def render_translations(
-    run: Translator,
-    document: Document,
-    tokens: Sequence[Sequence[int]],
-    source_lang: str | None,
-    target_lang: str | None,
+    run: Translator, document: Document, tokens: Sequence[Sequence[int]], languages: Languages
 ) -> str:
     """The document with the tokens of its translated sentences, whose words the first model aligns."""
     outputs = decode_complete_chars(run.tokenizer.target_tokenizer, list(map(list, tokens)))
     rows = [i for i, has_markup in enumerate(document.has_markup) if has_markup and tokens[i]]
     sources, targets = [document.sentences[i] for i in rows], [tokens[i] for i in rows]
-    pairs = align_outputs(run, sources, targets, source_lang, target_lang) if rows else []
+    pairs = align_outputs(run, sources, targets, languages) if rows else []
     alignments = {i: pair.alignment for i, pair in zip(rows, pairs, strict=True)}
     return document.render(
         [text or None for text in outputs], [alignments.get(i, []) for i in range(len(tokens))]
@@ -85,10 +84,9 @@ def align_outputs(
     run: Translator,
     sources: Sequence[str],
     targets: Sequence[Sequence[int]],
-    source_lang: str | None,
-    target_lang: str | None,
+    languages: Languages,
     layer: int | None = None,
 ) -> list[AlignedPair]:
     """The words of sources and of the tokens of their outputs as the first model of a run aligns them."""
-    (model, tokenizer), template = run.members[0], with_languages(run.tokenizer, source_lang, target_lang)
+    (model, tokenizer), template = run.members[0], with_languages(run.tokenizer, *languages)
     return align_pairs(model, tokenizer, template, sources, targets, layer, has_guided_head(run.recipe))

@@ -80,12 +80,8 @@ class DraftModelState:
     @property
     def _reserved_len(self) -> int:
         """Tokens to keep free after a text; few in a short model, which else prefills at every step."""
-        num_reserved = self.draft_model.tokens - 1
-        return (
-            num_reserved
-            if self.draft_model.max_len is None
-            else min(num_reserved, self.draft_model.max_len // 4)
-        )
+        num_reserved, max_len = self.draft_model.tokens - 1, self.draft_model.max_len
+        return num_reserved if max_len is None else min(num_reserved, max_len // 4)
 
     def propose(
         self, texts: Sequence[Sequence[int]], streams: Sequence[int], max_tokens: Sequence[int]
@@ -96,20 +92,16 @@ class DraftModelState:
         sequences, distributions = [list(text) for text in texts], list[list[Tensor]]([] for _ in texts)
         live, num_drafted = [i for i, k in enumerate(limits) if k > 0], 0
         while live:
-            logits = torch.cat(
-                self.decoder.compute_logits(live, [sequences[i] for i in live], [1] * len(live))
-            )
+            live_texts = [sequences[i] for i in live]
+            logits = torch.cat(self.decoder.compute_logits(live, live_texts, [1] * len(live)))
             outputs = [sequences[i][self.prompt_lens[i] :] for i in live]
-            q, tokens = self._sample(
-                logits, [sequences[i] for i in live], outputs, [streams[i] for i in live]
-            )
+            q, tokens = self._sample(logits, live_texts, outputs, [streams[i] for i in live])
             for i, row, token in zip(live, q, tokens, strict=True):
                 sequences[i].append(token)
                 distributions[i].append(row)
             num_drafted += 1
-            live = [
-                i for i in live if num_drafted < limits[i] and sequences[i][-1] not in self.context.eos_ids
-            ]
+            eos_ids = self.context.eos_ids
+            live = [i for i in live if num_drafted < limits[i] and sequences[i][-1] not in eos_ids]
         drafts = [text[len(old) :] for text, old in zip(sequences, texts, strict=True)]
         is_greedy = self.context.sampling.temperature == 0
         return [
@@ -133,12 +125,11 @@ class DraftModelState:
             logits = F.pad(logits, (0, self.draft_model.vocab_size - logits.size(1)), value=NEG_INF)
         masked_logits = self.context.sampling.apply(logits, texts, self.context.eos_ids, output_ids)
         is_greedy = self.context.sampling.temperature == 0
-        tokens = (
-            masked_logits.argmax(-1).tolist()
-            if is_greedy
-            else self.context.random_streams.sample(masked_logits, streams)
-        )
-        q = masked_logits if is_greedy else masked_logits.double().softmax(-1)
+        if is_greedy:
+            q, tokens = masked_logits, masked_logits.argmax(-1).tolist()
+        else:
+            q = masked_logits.double().softmax(-1)
+            tokens = self.context.random_streams.sample(masked_logits, streams)
         # NaN in the draft model is an error too
         to_host(q.gather(1, torch.tensor(tokens, device=q.device)[:, None]))
         return q, tokens

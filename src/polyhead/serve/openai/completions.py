@@ -14,7 +14,7 @@ from polyhead.data.readers.rows import iter_chunks
 from polyhead.generation.text_engine import PreparedRequest
 from polyhead.introspect.compute_attention import cross_map
 from polyhead.introspect.word_alignment import AlignedPair
-from polyhead.run.translate_document import align_outputs, open_document, render_translations
+from polyhead.run.translate_document import Languages, align_outputs, open_document, render_translations
 from polyhead.serve.api_errors import invalid_value_error, unsupported_parameter_error
 from polyhead.serve.engine_thread import ClientStream, ClientStreams, OutputDelta
 from polyhead.serve.http.http_exchange import HttpExchange, finite_or_none
@@ -186,16 +186,16 @@ async def translate_documents(service: Service, exchange: HttpExchange, body: Tr
                 tokens += [output.request.result()[0].tokens for output in outputs]
                 members += streams.members
 
-        render = partial(render_documents, service, *languages)
+        render = partial(render_documents, service, languages)
         (text,) = await service.compute_more(("documents", *languages), render, [(document, tokens)])
         data.append({"index": index, "text": text, "finish_reason": "stop"})
     head = make_response_head("trans", "translation", service)
     await exchange.send_json({**head, "data": data, "usage": service.count_usage(members)})
 
 
-def render_documents(service: Service, source: str | None, target: str | None, items: list[Any]) -> list[str]:
+def render_documents(service: Service, languages: Languages, items: list[Any]) -> list[str]:
     """Documents, each with the tokens of its translated sentences, as texts."""
-    return [render_translations(service.run, document, tokens, source, target) for document, tokens in items]
+    return [render_translations(service.run, document, tokens, languages) for document, tokens in items]
 
 
 async def read_outputs(
@@ -203,9 +203,11 @@ async def read_outputs(
 ) -> list[dict[str, Any]]:
     """Return the aligned words of each output, and its tokens with their log-probabilities, as requested."""
     assert stream.output is not None
+    languages = body.source or None, body.target or None
 
     def read(pairs: list[Any]) -> list[AlignedPair]:
-        return align_outputs(service.run, *zip(*pairs, strict=True), body.source or None, body.target or None)
+        sources, targets = zip(*pairs, strict=True)
+        return align_outputs(service.run, sources, targets, languages)
 
     pairs = [(source, hypothesis.tokens) for hypothesis in stream.output.request.result()]
     key = ("pairs", body.source, body.target)
