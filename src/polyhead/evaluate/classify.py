@@ -198,7 +198,7 @@ def classify(
     predictions = []
     for best, row in zip(values.argmax(1).tolist(), rows.tolist(), strict=True):
         probabilities = dict(zip(labels, row, strict=True))
-        predicted = tuple(k for k, p in probabilities.items() if has_several and p >= config.threshold)
+        predicted = tuple(k for k, p in probabilities.items() if p >= config.threshold) if has_several else ()
         predictions.append(ClassPrediction(labels[best], probabilities, predicted))
     return ClassPredictions(predictions, n_truncated, max_tokens)
 
