@@ -88,7 +88,7 @@ async def create_embeddings(service: Service, exchange: HttpExchange, body: Embe
             raise ApiError(400, "answer_too_long", message, "input")
         return items
 
-    embed = partial(run.embed_tokens if body.tokens else run.embed, layers=layers, **changes)
+    embed: Any = partial(run.embed_tokens if body.tokens else run.embed, layers=layers, **changes)
     key = "embed", body.tokens, None if layers is None else tuple(layers), *changes.items()
     embeddings, usage = await _compute_counted(service, key, check_lengths, embed, body.input)
     fields = {"object": "list", "model": service.name, "usage": usage}
