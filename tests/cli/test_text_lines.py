@@ -17,7 +17,7 @@ def test_each_row_is_an_object_in_a_line():
 
 
 def test_texts_are_opened_with_the_run_and_a_counter(tmp_path):
-    make_run("encoder").save(tmp_path / "run")
+    make_run(kind="encoder").save(tmp_path / "run")
     (tmp_path / "in.txt").write_text("a dog\ntwo dogs\n")
     options = None, "fp32", "cpu"
     run, texts, counter = open_texts(tmp_path / "run", f"{tmp_path / 'in.txt'}", None, *options, "encoder")

@@ -96,7 +96,7 @@ def run(
             refusals.clear()
             unanswered.report(reasons)
             rows = [i for i in range(len(chunk_of_texts)) if first_line + i not in reasons]
-            scored = [[column[i] for i in rows] for column in columns]
+            scored: list[Any] = [[column[i] for i in rows] for column in columns]
             scores = scorer.score(*scored)
             lines = dict.fromkeys(range(len(chunk_of_texts)), "")
             for i, score in zip(rows, scores, strict=True):

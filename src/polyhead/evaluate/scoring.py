@@ -121,7 +121,7 @@ def score_texts(
         return _sum_log_probs(logits, labels)
 
     items = [rows[i] for i in scored_rows]
-    scores = _score_in_batches(model, items, [lengths, lengths], batch_tokens, score_batch)
+    scores = _score_in_batches(model, items, (lengths, lengths), batch_tokens, score_batch)
     scores_by_row = dict(zip(scored_rows, scores, strict=True))
     return [scores_by_row.get(i, PairScore(0.0, 0)) for i in range(len(texts))]
 
@@ -142,11 +142,12 @@ def score_tokens(
         results = []
         for (_, *tokens), p, row_log_p in zip(rows, to_host(label_log_p).tolist(), log_p, strict=True):
             n = len(tokens)
-            top = get_top_logprobs(row_log_p[:n], top_logprobs) if top_logprobs else [()] * n
+            no_top: list[tuple[tuple[int, float], ...]] = [()] * n
+            top = get_top_logprobs(row_log_p[:n], top_logprobs) if top_logprobs else no_top
             results.append(TokenLogprobs(tokens, p[:n], top))
         return results
 
-    return _score_in_batches(model, rows, [lengths, lengths], SCORE_BATCH_TOKENS, score_batch)
+    return _score_in_batches(model, rows, (lengths, lengths), SCORE_BATCH_TOKENS, score_batch)
 
 
 def _text_rows(t: Tokenizer, template: PromptTemplate, texts: Sequence[str]) -> list[list[int]]:
@@ -160,12 +161,12 @@ def _text_lengths(rows: Sequence[Sequence[int]]) -> IdArray:
 
 def _pair_lengths(
     template: Seq2SeqTemplate, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]
-) -> list[IdArray]:
+) -> tuple[IdArray, IdArray]:
     """Number of tokens of both sides of each pair, with special tokens."""
-    n_special = len(template.source_prefix) + len(template.source_suffix), len(template.opening_ids) + 1
-    return [
-        np.array([len(pair[side]) + n_special[side] for pair in pairs], dtype=np.int64) for side in (0, 1)
-    ]
+    n_source = len(template.source_prefix) + len(template.source_suffix)
+    sources = np.array([len(source) + n_source for source, _ in pairs], dtype=np.int64)
+    n_target = len(template.opening_ids) + 1
+    return sources, np.array([len(target) + n_target for _, target in pairs], dtype=np.int64)
 
 
 def _next_token_logits(model: CausalLM, rows: Sequence[list[int]], pad_id: int) -> tuple[Tensor, Tensor]:
@@ -185,7 +186,7 @@ def _check_lengths(unit: str, lengths: np.ndarray, max_len: int) -> None:
 def _score_in_batches(
     model: nn.Module,
     items: Sequence[T],
-    lengths: Sequence[IdArray],
+    lengths: tuple[IdArray, IdArray],
     batch_tokens: int,
     score: Callable[[Sequence[T]], list[S]],
 ) -> list[S]:

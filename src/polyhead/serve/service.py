@@ -208,7 +208,7 @@ class Service:
             size = self.limits.max_batch
             first, *rest = [items[start : start + size] for start in range(0, len(items), size)]
             done = self.engine_thread.submit_job(key, work, first)
-        results = list(await wait_for_result(done))
+        results = [*await wait_for_result(done)]
         for part in rest:
             results += await self.compute_more(key, work, part)
         return items, results

@@ -221,7 +221,7 @@ async def _make_echoes(
         columns = zip(texts, prompts, prompt_ids, prompt_logprobs, strict=True)
         return [Echo(text, _format_prompt_logprobs(run, num_logprobs, *one)) for text, *one in columns]
 
-    prompt_logprobs: Sequence[TokenLogprobs] = []
+    prompt_logprobs: Sequence[Any] = []
     if num_logprobs is not None:
         prompt_logprobs = await service.compute_more(("prompts", num_logprobs), score_batch, prompt_ids)
     return await service.run_in_executor(build_echoes, total_length(prompts))

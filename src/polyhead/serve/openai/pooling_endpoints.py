@@ -60,7 +60,7 @@ async def create_embeddings(service: Service, exchange: HttpExchange, body: Embe
         )
 
     overrides = {"pooling": body.pooling, "normalize": body.normalize}
-    changes = {name: value for name, value in overrides.items() if value is not None}
+    changes: dict[str, Any] = {name: value for name, value in overrides.items() if value is not None}
     default_normalize = run.generation.normalize and not body.tokens
     is_normalized = default_normalize if body.normalize is None else body.normalize
     changes |= {"embed_prompt": body.prompt} if "prompt" in body.model_fields_set else {}
