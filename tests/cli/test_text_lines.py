@@ -9,14 +9,14 @@ from polyhead.cli.text_lines import open_texts, to_json_lines
 from polyhead.core.errors import UserError
 
 
-def test_each_row_is_an_object_in_a_line():
+def test_rows_are_json_lines():
     rows = [{"text": "Zähne\n", "spans": []}, {"text": ""}]
     lines = [*to_json_lines(rows)]
     assert lines == ['{"text": "Zähne\\n", "spans": []}', '{"text": ""}']
     assert [json.loads(line) for line in lines] == rows
 
 
-def test_texts_are_opened_with_the_run_and_a_counter(tmp_path):
+def test_run_and_lines_of_a_verb_are_checked(tmp_path):
     make_run(kind="encoder").save(tmp_path / "run")
     (tmp_path / "in.txt").write_text("a dog\ntwo dogs\n")
     options = None, "fp32", "cpu"

@@ -142,8 +142,9 @@ def score_tokens(
         results = []
         for (_, *tokens), p, row_log_p in zip(rows, to_host(label_log_p).tolist(), log_p, strict=True):
             n = len(tokens)
-            no_top: list[tuple[tuple[int, float], ...]] = [()] * n
-            top = get_top_logprobs(row_log_p[:n], top_logprobs) if top_logprobs else no_top
+            top: list[tuple[tuple[int, float], ...]] = [()] * n
+            if top_logprobs:
+                top = get_top_logprobs(row_log_p[:n], top_logprobs)
             results.append(TokenLogprobs(tokens, p[:n], top))
         return results
 

@@ -46,9 +46,9 @@ def unsupported_parameter_error(param: str, message: str) -> ApiError:
     return ApiError(400, "unsupported_parameter", message, param)
 
 
-def overloaded_error(queued: str) -> ApiError:
-    """Error for a full queue; ``queued`` is what is in it: "32 texts"."""
-    message = f"{queued} are already queued: try again later"
+def overloaded_error(contents: str) -> ApiError:
+    """Error for a full queue; ``contents`` is what is in it: "32 texts"."""
+    message = f"{contents} are already queued: try again later"
     return ApiError(429, "overloaded", message, headers={"retry-after": "1"})
 
 

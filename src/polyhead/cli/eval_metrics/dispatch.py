@@ -32,13 +32,15 @@ class RunEvaluator(NamedTuple):
         return names | set(verb_settings("eval")) if takes_settings else names
 
 
-_LABELED, _DAMAGED = "labelled texts", "masked or damaged tokens"
+_LABEL_TEXTS, _HIDDEN_TOKENS = "labelled texts", "masked or damaged tokens"
 EVALUATORS = {
-    "classifier": RunEvaluator("is a classifier", _LABELED, evaluate_classifier),
-    "token classifier": RunEvaluator("is a token classifier", _LABELED, evaluate_classifier),
-    "question answerer": RunEvaluator("is a question answerer", _LABELED, evaluate_classifier),
+    "classifier": RunEvaluator("is a classifier", _LABEL_TEXTS, evaluate_classifier),
+    "token classifier": RunEvaluator("is a token classifier", _LABEL_TEXTS, evaluate_classifier),
+    "question answerer": RunEvaluator("is a question answerer", _LABEL_TEXTS, evaluate_classifier),
     "decoder": RunEvaluator("is a language model", "plain text", evaluate_language_model),
-    "recovered": RunEvaluator(f"is trained to predict {_DAMAGED}", _DAMAGED, evaluate_token_recovery),
+    "recovered": RunEvaluator(
+        f"is trained to predict {_HIDDEN_TOKENS}", _HIDDEN_TOKENS, evaluate_token_recovery
+    ),
     "chat": RunEvaluator("is trained on conversations", "conversations", evaluate_token_recovery),
     "preferences": RunEvaluator("is trained on preferences", "preferences", evaluate_token_recovery),
     "embedding": RunEvaluator("is trained on pairs of texts", "pairs of texts", evaluate_token_recovery),
