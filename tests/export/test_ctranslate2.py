@@ -124,7 +124,9 @@ def test_rounded_weights_are_close(dtype, tolerance, export_model, tmp_path):
     size, fp32_size = ((path / "model.bin").stat().st_size for path in (directory, fp32_dir))
     assert size < (0.3 if "int8" in dtype else 0.55) * fp32_size
     tokens, expected = padded_batch()[0], run.model(padded_batch()[0])
-    output = ctranslate2.Generator(str(directory)).forward_batch(tokens.tolist())
+    # in int8 its sums saturate on processors without an instruction for them
+    generator = ctranslate2.Generator(str(directory), compute_type="float32")
+    output = generator.forward_batch(tokens.tolist())
     error = (torch.from_numpy(np.array(output)) - expected).square().mean().sqrt() / expected.std()
     assert 1e-6 < error < tolerance
 
