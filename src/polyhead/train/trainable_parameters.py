@@ -13,6 +13,7 @@ from polyhead.config.recipe import TrainConfig
 from polyhead.core.errors import UserError, did_you_mean
 from polyhead.core.i18n import tr
 from polyhead.kernels.int_linear import GROUP_SIZE, Int4
+from polyhead.kernels.malloc_tuning import trim_heap
 from polyhead.models import Classifier, TokenClassifier
 from polyhead.nn.int4_linear import GROUP_BYTES, Int4Linear, count_weights
 from polyhead.nn.lora import LoraLinear
@@ -49,6 +50,8 @@ def quantize_base(model: nn.Module, lora: LoraConfig) -> None:
             packed[id(linear)] = Int4Linear(linear, data if is_meta else data.copy_(Int4(weight).to_bytes()))
         parent, _, child = name.rpartition(".")
         setattr(model.get_submodule(parent), child, packed[id(linear)])
+    if packed:
+        trim_heap()
 
 
 def add_lora(model: nn.Module, lora: LoraConfig, seed: int) -> None:
