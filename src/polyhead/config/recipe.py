@@ -84,6 +84,8 @@ BestMetric = Literal[
 ]  # fmt: skip
 HEADLESS_TASKS = ("embedding",)
 """Tasks of encoders without a head, which learn vectors of texts."""
+UNSMOOTHED_TASKS = ("embedding", "kto", "question-answering", "regression")
+"""Tasks whose loss label smoothing does not change."""
 
 
 class TrainConfig(ConfigSection):
@@ -275,7 +277,7 @@ class Recipe(ConfigSection):
             raise UserError(
                 f"task {self.task.name!r} trains a model of kind {task.kind!r}, not {self.model.kind!r}"
             )
-        if self.train.label_smoothing and not getattr(task, "smooths_labels", True):
+        if self.train.label_smoothing and self.task.name in UNSMOOTHED_TASKS:
             raise UserError(f"train.label_smoothing has no effect on task {self.task.name!r}: remove it")
         if bool(self.model.generator_layers) != getattr(task, "generator", False):
             unused_hint = "does not use it: remove it"

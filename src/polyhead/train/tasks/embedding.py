@@ -72,7 +72,7 @@ class EmbeddingTask:
     """
 
     kind = "encoder"
-    label_smoothing, smooths_labels = 0.0, False
+    label_smoothing = 0.0
     metrics = ("loss", "ndcg", "mrr", "pearson", "spearman")
     labels: tuple[str, ...] = ()
     title, usage = "A model of text embeddings", 'polyhead search . texts.txt --query "a house by the sea"'

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -19,7 +20,7 @@ from polyhead.train.tasks.classification import (
 from polyhead.train.tasks.objectives import Objective
 
 
-class LabeledTask:
+class LabeledTask(ABC):
     """A task on labeled texts before its data is opened; each one has its classes and its objective."""
 
     kind = "encoder"
@@ -27,7 +28,7 @@ class LabeledTask:
     task_type: ClassVar[type[ClassificationTask]] = ClassificationTask
     iter_texts = staticmethod(ClassificationTask.iter_texts)
 
-    def __init__(self, *, token_dropout: Decay = 0.0) -> None: ...
+    def __init__(self, *, token_dropout: Decay = 0.0) -> None: ...  # noqa: B027
 
     @classmethod
     def check(cls, recipe: Recipe) -> None:
@@ -36,16 +37,16 @@ class LabeledTask:
             open_split_labeled(recipe, split)
 
     @classmethod
+    @abstractmethod
     def read_classes(cls, recipe: Recipe) -> tuple[str, ...]:
         """The names of the outputs, from the training text."""
-        raise NotImplementedError
 
     @classmethod
+    @abstractmethod
     def make_objective(
         cls, train: LabeledStore, labels: Sequence[str], recipe: Recipe, report: Reporter
     ) -> Objective:
         """What is learned, after a report of the labels of the training text."""
-        raise NotImplementedError
 
     @classmethod
     def open(cls, recipe: Recipe, tokenizer: Tokenizer, report: Reporter) -> ClassificationTask:

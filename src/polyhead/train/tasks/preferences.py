@@ -330,7 +330,6 @@ class KtoTask(PreferenceObjective):
     """
 
     title, n_answers, needs_kl = "A language model of preferences (KTO)", 1, True
-    smooths_labels = False
 
     def __init__(
         self,

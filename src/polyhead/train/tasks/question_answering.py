@@ -80,7 +80,6 @@ class QuestionAnsweringTask(LabeledTask):
 
     metrics = ("loss", "f1", "exact_match")
     problem_type: ProblemType = QUESTION_ANSWERING
-    smooths_labels = False
     task_type = AnswerTask
 
     @classmethod

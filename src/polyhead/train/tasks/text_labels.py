@@ -66,7 +66,6 @@ class RegressionTask(LabeledTask):
 
     metrics = ("loss", "pearson", "spearman")
     problem_type: ProblemType = "regression"
-    smooths_labels = False
 
     @classmethod
     def read_classes(cls, recipe: Recipe) -> tuple[str, ...]:
