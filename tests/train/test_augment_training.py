@@ -42,9 +42,11 @@ def test_rows_do_not_depend_on_batches(recipe):
     plain = TranslationTask.open(with_data(recipe, augment=[]), tokenizer, Notes())
     n_changed = 0
     for epoch in (0, 1, 2):
-        for rows, bare in zip(task.epoch_batches(epoch), plain.epoch_batches(epoch), strict=True):
-            assert (rows.epoch, rows.rows.tolist()) == (epoch, bare.rows.tolist())
-            texts, whole = read_rows(plain, bare), read_rows(task, rows)
+        plan = task.epoch_batches(epoch)
+        assert sorted(row for batch in plan for row in batch.rows) == [*range(len(task.train))]
+        for rows in plan:
+            assert rows.epoch == epoch
+            texts, whole = read_rows(plain, rows), read_rows(task, rows)
             parts = [read_rows(task, part) for part in task.shard(rows, 2)]
             assert [whole[rank::2] for rank in range(len(parts))] == parts == parts
             n_changed += sum(a != b for a, b in zip(texts, whole, strict=True))
@@ -56,6 +58,21 @@ def test_rows_do_not_depend_on_batches(recipe):
     assert read_rows(task, rows) != read_rows(task, rows._replace(epoch=1))
     rows = plain.epoch_batches(0)[0]
     assert plain.collate(rows).labels.tolist() == collate(plain.train, rows.rows, tokenizer).labels.tolist()
+
+
+def test_batches_are_planned_by_the_lengths_after_augmentation(recipe):
+    tokenizer = train_tokenizer(TranslationTask.iter_texts(recipe), Choice("byte"), 320)
+    task = TranslationTask.open(recipe, tokenizer, Notes())
+    plain = TranslationTask.open(with_data(recipe, augment=[]), tokenizer, Notes())
+    n_long = 0
+    for epoch in (0, 1):
+        for rows in task.epoch_batches(epoch):
+            batch = task.collate(rows)
+            assert max(batch.source.numel(), batch.target.numel()) <= recipe.train.max_tokens
+        by_old_lengths = map(task.collate, plain.epoch_batches(epoch))
+        n_long += sum(batch.target.numel() > recipe.train.max_tokens for batch in by_old_lengths)
+    assert n_long > 3
+    assert task.collate(task.largest_batch()).target.numel() > 0.9 * recipe.train.max_tokens
 
 
 def test_resumed_training_reads_the_same_texts(recipe, tmp_path):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from itertools import takewhile
 from random import Random
 from typing import NamedTuple
@@ -19,14 +19,15 @@ from typing import NamedTuple
 from polyhead.core.choice import Choice
 from polyhead.core.option_types import Fraction
 from polyhead.core.registry import AUGMENT
-from polyhead.data.batching.collate import Pair
 from polyhead.data.stores.build_cache import IdArray
+from polyhead.data.stores.pair_store import Pair, PairStore
 from polyhead.tokenizers.tokenizer import Tokenizer
 
 Texts = tuple[str, str]  # a source and its target
 EMOJI = ["😀", "😂", "🙂", "😉", "😍", "🤔", "😢", "😡", "👍", "👎", "🙏", "👋", "🎉", "❤️", "🔥", "✅"]
 NOISE = ["*", "#", "|", "~", "_", "^", "=", "+", "·", "•", "…", "-", "--", '"', "'", "«", "»"]
 TAGS = ("b", "i", "u", "em", "strong", "span", "a", "g")
+_CHUNK = 4096  # pairs that are augmented at once
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
@@ -43,6 +44,7 @@ class PairAugmenter:
     def __init__(self, choices: Sequence[Choice], tokenizer: Tokenizer, seed: int, max_len: int) -> None:
         self.parts: list[Augmenter] = [AUGMENT.build(choice) for choice in choices]
         self.tokenizer, self.seed, self.max_len = tokenizer, seed, max_len
+        self.measure_rows = lru_cache(maxsize=1)(self._measure_rows)
 
     def __call__(self, epoch: int, rows: IdArray | Sequence[int], pairs: Sequence[Pair]) -> list[Pair]:
         """Tokens of the pairs of some rows -> the same after augmentation.
@@ -50,9 +52,7 @@ class PairAugmenter:
         A pair that would be longer than the maximum, or would have an unknown token, stays.
         """
         sides, special = (self.tokenizer, self.tokenizer.target_tokenizer), {*self.tokenizer.special_ids}
-        # seeds of text give the same numbers everywhere
-        randoms = [Random(f"{self.seed} {epoch} {row}") for row in rows]
-        chosen = [[part for part in self.parts if random.random() < part.rate] for random in randoms]
+        randoms, chosen = zip(*(self._draw_parts(epoch, row) for row in rows), strict=True)
         changed = [i for i, parts in enumerate(chosen) if parts]
         decoded = [one.decode([pairs[i][side] for i in changed]) for side, one in enumerate(sides)]
         texts: list[Texts] = list(zip(*decoded, strict=True))
@@ -72,9 +72,26 @@ class PairAugmenter:
                 result[i] = new
         return result
 
+    def _measure_rows(self, epoch: int, store: PairStore) -> tuple[IdArray, IdArray]:
+        """The lengths of sources and targets of a store, as in ``PairStore``, after augmentation."""
+        lengths = store.source_lengths.copy(), store.target_lengths.copy()
+        changed = [row for row in range(len(store)) if self._draw_parts(epoch, row)[1]]
+        for start in range(0, len(changed), _CHUNK):
+            rows = changed[start : start + _CHUNK]
+            pairs = store.read_pairs(rows)
+            for row, old, new in zip(rows, pairs, self(epoch, rows, pairs), strict=True):
+                for side in (0, 1):
+                    lengths[side][row] += len(new[side]) - len(old[side])
+        return lengths
+
+    def _draw_parts(self, epoch: int, row: int) -> tuple[Random, list[Augmenter]]:
+        """The random numbers of a row, and the parts that change it."""
+        random = Random(f"{self.seed} {epoch} {row}")  # seeds of text give the same numbers everywhere
+        return random, [part for part in self.parts if random.random() < part.rate]
+
 
 @AUGMENT.register("caps")
-def caps(*, rate: Fraction = 0.05) -> Augmenter:
+def caps(*, rate: Fraction = 0.02) -> Augmenter:
     """Both sides in capitals.
 
     Paper: Bogoychev et al., 2023 (OpusTrainer)
@@ -85,7 +102,7 @@ def caps(*, rate: Fraction = 0.05) -> Augmenter:
 
 
 @AUGMENT.register("title")
-def title(*, rate: Fraction = 0.05) -> Augmenter:
+def title(*, rate: Fraction = 0.02) -> Augmenter:
     """Both sides With a Capital at the Beginning of Each Word.
 
     Paper: Bogoychev et al., 2023 (OpusTrainer)
@@ -96,7 +113,7 @@ def title(*, rate: Fraction = 0.05) -> Augmenter:
 
 
 @AUGMENT.register("no_stop")
-def no_stop(*, rate: Fraction = 0.1) -> Augmenter:
+def no_stop(*, rate: Fraction = 0.02) -> Augmenter:
     """Both sides without the full stop at their end, if both have one.
 
     Paper: Bogoychev et al., 2023 (OpusTrainer)
@@ -113,7 +130,7 @@ def no_stop(*, rate: Fraction = 0.1) -> Augmenter:
 
 
 @AUGMENT.register("typos")
-def typos(*, rate: Fraction = 0.1, share: Fraction = 0.1) -> Augmenter:
+def typos(*, rate: Fraction = 0.02, share: Fraction = 0.1) -> Augmenter:
     """Typing errors in the source: two letters swapped, one missing, doubled or another.
 
     Paper: Belinkov and Bisk, 2018
@@ -135,7 +152,7 @@ def typos(*, rate: Fraction = 0.1, share: Fraction = 0.1) -> Augmenter:
 
 
 @AUGMENT.register("noise")
-def noise(*, rate: Fraction = 0.05, share: Fraction = 0.1) -> Augmenter:
+def noise(*, rate: Fraction = 0.02, share: Fraction = 0.1) -> Augmenter:
     """Characters in the source that have no meaning: * # | and others, between words.
 
     Paper: Bogoychev et al., 2023 (OpusTrainer)
@@ -152,7 +169,7 @@ def noise(*, rate: Fraction = 0.05, share: Fraction = 0.1) -> Augmenter:
 
 
 @AUGMENT.register("emoji")
-def emoji(*, rate: Fraction = 0.05) -> Augmenter:
+def emoji(*, rate: Fraction = 0.02) -> Augmenter:
     """An emoji at the beginning or the end of both sides.
 
     Paper: Bogoychev et al., 2023 (OpusTrainer)
@@ -163,7 +180,7 @@ def emoji(*, rate: Fraction = 0.05) -> Augmenter:
 
 
 @AUGMENT.register("urls")
-def urls(*, rate: Fraction = 0.05) -> Augmenter:
+def urls(*, rate: Fraction = 0.02) -> Augmenter:
     """A web or mail address at the beginning or the end of both sides.
 
     When: addresses have to come through as they are
@@ -171,7 +188,6 @@ def urls(*, rate: Fraction = 0.05) -> Augmenter:
     """
 
     def make_address(random: Random) -> str:
-        # short: a batch is as wide as its longest row
         sizes = [2 + int(random.random() * 4) for _ in range(2)]
         page, name = ("".join(_pick(_LETTERS, random) for _ in range(size)) for size in sizes)
         host = f"{name}.{_pick(('com', 'org', 'net', 'de', 'cn'), random)}"
@@ -182,7 +198,7 @@ def urls(*, rate: Fraction = 0.05) -> Augmenter:
 
 
 @AUGMENT.register("numbers")
-def numbers(*, rate: Fraction = 0.1) -> Augmenter:
+def numbers(*, rate: Fraction = 0.02) -> Augmenter:
     """Numbers that are on both sides become others with as many digits, the same on both.
 
     When: numbers have to come through as they are
@@ -200,7 +216,7 @@ def numbers(*, rate: Fraction = 0.1) -> Augmenter:
 
 
 @AUGMENT.register("tags")
-def tags(*, rate: Fraction = 0.05) -> Augmenter:
+def tags(*, rate: Fraction = 0.02) -> Augmenter:
     """Inline tags around a word that is on both sides, such as a name, or else around the whole of both.
 
     Paper: Bogoychev et al., 2023 (OpusTrainer)

@@ -15,12 +15,10 @@ from torch import Tensor
 
 from polyhead.data.batching.token_windows import SequenceShard
 from polyhead.data.stores.build_cache import IdArray
-from polyhead.data.stores.pair_store import PairStore
+from polyhead.data.stores.pair_store import Pair, PairStore
 from polyhead.nn.loss import IGNORE_INDEX
 from polyhead.tokenizers.token_split import TokenSplitter
 from polyhead.tokenizers.tokenizer import Tokenizer
-
-Pair = tuple[list[int], list[int]]  # token ids of a source and its target
 
 
 class PairBatch(NamedTuple):
@@ -55,8 +53,7 @@ def collate(
     ``splitters`` split some source and target tokens into two shorter ones, at random in each call.
     """
     if augment:
-        pairs = [(store.source_tokens(row).tolist(), store.target_tokens(row).tolist()) for row in rows]
-        sources, targets = map(concat_rows, zip(*augment(rows, pairs), strict=True))
+        sources, targets = map(concat_rows, zip(*augment(rows, store.read_pairs(rows)), strict=True))
     else:
         sources = _gather(store.source_ids, store.source_offsets, np.asarray(rows))
         targets = _gather(store.target_ids, store.target_offsets, np.asarray(rows))

@@ -18,6 +18,7 @@ from polyhead.tokenizers.special_tokens import Seq2SeqTemplate
 from polyhead.tokenizers.tokenizer import Tokenizer
 from polyhead.tokenizers.unknown_tokens import UnknownTokens, count_unknown_ids
 
+Pair = tuple[list[int], list[int]]  # token ids of a source and its target
 _CHUNK = 4096  # pairs tokenized at once
 
 
@@ -64,6 +65,10 @@ class PairStore(IdStore):
     def target_tokens(self, row: int) -> IdArray:
         """The token ids of one target, as a view."""
         return self.target_ids[self.target_offsets[row] : self.target_offsets[row + 1]]
+
+    def read_pairs(self, rows: IdArray | Sequence[int]) -> list[Pair]:
+        """The token ids of some pairs."""
+        return [(self.source_tokens(row).tolist(), self.target_tokens(row).tolist()) for row in rows]
 
     def hash_texts(self) -> list[int]:
         """A hash of the source and the target of each row."""

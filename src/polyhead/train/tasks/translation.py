@@ -127,8 +127,7 @@ class TranslationTask:
         self.title, self.identity = title, {"train": train.directory.name, "valid": valid.directory.name}
         self.identity |= {} if links is None else {"alignments": links.directory.name}
         self.shares = list_shares(mixture, np.diff(train.corpus_starts).tolist(), train.report)
-        sampler = self.make_sampler(train)
-        self.sampler = MixedLengthSampler(sampler, mixture, train.corpus_starts) if mixture else sampler
+        self.mixture = mixture
         self.plan_eval("valid")  # raises if a pair is larger than a batch
 
     @classmethod
@@ -213,17 +212,21 @@ class TranslationTask:
         if recipe.data.language_tags:
             task.usage += f" --target-lang {recipe.data.list_targets('train')[0]}"
         if recipe.data.augment:
-            task.augmenter = PairAugmenter(recipe.data.augment, tokenizer, recipe.train.seed, max_len - 1)
-        report.info(task.make_sampler(train).describe())
+            longest = min(max_len - 1, recipe.train.max_tokens - tokenizer.seq2seq_template.max_special)
+            task.augmenter = PairAugmenter(recipe.data.augment, tokenizer, recipe.train.seed, longest)
+        report.info(task._make_train_sampler(0).describe())
         return task
 
     def epoch_batches(self, epoch: int) -> list[EpochRows]:
         """The pairs of every batch of an epoch, in order."""
-        return [EpochRows(epoch, rows) for rows in self.sampler.epoch_batches(epoch)]
+        sampler = self._make_train_sampler(epoch)
+        starts = self.train.corpus_starts
+        plan = MixedLengthSampler(sampler, self.mixture, starts) if self.mixture else sampler
+        return [EpochRows(epoch, rows) for rows in plan.epoch_batches(epoch)]
 
     def largest_batch(self) -> EpochRows:
         """The batch that needs the most memory."""
-        return EpochRows(0, self.make_sampler(self.train).largest_batch())
+        return EpochRows(0, self._make_train_sampler(0).largest_batch())
 
     def collate(self, batch: EpochRows) -> PairBatch:
         """Padded batch of some training pairs, with augmentation and token splitting."""
@@ -284,6 +287,14 @@ class TranslationTask:
         return LengthBucketSampler(
             store.source_lengths, store.target_lengths, self.config.max_tokens, self.config.seed
         )
+
+    def _make_train_sampler(self, epoch: int) -> LengthBucketSampler:
+        """Batch sampler over the training pairs, by their lengths after augmentation."""
+        sampler = self.make_sampler(self.train)
+        if self.augmenter is None:
+            return sampler
+        sources, targets = self.augmenter.measure_rows(epoch, self.train)
+        return sampler._replace(source_lengths=sources, target_lengths=targets)
 
     def count_training_tokens(self, tokenizer: Tokenizer) -> TrainingCounts:
         """Counts of the target tokens, and the most frequent target."""
