@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 
 from polyhead.core.option_types import Decay, NonNegativeFloat, PositiveFloat
 from polyhead.core.registry import OPTIMIZER
+from polyhead.kernels.training.adamw import AdamW
 from polyhead.nn.position.base import Position
 from polyhead.nn.stack import Stack
 from polyhead.train.distributed.local_tensor import full_tensor, is_dtensor, shard_like
@@ -115,7 +116,7 @@ def adamw(
 ) -> list[Optimizer]:
     """Adam with decoupled weight decay: the step is the mean gradient over its own root mean square.
 
-    β₂ and ε are those of the original Transformer. Uses torch's fused kernel. The default.
+    β₂ and ε are those of the original Transformer. The default.
 
     Equation: m ← β₁ m + (1 - β₁) g,  s ← β₂ s + (1 - β₂) g²,  m̂ = m / (1 - β₁ᵗ),  ŝ = s / (1 - β₂ᵗ)
               w ← w - lr (m̂ / (√ŝ + ε) + weight_decay · w)
@@ -127,7 +128,7 @@ def adamw(
       eps: added to the root of the second moment
     """
     groups = _decay_groups(list(model.parameters()), weight_decay)
-    return [torch.optim.AdamW(groups, lr=lr, betas=(beta1, beta2), eps=eps, fused=True)]
+    return [AdamW(groups, lr=lr, betas=(beta1, beta2), eps=eps, fused=True)]
 
 
 @OPTIMIZER.register("adafactor")
@@ -171,7 +172,7 @@ def muon(
     matrix_ids = {id(p) for block in blocks for p in block.parameters() if p.ndim == 2} - tables
     matrices = [p for p in model.parameters() if id(p) in matrix_ids]
     other_params = [p for p in model.parameters() if id(p) not in matrix_ids]
-    adam = torch.optim.AdamW(
+    adam = AdamW(
         _decay_groups(other_params, weight_decay), lr=adam_lr or lr, betas=(0.9, 0.98), eps=1e-9, fused=True
     )
     if not matrices:

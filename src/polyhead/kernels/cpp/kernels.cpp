@@ -1,5 +1,6 @@
 // Entry points of the kernels: products, attention, logsumexp, top-k, and a complete decoding step.
 #include "step.hpp"
+#include "train_adamw.hpp"
 #include "train_attention.hpp"
 #include "train_blocks.hpp"
 #include "train_elementwise.hpp"

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from polyhead.config.recipe import TrainConfig
+from polyhead.kernels.training.adamw import AdamW
 from polyhead.train.distributed.context_parallel import shard_batch
 from polyhead.train.distributed.process_group import MapFn, ProcessGroup
 from polyhead.train.loss_module import LossModule, LossTask
@@ -92,7 +93,10 @@ class Strategy:
 
     def clip(self) -> Tensor | float:
         """Limit the norm of the gradients of all ranks; returns what it was."""
-        return nn.utils.clip_grad_norm_(list_parameters(*self.training.optimizers), self.max_norm)
+        optimizers = self.training.optimizers
+        if len(optimizers) == 1 and isinstance(optimizers[0], AdamW):
+            return optimizers[0].clip(self.max_norm)
+        return nn.utils.clip_grad_norm_(list_parameters(*optimizers), self.max_norm)
 
     def step(self, losses: Sequence[Tensor], count: int) -> StepMetrics | PendingMetrics:
         """Update the weights from the gradients of ``count`` labels, if all is finite."""
