@@ -1,6 +1,6 @@
 """What a training update costs: with several processes, with adapters, and by the library of its products.
 
-./dev bench update NAME [...]    one of ranks, adapters, products
+./dev bench update NAME [...]    one of ranks, adapters, products, adamw
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ from polyhead.data.stores.pair_store import PairStore
 from polyhead.data.synthetic.synthetic_cldr import write_corpus
 from polyhead.estimate.benchmark import RandomTokenTask
 from polyhead.kernels.malloc_tuning import tune_malloc
+from polyhead.kernels.training.adamw import AdamW
 from polyhead.kernels.training.mode import training_kernels
 from polyhead.models import CausalLM, Seq2Seq, build, preset_config
 from polyhead.nn.loss import cross_entropy
@@ -316,6 +317,48 @@ def products(parser: argparse.ArgumentParser) -> None:
     print(table(rows))
 
 
+def adamw(parser: argparse.ArgumentParser) -> None:
+    """Clipping and AdamW of the weights of language models: torch's fused calls, and ours in two passes.
+
+    ./dev bench update adamw
+    """
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    rows = [["weights", "torch, ms", "ours, ms", "times as fast"]]
+    sizes = {
+        "nanoGPT for CPUs": (4, 128, 65),
+        "6 layers of 512": (6, 512, 32000),
+        "GPT-2 small": (12, 768, 50304),
+    }
+    for name, (n_layers, d_model, vocab_size) in sizes.items():
+        changes = {"n_layers": n_layers, "d_model": d_model, "n_heads": 4}
+        config = preset_config("gpt2", vocab_size, dropout=0.0, **changes)
+        calls = {kind.__module__: make_update(build(config, 1), kind) for kind in (torch.optim.AdamW, AdamW)}
+        theirs, ours = interleaved(calls, options.rounds, warmup=2).values()
+        medians = (f"{1e3 * statistics.median(times):,.2f}" for times in (theirs, ours))
+        rows.append([name, *medians, f"{ratio(theirs, ours):.2f}"])
+    print(table(rows))
+
+
+def make_update(model: nn.Module, kind: type[torch.optim.AdamW]) -> Callable[[], None]:
+    """A call that clips random gradients and updates the weights."""
+    parameters = list(model.parameters())
+    for p in parameters:
+        p.grad = torch.randn_like(p)
+    optimizer = kind(parameters, lr=1e-3, fused=True)
+
+    def update() -> None:
+        if isinstance(optimizer, AdamW):
+            optimizer.clip(1.0)
+        else:
+            float(nn.utils.clip_grad_norm_(parameters, 1.0))
+        optimizer.step()
+
+    return update
+
+
 def translator(name: str) -> tuple[nn.Module, list[tuple[Tensor | None, ...]]]:
     """With batches of real text, whose lengths differ."""
     max_tokens = 3200 if name == "tiny" else 1600
@@ -348,4 +391,4 @@ def loss_of(model: nn.Module):  # type: ignore[no-untyped-def]
 
 
 if __name__ == "__main__":
-    run_measurement(__doc__ or "", ranks, adapters, products)
+    run_measurement(__doc__ or "", ranks, adapters, products, adamw)

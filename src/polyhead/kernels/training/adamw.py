@@ -83,12 +83,7 @@ class AdamW(torch.optim.AdamW):
 
 
 def _is_plain(x: Tensor | None) -> bool:
-    return (
-        type(x) in (Tensor, nn.Parameter)
-        and x.dtype == torch.float32
-        and x.is_cpu
-        and x.is_contiguous()
-    )
+    return type(x) in (Tensor, nn.Parameter) and x.dtype == torch.float32 and x.is_cpu and x.is_contiguous()
 
 
 @cache
