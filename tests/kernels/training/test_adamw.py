@@ -108,3 +108,7 @@ def test_a_norm_that_is_not_finite_is_reported():
         assert math.isfinite(norm) == (value == 0.0)
         if value == 0.0:
             optimizer.step()
+        optimizer.zero_grad()
+    before = [p.detach().clone() for p in parameters]
+    optimizer.step()  # without gradients, after a step that was left out
+    assert all(torch.equal(p, q) for p, q in zip(parameters, before, strict=True))

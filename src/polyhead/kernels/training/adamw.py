@@ -35,23 +35,23 @@ class AdamW(torch.optim.AdamW):
     them by the factor of ``clip``. The first step, which makes the state, is torch's.
     """
 
-    _clipped: tuple[Groups | None, float] | None = None  # tensors of the next step, factor of the gradients
+    _next_step: tuple[Groups | None, float] | None = None  # tensors of the next step, factor of the gradients
 
     def clip(self, max_norm: float) -> Tensor | float:
         """Limit the norm of the gradients, which the next step reads; returns what it was."""
         groups = self._describe_groups()
-        self._clipped = groups, 1.0
+        self._next_step = groups, 1.0
         if groups is None:
             return nn.utils.clip_grad_norm_([p for g in self.param_groups for p in g["params"]], max_norm)
         norm = math.sqrt(sum(_find_kernel("gradient_squares")(rows, len(rows)) for rows in groups))
-        self._clipped = groups, min(1.0, max_norm / (norm + 1e-6))  # as torch does
+        self._next_step = groups, min(1.0, max_norm / (norm + 1e-6))  # as torch does
         return norm
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
         """One step, of the gradients as ``clip`` limits them."""
-        groups, factor = self._clipped or (self._describe_groups(), 1.0)
-        self._clipped = None
+        groups, factor = self._next_step or (self._describe_groups(), 1.0)
+        self._next_step = None
         if groups is None or closure is not None:
             return super().step(closure)
         for group, rows in zip(self.param_groups, groups, strict=True):
@@ -60,6 +60,11 @@ class AdamW(torch.optim.AdamW):
             _find_kernel("adamw")(rows, len(rows), *numbers)
             torch._foreach_add_([self.state[p]["step"] for p in group["params"] if p.grad is not None], 1)
         return None
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients, and what ``clip`` found in them."""
+        self._next_step = None
+        super().zero_grad(set_to_none)
 
     def _describe_groups(self) -> Groups | None:
         """The tensors of the next step as kernels take them; None if they cannot."""
