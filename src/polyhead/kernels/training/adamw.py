@@ -55,6 +55,8 @@ class AdamW(torch.optim.AdamW):
         if groups is None or closure is not None:
             return super().step(closure)
         for group, rows in zip(self.param_groups, groups, strict=True):
+            if not len(rows):
+                continue
             decay = 1 - group["lr"] * group["weight_decay"]
             numbers = factor, group["lr"], *group["betas"], group["eps"], decay
             _find_kernel("adamw")(rows, len(rows), *numbers)
