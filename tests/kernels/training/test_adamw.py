@@ -83,7 +83,7 @@ def test_bits_do_not_depend_on_threads_and_states_are_torchs():
         assert torch.equal(a, b) and torch.equal(a, c)
 
 
-def test_gradients_that_kernels_cannot_read_are_clipped_by_torch():
+def test_torch_clips_transposed_gradients():
     ours, optimizer = make_optimizers(AdamW)
     theirs, reference = make_optimizers(torch.optim.AdamW)
     for step in range(4):

@@ -25,7 +25,7 @@ class _Tensor(ctypes.Structure):
     ]
 
 
-Groups = Sequence[ctypes.Array[_Tensor]]
+_Groups = Sequence[ctypes.Array[_Tensor]]
 
 
 class AdamW(torch.optim.AdamW):
@@ -35,7 +35,9 @@ class AdamW(torch.optim.AdamW):
     them by the factor of ``clip``. The first step, which makes the state, is torch's.
     """
 
-    _next_step: tuple[Groups | None, float] | None = None  # tensors of the next step, factor of the gradients
+    _next_step: tuple[_Groups | None, float] | None = (
+        None  # tensors of the next step, factor of the gradients
+    )
 
     def clip(self, max_norm: float) -> Tensor | float:
         """Limit the norm of the gradients, which the next step reads; returns what it was."""
@@ -68,7 +70,7 @@ class AdamW(torch.optim.AdamW):
         self._next_step = None
         super().zero_grad(set_to_none)
 
-    def _describe_groups(self) -> Groups | None:
+    def _describe_groups(self) -> _Groups | None:
         """The tensors of the next step as kernels take them; None if they cannot."""
         groups: list[ctypes.Array[_Tensor]] = []
         if load_kernels() in (None, SKIPPED_KERNELS):
@@ -83,13 +85,14 @@ class AdamW(torch.optim.AdamW):
                 if not all(map(_is_plain, tensors)):
                     return None
                 step = state["step"].item() + 1
-                of_mean, of_square = (1 / (1 - beta**step) for beta in group["betas"])
-                rows.append((*(x.data_ptr() for x in tensors), p.numel(), of_mean, math.sqrt(of_square)))
+                mean_scale, square_scale = (1 / (1 - beta**step) for beta in group["betas"])
+                pointers = map(Tensor.data_ptr, tensors)
+                rows.append(_Tensor(*pointers, p.numel(), mean_scale, math.sqrt(square_scale)))
             groups.append((_Tensor * len(rows))(*rows))
         return groups
 
 
-def _is_plain(x: Tensor | None) -> bool:
+def _is_plain(x: Any) -> bool:
     return type(x) in (Tensor, nn.Parameter) and x.dtype == torch.float32 and x.is_cpu and x.is_contiguous()
 
 
