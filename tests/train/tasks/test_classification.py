@@ -18,7 +18,7 @@ from polyhead.core.registry import TASK
 from polyhead.nn.loss import classification_loss
 from polyhead.tokenizers.train_tokenizer import train_tokenizer
 from polyhead.train.run_training import run_training
-from polyhead.train.tasks.classification import ClassificationTask
+from polyhead.train.tasks.text_labels import ClassificationTask
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("no_report")]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from polyhead.cli.eval_metrics.printing import (
     write_output_lines,
 )
 from polyhead.cli.line_io import escape_terminal, print_warning, to_one_column
-from polyhead.config.model import QUESTION_ANSWERING, TOKEN_LABELS, ProblemType
+from polyhead.config.model import TOKEN_LABELS
 from polyhead.core.errors import UserError
 from polyhead.core.i18n import tr
 from polyhead.data.readers.labeled import (
@@ -32,31 +32,12 @@ from polyhead.data.readers.labeled import (
     read_labeled,
 )
 from polyhead.data.readers.spans import OUTSIDE, list_span_labels
-from polyhead.evaluate.answering import measure_answers
 from polyhead.evaluate.baselines import Baselines, read_counts
-from polyhead.evaluate.classify import (
-    MAX_MATRIX_CLASSES,
-    ClassScores,
-    ConfusionCounts,
-    HardText,
-    list_confusions,
-    measure_classes,
-    measure_labels,
-    measure_numbers,
-)
-from polyhead.evaluate.tagging import measure_tags
+from polyhead.evaluate.classify import MAX_MATRIX_CLASSES, ConfusionCounts, HardText, list_confusions
 from polyhead.run.run import Run
 from polyhead.tokenizers.unknown_tokens import count_unknown
-from polyhead.train.tasks.classification import LABEL_KINDS, open_split_labeled
-from polyhead.train.tasks.objectives import make_objective
+from polyhead.train.tasks.classification import get_labeled_task, open_split_labeled
 
-_MEASURE_FUNCTIONS: Mapping[ProblemType, Callable[..., ClassScores]] = {
-    "single_label_classification": measure_classes,
-    "multi_label_classification": measure_labels,
-    "regression": measure_numbers,
-    TOKEN_LABELS: measure_tags,
-    QUESTION_ANSWERING: measure_answers,
-}
 _N_HARDEST = 5  # texts that are listed
 
 
@@ -80,9 +61,10 @@ def evaluate_classifier(
             f"--text names {len(text)} column{'s' * (len(text) > 1)}; expected {len(text_columns)}, as in "
             f"the run's training: {' '.join(f'--text {name}' for name in text_columns)}"
         )
+    task = get_labeled_task(run.config.problem_type)
     if files:
         options = file_options(run, files, "text", "label") | columns
-        dataset = open_labeled(files, **options, kind=LABEL_KINDS[run.config.problem_type])
+        dataset = open_labeled(files, **options, kind=task.label_kind)
     elif columns:
         raise UserError(f"--text and --label require files: {eval_command(run, 'FILE --text COLUMN')}")
     else:
@@ -98,8 +80,7 @@ def evaluate_classifier(
             if warning:
                 print_warning(warning)
     start = time.perf_counter()
-    measure = _MEASURE_FUNCTIONS[run.config.problem_type]
-    result = measure(run.members, examples, run.generation, batch_tokens)
+    result = task.measure_run(run.members, examples, run.generation, batch_tokens)
     seconds = time.perf_counter() - start
     if result.n_truncated:
         values = {"most": result.max_tokens, "cut": result.n_truncated, "count": len(examples)}
@@ -107,8 +88,7 @@ def evaluate_classifier(
     baselines: Baselines = {}
     counts, labels = read_counts(run.directory), run.config.labels
     if counts and (counts.texts or counts.labels.keys() == set(labels)):
-        objective = make_objective(run.config.problem_type, run.generation.threshold)
-        baselines = objective.baselines(counts, result.targets, labels)
+        baselines = task.baselines(counts, result.targets, labels)
     unknown = count_unknown((text for example in examples for text in example.texts), run.tokenizer)
     measures = print_table(run, result.measures, result.remarks, baselines, unknown)
     remark = tr("texts/s, in {seconds:,.1f} s with the tokenizer", seconds=seconds)

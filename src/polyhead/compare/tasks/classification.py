@@ -25,7 +25,7 @@ from polyhead.evaluate.classify import class_measures
 from polyhead.models import Classifier
 from polyhead.nn.device import to_model_device
 from polyhead.run.run import Run
-from polyhead.train.tasks.classification import ClassificationBatch, ClassificationTask
+from polyhead.train.tasks.classification import ClassificationBatch, LabeledTextTask
 
 
 class EvaluatedTexts(NamedTuple):
@@ -65,7 +65,7 @@ class ComparedClassification:
     tokens_per_step = staticmethod(average_batch_size)
     measure_decode_speed = encode_memory = staticmethod(decode_nothing)
 
-    def typical_batch(self, task: ClassificationTask) -> EvalBatch:
+    def typical_batch(self, task: LabeledTextTask) -> EvalBatch:
         """The validation batch of the median length."""
         lengths = task.valid.lengths
         batches = sorted(task.plan_eval("valid"), key=lambda rows: int(lengths[rows].max()))
@@ -74,7 +74,7 @@ class ComparedClassification:
 
     make_batch = staticmethod(make_class_batch)
 
-    def evaluate(self, run: Run, recipe: Recipe, task: ClassificationTask) -> tuple[JsonDict, JsonDict]:
+    def evaluate(self, run: Run, recipe: Recipe, task: LabeledTextTask) -> tuple[JsonDict, JsonDict]:
         """Loss on the validation texts; the other metrics on the test texts, if there are any."""
         assert isinstance(run.model, Classifier)
         split = pick_eval_split(recipe)
@@ -108,7 +108,7 @@ class ComparedClassification:
 
 
 @torch.no_grad()
-def evaluate_texts(model: Classifier, task: ClassificationTask, split: str) -> EvaluatedTexts:
+def evaluate_texts(model: Classifier, task: LabeledTextTask, split: str) -> EvaluatedTexts:
     """Evaluate a model on all texts of a split."""
     by_row: dict[int, tuple[float, int, int]] = {}
     for rows, batch in task.eval_batches(split):

@@ -8,12 +8,10 @@ from collections.abc import Callable
 import numpy as np
 from torch import Tensor
 
-from polyhead.config.model import PER_TOKEN, QUESTION_ANSWERING, SINGLE_LABEL
+from polyhead.config.model import PER_TOKEN, SINGLE_LABEL
 from polyhead.data.batching.length_bucketing import LengthBucketSampler
 from polyhead.data.readers.labeled import read_labeled
-from polyhead.evaluate.answering import measure_answers
 from polyhead.evaluate.classify import MAX_MATRIX_CLASSES, confusion_matrix, list_confusions
-from polyhead.evaluate.tagging import measure_tags
 from polyhead.run.run import Run
 from polyhead.train.samples.base import (
     collect_self_attention,
@@ -24,7 +22,7 @@ from polyhead.train.samples.base import (
     spread_evenly,
     take_samples,
 )
-from polyhead.train.tasks.classification import ClassificationBatch, ClassificationTask, open_split_labeled
+from polyhead.train.tasks.classification import ClassificationBatch, LabeledTextTask, open_split_labeled
 from polyhead.viz.samples import (
     LONGEST_GROUP_NAME,
     Breakdown,
@@ -44,7 +42,7 @@ MAX_BARS = 40
 
 
 @take_samples.register
-def classification_samples(task: ClassificationTask, run: Run) -> Samples:
+def classification_samples(task: LabeledTextTask, run: Run) -> Samples:
     """Predictions for validation texts, evenly spread over the file."""
     if task.problem_type in PER_TOKEN:
         return _span_samples(task, run)
@@ -99,7 +97,7 @@ def classification_samples(task: ClassificationTask, run: Run) -> Samples:
     )
 
 
-def _text_label_samples(task: ClassificationTask, run: Run) -> Samples:
+def _text_label_samples(task: LabeledTextTask, run: Run) -> Samples:
     """Labels or numbers of validation texts, the ones with the largest errors at the end."""
     rows = spread_evenly(len(task.valid), _MAX_TEXTS)
     texts, lengths = [_decode_row(task, run, int(row)) for row in rows], task.valid.lengths[rows].tolist()
@@ -138,13 +136,12 @@ def _text_label_samples(task: ClassificationTask, run: Run) -> Samples:
     )
 
 
-def _span_samples(task: ClassificationTask, run: Run) -> Samples:
+def _span_samples(task: LabeledTextTask, run: Run) -> Samples:
     """Spans, or answers, of validation texts, those with the least probable words at the end."""
     assert run.recipe is not None
     examples, _ = read_labeled(open_split_labeled(run.recipe, "valid"), task.labels)
     examples = [examples[row] for row in spread_evenly(len(examples), _MAX_TEXTS)]
-    measure = measure_answers if task.problem_type == QUESTION_ANSWERING else measure_tags
-    result = measure(run.members, examples, run.generation, task.config.max_tokens)
+    result = task.objective.measure_run(run.members, examples, run.generation, task.config.max_tokens)
     texts = [" | ".join(example.texts) for example in examples]
     spread_rows = spread_by_length(texts, _N_SPREAD)
     spread = [(examples[i], result.predictions[i]) for i in spread_rows]
@@ -169,7 +166,7 @@ def _span_samples(task: ClassificationTask, run: Run) -> Samples:
     )
 
 
-def _decode_row(task: ClassificationTask, run: Run, row: int) -> str:
+def _decode_row(task: LabeledTextTask, run: Run, row: int) -> str:
     """Decode a text, or both texts of a pair."""
     ids, second_start = task.valid.row_tokens(row).tolist(), int(task.valid.second_starts[row])
     parts = (decode_readable(run.tokenizer, part) for part in (ids[:second_start], ids[second_start:]))
@@ -177,7 +174,7 @@ def _decode_row(task: ClassificationTask, run: Run, row: int) -> str:
 
 
 def _compute_outputs(
-    task: ClassificationTask, run: Run, rows: np.ndarray, activate: Callable[[Tensor], Tensor]
+    task: LabeledTextTask, run: Run, rows: np.ndarray, activate: Callable[[Tensor], Tensor]
 ) -> np.ndarray:
     """The outputs for validation texts, ``activate`` of their logits: (N, L)."""
     outputs, lengths = np.zeros((len(rows), len(task.labels))), task.valid.lengths[rows]

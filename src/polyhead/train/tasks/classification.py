@@ -1,30 +1,27 @@
-"""Classification of texts or pairs of texts."""
+"""Tasks on texts with labels: what is learned of them, and their texts, opened."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import Literal, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from polyhead.config.model import QUESTION_ANSWERING, SINGLE_LABEL, TOKEN_LABELS, ProblemType
-from polyhead.config.recipe import Recipe, TrainConfig
-from polyhead.core.errors import UserError, unknown_name_error
+from polyhead.config.model import SINGLE_LABEL, ProblemType
+from polyhead.config.recipe import Recipe
 from polyhead.core.i18n import tr
-from polyhead.core.option_types import PositiveFloat
+from polyhead.core.option_types import Decay
 from polyhead.core.registry import TASK
 from polyhead.data.batching.encoder_inputs import EncoderBatch, make_dummy_input
 from polyhead.data.batching.length_bucketing import LengthBucketSampler, shard_rows
 from polyhead.data.readers.labeled import (
     LabeledFiles,
     LabelKind,
-    count_labels,
-    describe_ambiguous_texts,
     describe_similar_labels,
-    describe_single_class,
     open_labeled,
     read_labeled_texts,
 )
@@ -32,7 +29,8 @@ from polyhead.data.stores.build_cache import IdArray
 from polyhead.data.stores.labeled_store import LabeledStore
 from polyhead.data.stores.span_store import SpanStore
 from polyhead.evaluate.baselines import Baselines, TrainingCounts
-from polyhead.evaluate.classify import calibration_error, fit_temperature, log_softmax
+from polyhead.evaluate.classify import ClassScores, calibration_error, fit_temperature, log_softmax
+from polyhead.evaluate.text_numbers import Numbers
 from polyhead.models import Classifier, TokenClassifier
 from polyhead.nn.device import place_batch, to_model_device
 from polyhead.nn.loss import IGNORE_INDEX, Loss
@@ -41,13 +39,8 @@ from polyhead.run.run import Run
 from polyhead.tokenizers.tokenizer import Tokenizer
 from polyhead.train.distributed.process_group import MapFn
 from polyhead.train.loggers import Reporter
-from polyhead.train.tasks.base import TaskLogits, get_problem_type, report_split, warn_learned_texts
-from polyhead.train.tasks.objectives import Objective, SingleLabel
+from polyhead.train.tasks.base import TaskLogits, report_split, warn_learned_texts
 
-LABEL_KINDS: Mapping[ProblemType, LabelKind] = {
-    SINGLE_LABEL: "class", "multi_label_classification": "labels", "regression": "number",
-    TOKEN_LABELS: "spans", QUESTION_ANSWERING: "answers",
-}  # fmt: skip
 # a class without validation texts is reported if at least this many are expected; fewer may be chance
 MIN_EXPECTED_TEXTS = 5
 
@@ -59,31 +52,10 @@ class ClassificationBatch(NamedTuple):
     labels: Tensor  # (B,) int64
 
 
-@TASK.register("classification")
-class ClassificationTask:
-    """Each text, or pair of texts, has one label; the classes are those of the training text.
-
-    Texts are enclosed in the special tokens ``<s>`` and ``</s>``; a second text follows the first, as a
-    second segment if the model has segments. Texts with more than ``data.max_len`` tokens are truncated.
-
-    Equation: -w_y (1 - p(y | x))^gamma log p(y | x),  p = softmax(W pool(encoder(x)) + b)
-    Paper: Devlin et al., 2018, sec. 4.1; token_dropout: Iyyer et al., 2015, sec. 3.2; focal: Lin et al.,
-      2017; calibrate: Guo et al., 2017, sec. 4.2
-    When: texts are to be classified: sentiment, topic, type of question, entailment between two texts
-    Recipe: task: {name: classification, token_dropout: 0.1}
-    Options:
-      token_dropout: share of the tokens that are masked in training, drawn anew each time; for small data
-      class_weights: weights w of the classes in the training loss: none, balanced (inversely proportional to
-        the number of texts), or a weight by label, 1 for a label that is not named
-      loss: cross_entropy (gamma = 0), or focal, which reduces the loss of texts that are easy already
-      focal_gamma: exponent gamma of the focal loss
-      calibrate: after training, divide the logits by the temperature that minimizes the loss of the
-        validation text; the classes stay the same, their probabilities become more honest
-    """
+class LabeledTextTask:
+    """An opened task on labeled texts; the objective has what is learned of them."""
 
     kind = "encoder"
-    label_smoothing = 0.0
-    metrics = ("loss", "accuracy", "f1", "mcc")
     shard = staticmethod(shard_rows)
 
     def __init__(
@@ -91,118 +63,34 @@ class ClassificationTask:
         stores: Mapping[str, LabeledStore],
         labels: Sequence[str],
         tokenizer: Tokenizer,
-        config: TrainConfig,
-        objective: Objective | None = None,
-        *,
-        token_dropout: float = 0.0,
-        class_weights: Literal["none", "balanced"] | dict[str, PositiveFloat] = "none",
-        loss: Literal["cross_entropy", "focal"] = "cross_entropy",
-        focal_gamma: PositiveFloat = 2.0,
-        calibrate: bool = False,
+        recipe: Recipe,
+        objective: LabeledTask,
     ) -> None:
-        if objective is None:
-            weights = weigh_classes(class_weights, stores["train"].labels, labels)
-            objective = SingleLabel(weights, focal_gamma if loss == "focal" else 0.0)
         self.objective, self.problem_type = objective, objective.problem_type
-        self.title, self.usage, self.calibrates = objective.title, objective.usage, calibrate
+        self.title, self.usage = objective.title, objective.usage
         self.stores, self.labels = stores, tuple(labels)
         self.train, self.valid = stores["train"], stores["valid"]
-        self.tokenizer, self.config, self.token_dropout = tokenizer, config, token_dropout
+        self.tokenizer, self.config = tokenizer, recipe.train
         self.identity = {split: stores[split].directory.name for split in ("train", "valid")}
         self.epoch_batches = self.make_sampler(self.train).epoch_batches
         self.largest_batch = self.make_sampler(self.train).largest_batch
         for split in [split for split in stores if split != "train"]:
             self.plan_eval(split)  # raises if a row is larger than a batch
 
-    @classmethod
-    def check(cls, recipe: Recipe) -> None:
-        """Raise a UserError if a file is missing or lacks a column."""
-        options = recipe.task.options
-        if not 0 <= options["token_dropout"] < 1:
-            raise UserError(
-                "token_dropout of task 'classification' must be a fraction from 0 to below 1, not "
-                f"{options['token_dropout']}"
-            )
-        if recipe.distill and (options["class_weights"] != "none" or options["loss"] == "focal"):
-            raise UserError(
-                "distill has its own loss: remove class_weights and loss of task 'classification'"
-            )
-        for split in recipe.data.splits:
-            open_split_labeled(recipe, split)
-
-    @classmethod
-    def iter_texts(cls, recipe: Recipe) -> Iterator[str]:
-        """All training texts, to train a tokenizer on."""
-        return read_labeled_texts(open_split_labeled(recipe, "train"))
-
-    @classmethod
-    def open(cls, recipe: Recipe, tokenizer: Tokenizer, report: Reporter) -> ClassificationTask:
-        """Open the task; the token stores are built, or loaded from the cache."""
-        return cls.open_with_labels(cls.read_classes(recipe), recipe, tokenizer, report)
-
-    @classmethod
-    def read_classes(cls, recipe: Recipe) -> tuple[str, ...]:
-        """All labels of the training text."""
-        return tuple(count_labels(open_split_labeled(recipe, "train")))
-
-    @classmethod
-    def open_with_labels(
-        cls, labels: Sequence[str], recipe: Recipe, tokenizer: Tokenizer, report: Reporter
-    ) -> ClassificationTask:
-        """As ``open``, with known labels."""
-        stores = open_labeled_stores(recipe, labels, tokenizer, report)
-        counts = report_labels(stores["train"], labels, report)
-        task = cls(stores, labels, tokenizer, recipe.train, **recipe.task.options)
-        texts = {split: store.hash_texts() for split, store in stores.items()}
-        for split, store in stores.items():
-            lines, numbers = store.line_numbers.tolist(), store.labels.tolist()
-            warnings = [describe_ambiguous_texts(texts[split], numbers, lines, tr(split))]
-            if split != "train":
-                warnings.append(describe_single_class((labels[i] for i in set(numbers)), split))
-                warn_learned_texts(split, texts[split], lines, texts["train"], report)
-            for warning in filter(None, warnings):
-                report.info(tr("warning: {message}", message=warning))
-        if recipe.data.valid_fraction:
-            task.warn_missing_classes(counts, report)
-        report.info(task.make_sampler(task.train).describe())
-        return task
-
-    def warn_missing_classes(self, counts: Sequence[int], report: Reporter) -> None:
-        """Warn if the held-out share has no text of a class, though some are expected by chance."""
-        share = len(self.valid) / len(self.train)
-        present = set(self.valid.labels.tolist())
-        missing = [
-            f"{self.labels[i]!r}"
-            for i, count in enumerate(counts)
-            if count * share >= MIN_EXPECTED_TEXTS and i not in present
-        ]
-        if missing:
-            names = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
-            report.info(
-                tr(
-                    "warning: no validation text has the label {labels}: data.valid_fraction holds out all "
-                    "lines of a text; increase it, or set data.valid",
-                    labels=names,
-                )
-            )
-
-    def retokenize(self, other_run: Run, recipe: Recipe) -> ClassificationTask:
+    def retokenize(self, other_run: Run, recipe: Recipe) -> LabeledTextTask:
         """The same texts, row by row, with tokenizer and max_len of another run, without token dropout."""
-        limits = {"max_len": other_run.config.max_len}
-        teacher_recipe = recipe.model_copy(
-            update={
-                "model": recipe.model.model_copy(update=limits),
-                "data": recipe.data.model_copy(update=limits),
-            }
-        )
+        limits, sections = {"max_len": other_run.config.max_len}, {"model": recipe.model, "data": recipe.data}
+        update = {name: section.model_copy(update=limits) for name, section in sections.items()}
+        recipe = recipe.model_copy(update=update)
         stores = {
-            split: open_labeled_store(teacher_recipe, split, self.labels, other_run.tokenizer)
+            split: open_labeled_store(recipe, split, self.labels, other_run.tokenizer)
             for split in ("train", "valid")
         }
         # with this tokenizer, a single text may be longer than ``max_tokens`` of a whole batch of the student
         max_tokens = max(self.config.max_tokens, int(stores["valid"].lengths.max()))
         config = self.config.model_copy(update={"max_tokens": max_tokens})
-        return ClassificationTask(stores, self.labels, other_run.tokenizer, config)
+        recipe = recipe.model_copy(update={"train": config})
+        return LabeledTextTask(stores, self.labels, other_run.tokenizer, recipe, type(self.objective)())
 
     def collate(self, rows: np.ndarray) -> ClassificationBatch:
         """Padded batch of some training texts, with token dropout."""
@@ -237,7 +125,7 @@ class ClassificationTask:
 
     def calibrate(self, model: nn.Module, map_fn: MapFn = map) -> dict[str, str]:
         """Divide the classifier of a model by the temperature of the validation text; returns the fact."""
-        if not self.calibrates:
+        if not self.objective.calibrate:
             return {}
         assert isinstance(model, Classifier)
 
@@ -309,11 +197,112 @@ class ClassificationTask:
 
     def _drop_tokens(self, tokens: Tensor) -> Tensor:
         """Replace a share of the tokens by the mask, drawn from torch's generator: (B, T) -> (B, T)."""
-        if not self.token_dropout:
+        if not self.objective.token_dropout:
             return tokens
         special = torch.isin(tokens, torch.tensor(self.tokenizer.special_ids))
-        hidden = (torch.rand(tokens.shape) < self.token_dropout) & ~special
+        hidden = (torch.rand(tokens.shape) < self.objective.token_dropout) & ~special
         return tokens.masked_fill(hidden, self.tokenizer.mask_id)
+
+
+class LabeledTask(ABC):
+    """What is learned of each text; as a class, a task before its data is opened."""
+
+    kind = "encoder"
+    label_smoothing = 0.0
+    problem_type: ProblemType
+    label_kind: LabelKind
+    title: str  # of the run's README.md
+    usage = "polyhead classify . input.txt"  # example command that uses the run
+    measure_run: ClassVar[Callable[..., ClassScores]]  # measures of a run on other texts
+    opened_type: ClassVar[type[LabeledTextTask]] = LabeledTextTask
+    calibrate = False
+    threshold: float  # lowest probability of one of several labels that is predicted
+
+    def __init__(self, *, token_dropout: Decay = 0.0) -> None:
+        self.token_dropout = token_dropout
+
+    def dummy_labels(self, n_labels: int) -> Tensor:
+        """Labels of a row that has no loss."""
+        return torch.full((1, n_labels), torch.nan)
+
+    @abstractmethod
+    def loss(self, logits: Tensor, labels: Tensor, smoothing: float, host: Tensor | None = None) -> Loss:
+        """The sum over the rows with labels; ``host`` are the labels on the CPU."""
+
+    @abstractmethod
+    def measure(self, logits: Numbers, targets: Any, labels: Sequence[str]) -> dict[str, float]:
+        """Measures of logits (N, L) besides the loss."""
+
+    @staticmethod
+    @abstractmethod
+    def count(targets: Any, labels: Sequence[str]) -> TrainingCounts:
+        """Counts of the training text for the baselines."""
+
+    @staticmethod
+    @abstractmethod
+    def baselines(counts: TrainingCounts, targets: Any, labels: Sequence[str]) -> Baselines:
+        """Scores of trivial predictions."""
+
+    def prepare(self, train: LabeledStore, labels: Sequence[str], report: Reporter) -> None:
+        """Report the labels of the training text, and set what the loss needs of them."""
+        report_labels(train, labels, report)
+
+    @classmethod
+    def check(cls, recipe: Recipe) -> None:
+        """Raise a UserError if a file is missing or lacks a column."""
+        for split in recipe.data.splits:
+            open_split_labeled(recipe, split)
+
+    @staticmethod
+    def iter_texts(recipe: Recipe) -> Iterator[str]:
+        """All training texts, to train a tokenizer on."""
+        return read_labeled_texts(open_split_labeled(recipe, "train"))
+
+    @classmethod
+    @abstractmethod
+    def read_classes(cls, recipe: Recipe) -> tuple[str, ...]:
+        """The names of the outputs, from the training text."""
+
+    @classmethod
+    def open(cls, recipe: Recipe, tokenizer: Tokenizer, report: Reporter) -> LabeledTextTask:
+        """Open the task; the token stores are built, or loaded from the cache."""
+        return cls.open_with_labels(cls.read_classes(recipe), recipe, tokenizer, report)
+
+    @classmethod
+    def open_with_labels(
+        cls, labels: Sequence[str], recipe: Recipe, tokenizer: Tokenizer, report: Reporter
+    ) -> LabeledTextTask:
+        """As ``open``, with known labels; texts of a split that the training text has too are reported."""
+        stores = {split: open_labeled_store(recipe, split, labels, tokenizer) for split in recipe.data.splits}
+        for split, store in stores.items():
+            report_split(report, split, store.report.describe(), unknown=store.count_unknown(tokenizer))
+        objective: LabeledTask = TASK.build(recipe.task)
+        objective.threshold = recipe.generation.threshold
+        objective.prepare(stores["train"], labels, report)
+        task = cls.opened_type(stores, labels, tokenizer, recipe, objective)
+        texts = {split: store.hash_texts() for split, store in stores.items()}
+        for split, store in stores.items():
+            if split != "train":
+                lines = store.line_numbers.tolist()
+                warn_learned_texts(split, texts[split], lines, texts["train"], report)
+            for warning in filter(None, objective.list_warnings(split, store, texts[split], labels)):
+                report.info(tr("warning: {message}", message=warning))
+        if cls.problem_type == SINGLE_LABEL and recipe.data.valid_fraction:
+            warn_missing_classes(task, report)
+        report.info(task.make_sampler(task.train).describe())
+        return task
+
+    def list_warnings(
+        self, split: str, store: LabeledStore, texts: Sequence[int], labels: Sequence[str]
+    ) -> list[str]:
+        """Warnings of the labels of a split, whose ``texts`` are hashes; "" is none."""
+        return []
+
+
+def get_labeled_task(problem_type: ProblemType) -> type[LabeledTask]:
+    """The task whose models have outputs of this type."""
+    tasks = (TASK.get(name) for name in TASK.names())
+    return next(t for t in tasks if issubclass(t, LabeledTask) and t.problem_type == problem_type)
 
 
 def select_targets(values: Tensor, labels: Tensor) -> Tensor:
@@ -321,24 +310,6 @@ def select_targets(values: Tensor, labels: Tensor) -> Tensor:
     if labels.is_floating_point():
         return values[~labels[:, 0].isnan()]
     return values[labels != IGNORE_INDEX]
-
-
-def weigh_classes(
-    choice: str | Mapping[str, float], targets: IdArray, labels: Sequence[str]
-) -> Tensor | None:
-    """The weight of each class: (L,); None if all are 1. The mean over the training texts is 1."""
-    counts = np.bincount(targets, minlength=len(labels))
-    if choice == "none":
-        return None
-    if isinstance(choice, Mapping):
-        for label in choice:
-            if label not in labels:
-                raise unknown_name_error("label in class_weights", label, labels)
-        weights = np.array([choice.get(label, 1.0) for label in labels])
-        weights *= counts.sum() / (counts @ weights)
-    else:
-        weights = counts.sum() / (len(counts) * np.maximum(counts, 1))
-    return torch.tensor(weights, dtype=torch.float32)
 
 
 def class_logits(model: nn.Module, inputs: EncoderBatch, host: EncoderBatch | None = None) -> Tensor:
@@ -359,32 +330,8 @@ def open_split_labeled(recipe: Recipe, split: str) -> LabeledFiles:
         label=data.label,
         validation_fraction=share,
         is_validation=is_validation,
-        kind=LABEL_KINDS[get_problem_type(TASK.get(recipe.task.name))],
+        kind=TASK.get(recipe.task.name).label_kind,
     )
-
-
-def open_labeled_stores(
-    recipe: Recipe, labels: Sequence[str], tokenizer: Tokenizer, report: Reporter
-) -> dict[str, LabeledStore]:
-    """The tokenized texts of all splits, reported."""
-    stores = {split: open_labeled_store(recipe, split, labels, tokenizer) for split in recipe.data.splits}
-    for split, store in stores.items():
-        report_split(report, split, store.report.describe(), unknown=store.count_unknown(tokenizer))
-    return stores
-
-
-def report_labels(store: LabeledStore, labels: Sequence[str], report: Reporter) -> list[int]:
-    """Report the labels of the training text; returns how many texts have each."""
-    counts: list[int] = np.bincount(store.labels, minlength=len(labels)).tolist()
-    summary = ", ".join(
-        tr("{label}: {count:,} texts", label=label, count=count)
-        for label, count in zip(labels[:20], counts, strict=False)
-    )
-    summary += ", ..." if len(labels) > 20 else ""
-    report.info(tr("{count} classes: {labels}", count=len(labels), labels=summary))
-    if warning := describe_similar_labels(dict(zip(labels, counts, strict=True))):
-        report.info(tr("warning: {message}", message=warning))
-    return counts
 
 
 def open_labeled_store(
@@ -395,3 +342,43 @@ def open_labeled_store(
     files = open_split_labeled(recipe, split)
     store = SpanStore if files.kind in ("spans", "answers") else LabeledStore
     return store.open_or_build(files, labels, tokenizer, recipe.token_cache_dir, max_len=max_len)
+
+
+def count_classes(targets: IdArray, labels: Sequence[str]) -> dict[str, int]:
+    """How many of the targets are of each class."""
+    counts = np.bincount(targets.astype(np.int64), minlength=len(labels)).tolist()
+    return dict(zip(labels, counts, strict=True))
+
+
+def report_labels(store: LabeledStore, labels: Sequence[str], report: Reporter) -> None:
+    """Report how many training texts have each of the labels, the first ones by name."""
+    counts = count_classes(store.labels, labels)
+    texts = [tr("{label}: {count:,} texts", label=label, count=counts[label]) for label in labels[:20]]
+    report_classes(counts, ", ".join(texts) + (", ..." if len(labels) > 20 else ""), report)
+
+
+def report_classes(counts: Mapping[str, int], summary: str, report: Reporter) -> None:
+    """Report the classes of the training text, and warn of names that look the same."""
+    report.info(tr("{count} classes: {labels}", count=len(counts), labels=summary))
+    if warning := describe_similar_labels(counts):
+        report.info(tr("warning: {message}", message=warning))
+
+
+def warn_missing_classes(task: LabeledTextTask, report: Reporter) -> None:
+    """Warn if the held-out share has no text of a class, though some are expected by chance."""
+    share, present = len(task.valid) / len(task.train), count_classes(task.valid.labels, task.labels)
+    counts = count_classes(task.train.labels, task.labels)
+    missing = [
+        f"{label!r}"
+        for label, count in counts.items()
+        if count * share >= MIN_EXPECTED_TEXTS and not present[label]
+    ]
+    if missing:
+        names = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
+        report.info(
+            tr(
+                "warning: no validation text has the label {labels}: data.valid_fraction holds out all "
+                "lines of a text; increase it, or set data.valid",
+                labels=names,
+            )
+        )
