@@ -168,26 +168,15 @@ class TableColumns:
                     "data.source=... data.target=..."
                 )
             return dict(zip(missing_sides, texts, strict=True))
-        if task in _LABEL_TESTS:
-            named = [
-                column for column in self.values if _last_key(column) in (*_LABEL_NAMES, "score", "tags")
-            ]
-            labels = [column for column, values in self.values.items() if _LABEL_TESTS[task](values)]
-            candidates = [column for column in named if column in labels] or labels
-            if "label" not in given_keys and not candidates:
-                raise UserError(
-                    f"{self.name} has the columns {self._list_names()}: none holds "
-                    f"{_LABEL_NOUNS[task]}; set data.label=..."
-                )
-            label = given_keys.get("label", next(iter(candidates), None))
-            return {"text": given_keys.get("text", self._find_text_columns(label)), "label": label}
-        if task == "classification":
-            label = given_keys.get("label", self._find_label())
+        if task in _LABEL_NOUNS:
+            label = given_keys.get("label", self._find_label() if task == "classification" else None)
+            if "label" not in given_keys and task in _LABEL_TESTS:
+                named = (*_LABEL_NAMES, "score", "tags")
+                labels = [column for column, values in self.values.items() if _LABEL_TESTS[task](values)]
+                label = next((one for one in labels if _last_key(one) in named), next(iter(labels), None))
             if label is None:
-                raise UserError(
-                    f"{self.name} has the columns {self._list_names()}: none has few frequent "
-                    "values; set the label column, data.label=..."
-                )
+                needed = f"none {_LABEL_NOUNS[task]}data.label=..."
+                raise UserError(f"{self.name} has the columns {self._list_names()}: {needed}")
             return {"text": given_keys.get("text", self._find_text_columns(label)), "label": label}
         return {"text": given_keys.get("text", self._first_text_column(self.text_columns))}
 
@@ -424,8 +413,9 @@ _LABEL_TESTS: Mapping[str, Callable[[list[Any]], bool]] = {
 }
 """What the values of the label column are, by task."""
 _LABEL_NOUNS = {
-    "multi-label": "lists of labels", "regression": "numbers", "token-classification": "spans",
-    "question-answering": "answers",
+    "classification": "has few frequent values; set the label column, ",
+    "multi-label": "holds lists of labels; set ", "regression": "holds numbers; set ",
+    "token-classification": "holds spans; set ", "question-answering": "holds answers; set ",
 }  # fmt: skip
 
 

@@ -40,9 +40,9 @@ _TASKS = (
     "translation", "language-model", "masked-lm", "classification", "multi-label", "regression",
     "token-classification", "question-answering", "chat", "dpo", "kto", "embedding",
 )  # fmt: skip
-_KINDS: Mapping[str, LabelKind] = {
-    "multi-label": "labels", "regression": "number", "token-classification": "spans",
-    "question-answering": "answers",
+_LABEL_KINDS: Mapping[str, LabelKind] = {
+    "classification": "class", "multi-label": "labels", "regression": "number",
+    "token-classification": "spans", "question-answering": "answers",
 }  # fmt: skip
 _MAX_BYTES = 1 << 28  # bytes of text that are read; the rest is assumed to be similar
 _LANGUAGE_CODE = re.compile(r"[a-z]{2,3}([-_][A-Za-z]{2,4})?")
@@ -293,18 +293,15 @@ def _iter_row_sizes(
         corpus = open_corpus(paths, format=data.format, source=data.source, target=data.target)
         for pair in corpus.iter_pairs():
             yield _byte_lengths(pair.source, pair.target)
-    elif summary.task == "classification":
-        labeled_files = open_labeled(paths, format=data.format, text=data.text, label=data.label)
-        counts = count_labels(labeled_files)
-        summary.labels = len(counts)
-        summary.notes = [*summary.notes, *filter(None, [describe_similar_labels(counts)])]
-        for example in labeled_files.iter_examples():
-            yield _byte_lengths(*example.texts)
-    elif summary.task in _KINDS:
-        kind = _KINDS[summary.task]
+    elif summary.task in _LABEL_KINDS:
+        kind = _LABEL_KINDS[summary.task]
         labeled_files = open_labeled(paths, format=data.format, text=data.text, label=data.label, kind=kind)
-        has_labels = kind not in ("number", "answers")
-        summary.labels = len(count_multi_labels(labeled_files)) if has_labels else 0
+        if kind == "class":
+            counts = count_labels(labeled_files)
+            summary.notes = [*summary.notes, *filter(None, [describe_similar_labels(counts)])]
+        else:
+            counts = count_multi_labels(labeled_files) if kind in ("labels", "spans") else {}
+        summary.labels = len(counts)
         for example in labeled_files.iter_examples():
             yield _byte_lengths(*example.texts)
     elif summary.task == "chat":

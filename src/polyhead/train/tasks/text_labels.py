@@ -185,7 +185,7 @@ class MultiLabelTask(LabeledTask):
     problem_type: ProblemType = "multi_label_classification"
     label_kind: LabelKind = "labels"
     title = "A classifier with several labels per text"
-    measure_run = staticmethod(measure_labels)
+    measure_run, baselines = staticmethod(measure_labels), staticmethod(multi_label_baselines)
 
     def loss(self, logits: Tensor, labels: Tensor, smoothing: float, host: Tensor | None = None) -> Loss:
         return multi_label_loss(logits, labels, smoothing, host)
@@ -197,10 +197,6 @@ class MultiLabelTask(LabeledTask):
     def count(targets: Any, labels: Sequence[str]) -> TrainingCounts:
         counts = targets.sum(0).astype(int).tolist()
         return TrainingCounts(labels=dict(zip(labels, counts, strict=True)), texts=len(targets))
-
-    @staticmethod
-    def baselines(counts: TrainingCounts, targets: Any, labels: Sequence[str]) -> Baselines:
-        return multi_label_baselines(counts, targets, labels)
 
     @classmethod
     def read_classes(cls, recipe: Recipe) -> tuple[str, ...]:
@@ -284,7 +280,7 @@ class TokenClassificationTask(LabeledTask):
     problem_type: ProblemType = TOKEN_LABELS
     label_kind: LabelKind = "spans"
     title, usage = "A token classifier", "polyhead tag . input.txt"
-    measure_run = staticmethod(measure_tags)
+    measure_run, baselines = staticmethod(measure_tags), staticmethod(tag_baselines)
 
     def __init__(
         self,
@@ -317,10 +313,6 @@ class TokenClassificationTask(LabeledTask):
         for word, best in zip(hashes.tolist(), counts.argmax(1).tolist(), strict=True):
             words |= {word: labels[best]} if labels[best] != OUTSIDE else {}
         return TrainingCounts(labels=count_classes(tags, labels), words=words)
-
-    @staticmethod
-    def baselines(counts: TrainingCounts, targets: Any, labels: Sequence[str]) -> Baselines:
-        return tag_baselines(counts, targets, labels)
 
     def prepare(self, train: LabeledStore, labels: Sequence[str], report: Reporter) -> None:
         tags = train.labels[train.labels != IGNORE_INDEX]
