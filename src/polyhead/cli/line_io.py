@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
 
 from polyhead.core.blank_text import is_blank
 from polyhead.core.errors import UserError, did_you_mean
@@ -307,39 +307,22 @@ class LineCounter:
             print(file=sys.stderr)
 
 
-class LineInput(Protocol):
-    """A file that is read before the model is loaded, and queried for one chunk of lines after another."""
-
-    def set_model(self, tokenizer: Tokenizer, template: Seq2SeqTemplate, max_len: int) -> None:
-        """Set the tokenizer, the template and the maximum number of output tokens."""
-        ...
-
-    def check_lines(self, texts: Sequence[str], num_done: int) -> dict[int, str]:
-        """Read the input of these lines, which come after ``num_done`` others.
-
-        Returns why it cannot be used, by the index of the line.
-        """
-        ...
-
-    def get_options(self) -> dict[str, Any]:
-        """Return the options of ``run.translate`` for the lines that were checked last."""
-        ...
-
-    def finish(self, num_done: int) -> None:
-        """Called after the last line."""
-        ...
-
-
 class PrefixFile:
-    """Forced prefixes: line n of the file is the beginning of the translation of line n."""
+    """Forced prefixes: line n of the file is the beginning of the translation of line n.
+
+    As ``TerminologyFile``, it is read before the model is loaded, and queried for one chunk of lines after
+    another.
+    """
 
     def __init__(self, path: str) -> None:
         self.path, self.lines, self.prefixes = path, read_lines(path), list[str]()
 
     def set_model(self, tokenizer: Tokenizer, template: Seq2SeqTemplate, max_len: int) -> None:
+        """Set the tokenizer, the template and the maximum number of output tokens."""
         self.target, self.max_len = tokenizer.target_tokenizer, max_len
 
     def check_lines(self, texts: Sequence[str], num_done: int) -> dict[int, str]:
+        """Read the input of these lines, after ``num_done`` others; returns why it cannot be used."""
         prefixes = list(islice(self.lines, len(texts)))
         if len(prefixes) < len(texts):
             raise UserError(
@@ -351,9 +334,11 @@ class PrefixFile:
         return reasons
 
     def get_options(self) -> dict[str, Any]:
+        """The options of ``run.translate`` for the lines that were checked last."""
         return {"prefix": self.prefixes}
 
     def finish(self, num_done: int) -> None:
+        """Called after the last line."""
         if next(self.lines, None) is not None:
             raise UserError(f"--prefix: {self.path} has more lines than the text, which has {num_done:,}")
 
@@ -386,14 +371,15 @@ class TerminologyFile:
         print_warning(f"{self.num_matched:,} of {num_done:,} lines have terms of {self.path}")
 
 
-def open_line_inputs(source: str, prefix: str | None, terminology: str | None) -> list[LineInput]:
+def open_line_inputs(
+    source: str, prefix: str | None, terminology: str | None
+) -> list[PrefixFile | TerminologyFile]:
     """Open the files that are given; a UserError if standard input would be used twice."""
     for name, path in {"--prefix": prefix, "--terminology": terminology}.items():
         if source == path == "-":
             raise UserError(f"{name}: standard input is already used for the text; expected a file")
-    prefixes: list[LineInput] = [] if prefix is None else [PrefixFile(prefix)]
-    terminologies: list[LineInput] = [] if terminology is None else [TerminologyFile(terminology)]
-    return [*terminologies, *prefixes]
+    prefixes = [] if prefix is None else [PrefixFile(prefix)]
+    return [*([] if terminology is None else [TerminologyFile(terminology)]), *prefixes]
 
 
 def find_long_rows(rows: Sequence[Sequence[int]], max_len: int, message: str) -> dict[int, str]:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol
 
 from polyhead.cli.line_io import escape_terminal, print_warning
 from polyhead.core.atomic_io import name_in_oserror
@@ -76,10 +75,8 @@ class PartialFile:
                 remaining = remaining[self.file.write(remaining) :]
 
 
-class AddLines(Protocol):
-    """Writes the output lines of further texts."""
-
-    def __call__(self, lines: Iterable[str], texts: int) -> None: ...
+AddLines = Callable[[Iterable[str], int], None]
+"""Writes the output lines of a number of further texts."""
 
 
 def check_output_path(

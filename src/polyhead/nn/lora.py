@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +14,7 @@ from polyhead.nn.dropout import Dropout
 from polyhead.nn.int4_linear import Int4Linear, frozen_linear, is_int4, unpack_int4
 
 LORA_A, LORA_B = "lora_a", "lora_b"
+M = TypeVar("M", bound=nn.Module)
 
 
 class LoraLinear(nn.Module):
@@ -60,16 +62,26 @@ def merge_lora(model: nn.Module) -> None:
 
     Weights in 4 bits become fp32.
     """
-    merged: dict[int, nn.Linear] = {}  # tied projections are one module under several names
-    for parent in list(model.modules()):
-        for name, part in list(parent._modules.items()):
-            if isinstance(part, LoraLinear | Int4Linear):
-                if id(part) not in merged:
-                    weight = unpack_int4(part.weight)
-                    if isinstance(part, LoraLinear):
-                        weight += _lora_delta(part.lora_a, part.lora_b, part.scale)
-                    merged[id(part)] = _to_linear(weight, part.bias)
-                setattr(parent, name, merged[id(part)])
+
+    def merge(part: LoraLinear | Int4Linear) -> nn.Module:
+        weight = unpack_int4(part.weight)
+        if isinstance(part, LoraLinear):
+            weight += _lora_delta(part.lora_a, part.lora_b, part.scale)
+        return _to_linear(weight, part.bias)
+
+    modules = model.named_modules(remove_duplicate=False)
+    parts = {name: part for name, part in modules if isinstance(part, LoraLinear | Int4Linear)}
+    replace_modules(model, parts, merge)
+
+
+def replace_modules(model: nn.Module, modules: Mapping[str, M], make: Callable[[M], nn.Module]) -> None:
+    """Put ``make`` of each module in its place; of one with several names, as it is tied, there is one."""
+    made: dict[int, nn.Module] = {}
+    for name, module in modules.items():
+        if id(module) not in made:
+            made[id(module)] = make(module)
+        parent, _, child = name.rpartition(".")
+        setattr(model.get_submodule(parent), child, made[id(module)])
 
 
 def merge_lora_tensors(tensors: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import nn
@@ -16,7 +17,7 @@ from polyhead.kernels.int_linear import GROUP_SIZE, Int4
 from polyhead.kernels.malloc_tuning import trim_heap
 from polyhead.models import Classifier, TokenClassifier
 from polyhead.nn.int4_linear import GROUP_BYTES, Int4Linear, count_weights
-from polyhead.nn.lora import LoraLinear
+from polyhead.nn.lora import LoraLinear, replace_modules
 
 
 def prepare_trainable(model: nn.Module, config: TrainConfig) -> None:
@@ -33,9 +34,8 @@ def quantize_base(model: nn.Module, lora: LoraConfig) -> None:
 
     A UserError if one has inputs that are no multiple of 32.
     """
-    packed: dict[int, Int4Linear] = {}  # tied ones are one module under several names
-    trained_modules = modules_to_save(model, lora)
-    for name, linear in [*model.named_modules(remove_duplicate=False)] if lora.base == "int4" else ():
+    trained_modules, linears = modules_to_save(model, lora), dict[str, nn.Linear]()
+    for name, linear in model.named_modules(remove_duplicate=False) if lora.base == "int4" else ():
         if type(linear) is not nn.Linear or _is_under(name, trained_modules):
             continue
         if linear.in_features % GROUP_SIZE:
@@ -43,14 +43,16 @@ def quantize_base(model: nn.Module, lora: LoraConfig) -> None:
                 f"train.lora.base: {name} has {linear.in_features} inputs, and int4 needs a multiple of "
                 f"{GROUP_SIZE}; set train.lora.base=fp32"
             )
-        if id(linear) not in packed:
-            weight, n_bytes = linear.weight, linear.in_features // GROUP_SIZE * GROUP_BYTES + 4
-            is_meta = weight.is_meta
-            data = weight.new_empty((len(weight), n_bytes), dtype=torch.uint8)
-            packed[id(linear)] = Int4Linear(linear, data if is_meta else data.copy_(Int4(weight).to_bytes()))
-        parent, _, child = name.rpartition(".")
-        setattr(model.get_submodule(parent), child, packed[id(linear)])
-    if packed:
+        linears[name] = linear
+
+    def pack(linear: nn.Linear) -> Int4Linear:
+        weight, n_bytes = linear.weight, linear.in_features // GROUP_SIZE * GROUP_BYTES + 4
+        data = weight.new_empty((len(weight), n_bytes), dtype=torch.uint8)
+        return Int4Linear(linear, data if weight.is_meta else data.copy_(Int4(weight).to_bytes()))
+
+    replace_modules(model, linears, pack)
+    if linears:
+        linears.clear()
         trim_heap()
 
 
@@ -93,14 +95,8 @@ def add_lora(model: nn.Module, lora: LoraConfig, seed: int) -> None:
         for parameter in select_parameters(model, name, "train.lora.modules_to_save").values():
             parameter.requires_grad_(True)
     rng = torch.Generator().manual_seed(seed)
-    adapters: dict[int, LoraLinear] = {}
-    for name, linear in linears.items():
-        if id(linear) not in adapters:
-            adapters[id(linear)] = LoraLinear(
-                linear, lora.r, alpha=lora.alpha, dropout=lora.dropout, generator=rng
-            )
-        parent, _, child = name.rpartition(".")
-        setattr(model.get_submodule(parent), child, adapters[id(linear)])
+    options: dict[str, Any] = {"alpha": lora.alpha, "dropout": lora.dropout, "generator": rng}
+    replace_modules(model, linears, lambda linear: LoraLinear(linear, lora.r, **options))
 
 
 def modules_to_save(model: nn.Module, lora: LoraConfig) -> tuple[str, ...]:
