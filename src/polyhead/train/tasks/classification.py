@@ -26,8 +26,7 @@ from polyhead.data.readers.labeled import (
     read_labeled_texts,
 )
 from polyhead.data.stores.build_cache import IdArray
-from polyhead.data.stores.labeled_store import LabeledStore
-from polyhead.data.stores.span_store import SpanStore
+from polyhead.data.stores.labeled_store import LabeledStore, SpanStore
 from polyhead.evaluate.baselines import Baselines, TrainingCounts
 from polyhead.evaluate.classify import ClassScores, calibration_error, fit_temperature, log_softmax
 from polyhead.evaluate.text_numbers import Numbers

@@ -20,7 +20,7 @@ from polyhead.data.batching.length_bucketing import LengthBucketSampler, shard_r
 from polyhead.data.batching.token_windows import TokenWindows, make_dummy_windows
 from polyhead.data.readers.preferences import Preferences, open_preferences, read_preference_texts
 from polyhead.data.stores.build_cache import IdArray
-from polyhead.data.stores.preference_store import PreferenceStore, open_preference_store
+from polyhead.data.stores.conversation_store import PreferenceStore, open_preference_store
 from polyhead.evaluate.baselines import Baseline, Baselines, TrainingCounts
 from polyhead.generation.prompt_template import get_prompt_template
 from polyhead.models import CausalLM, Ensemble
