@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import ClassVar
 
 from torch import nn
 
@@ -61,6 +62,8 @@ class ChatTask:
     chat = Choice("plain")  # default chat template
     title = "A chat model"
     usage = "polyhead chat ."
+    valid_facts: ClassVar[dict[str, str]] = {}
+    collect_facts = collect_split_facts
     shard = staticmethod(shard_rows)
     dummy_batch = staticmethod(make_dummy_windows)
     shard_sequence = staticmethod(shard_windows)
@@ -128,10 +131,6 @@ class ChatTask:
             measure_batch, [self.plan_eval(split)], map_fn, self.stores[split].report
         )
         return {name: metrics[name] for name in ("loss", "ppl")}
-
-    def collect_facts(self, run: Run, map_fn: MapFn = map) -> dict[str, str]:
-        """Loss and perplexity of the test text, if there is one."""
-        return collect_split_facts(self.evaluate, self.stores, run, map_fn)
 
     def count_training_tokens(self, tokenizer: Tokenizer) -> TrainingCounts:
         """Counts of the assistant tokens."""

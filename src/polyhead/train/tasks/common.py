@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -45,9 +45,6 @@ from polyhead.train.distributed.process_group import MapFn
 from polyhead.train.loggers import Reporter
 from polyhead.train.tasks.base import TaskLogits, report_split, warn_learned_texts
 from polyhead.train.tasks.corpora import make_text_rules, name_losses
-
-EvaluateFn = Callable[[nn.Module, MapFn, str], dict[str, float]]
-"""Metrics of a model on a split."""
 
 
 def open_split_text(recipe: Recipe, split: str) -> TextFiles:
@@ -154,19 +151,17 @@ def compute_label_baselines(counts: TrainingCounts, labels: Iterable[Tensor]) ->
     return unigram_baselines(counts.token_counts(), label_counts)
 
 
-def collect_split_facts(
-    evaluate: EvaluateFn, splits: Iterable[str], run: Run, map_fn: MapFn, valid_facts: Mapping[str, str] = {}
-) -> dict[str, str]:
+def collect_split_facts(task: Any, run: Run, map_fn: MapFn = map) -> dict[str, str]:
     """Facts for the README.md: some metrics of the validation text, all of the test text if there is one.
 
-    ``valid_facts`` maps metrics to their names; the validation loss is a fact already.
+    ``task.valid_facts`` maps metrics to their names; the validation loss is a fact already.
     """
     facts: dict[str, str] = {}
-    if valid_facts:
-        metrics = evaluate(run.model, map_fn, "valid")
-        facts = {f"valid {fact}": f"{metrics[name]:.4f}" for name, fact in valid_facts.items()}
-    if "test" in splits:
-        metrics = evaluate(run.model, map_fn, "test")
+    if task.valid_facts:
+        metrics = task.evaluate(run.model, map_fn)
+        facts = {f"valid {fact}": f"{metrics[name]:.4f}" for name, fact in task.valid_facts.items()}
+    if "test" in task.stores:
+        metrics = task.evaluate(run.model, map_fn, "test")
         facts |= {f"test {name}": f"{value:.4f}" for name, value in metrics.items()}
     return facts
 

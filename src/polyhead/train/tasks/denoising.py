@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 from torch import nn
@@ -104,6 +104,8 @@ class DenoisingTask:
     labels = ()
     title = "A denoising encoder-decoder"
     usage = "polyhead train recipe.yaml init_from=."
+    valid_facts: ClassVar[dict[str, str]] = {"accuracy": "accuracy"}
+    collect_facts = collect_split_facts
     iter_texts = staticmethod(iter_training_texts)
     shard = staticmethod(TextRows.shard)
     dummy_batch = staticmethod(make_dummy_pairs)
@@ -201,10 +203,6 @@ class DenoisingTask:
 
         plans = self._plan_corpora(split)
         return measure_token_loss(measure_batch, plans, map_fn, self.stores[split].report)
-
-    def collect_facts(self, run: Run, map_fn: MapFn = map) -> dict[str, str]:
-        """Accuracy on the validation text, and all metrics on the test text if there is one."""
-        return collect_split_facts(self.evaluate, self.stores, run, map_fn, {"accuracy": "accuracy"})
 
     def count_training_tokens(self, tokenizer: Tokenizer) -> TrainingCounts:
         """Counts of the target tokens in the first batches of an epoch."""

@@ -75,6 +75,7 @@ class EmbeddingTask:
     label_smoothing = 0.0
     metrics = ("loss", "ndcg", "mrr", "pearson", "spearman")
     labels: tuple[str, ...] = ()
+    collect_facts = collect_split_facts
     title, usage = "A model of text embeddings", 'polyhead search . texts.txt --query "a house by the sea"'
 
     def __init__(
@@ -94,6 +95,10 @@ class EmbeddingTask:
         self.n_excluded = n_excluded  # tokens of a prompt that are in no vector
         self.temperature, self.in_batch, self.widths = temperature, in_batch, widths
         self.identity = {split: stores[split].directory.name for split in ("train", "valid")}
+        names = ["spearman"] if self.valid.is_scored else ["ndcg", "mrr"]
+        columns = {"ndcg": "nDCG@10", "mrr": "MRR", "spearman": "Spearman"}
+        self.valid_facts = {name: columns[name] for name in names}
+        self.valid_facts |= {(name := f"{names[0]}_{width}"): name for width in widths}
         for split in stores:
             self.plan_eval(split)  # raises if a pair is larger than a batch
 
@@ -230,14 +235,6 @@ class EmbeddingTask:
         for width in self.widths:
             measures[f"{main}_{width}"] = measure_vectors(store, vectors[:, :width])[main]
         return measures
-
-    def collect_facts(self, run: Run, map_fn: MapFn = map) -> dict[str, str]:
-        """Measures of the validation text, and all of the test text."""
-        columns = {"ndcg": "nDCG@10", "mrr": "MRR", "spearman": "Spearman"}
-        names = ["spearman"] if self.valid.is_scored else ["ndcg", "mrr"]
-        names += [f"{names[0]}_{width}" for width in self.widths]
-        facts = {name: columns.get(name, name) for name in names}
-        return collect_split_facts(self.evaluate, self.stores, run, map_fn, facts)
 
     def count_training_tokens(self, tokenizer: Tokenizer) -> TrainingCounts:
         """The number of pairs; the baselines need no counts."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
 from operator import add
+from typing import ClassVar
 
 import numpy as np
 from torch import nn
@@ -67,6 +68,8 @@ class LanguageModelingTask:
     labels: tuple[str, ...] = ()
     title = "A language model"
     usage = 'polyhead generate . "Once upon a time"'
+    valid_facts: ClassVar[dict[str, str]] = {}
+    collect_facts = collect_split_facts
     check = staticmethod(check_text)
     iter_texts = staticmethod(iter_training_texts)
     shard = staticmethod(shard_rows)
@@ -136,10 +139,6 @@ class LanguageModelingTask:
         store = self.stores[split]
         plan = plan_rows(store, self.width, self.batch_rows)
         return ((rows[:, 0], collate_rows(store, rows, self.width)) for rows in plan)
-
-    def collect_facts(self, run: Run, map_fn: MapFn = map) -> dict[str, str]:
-        """The metrics of ``evaluate`` on the test text, if there is one."""
-        return collect_split_facts(self.evaluate, self.stores, run, map_fn)
 
     def count_training_tokens(self, tokenizer: Tokenizer) -> TrainingCounts:
         """Counts of the tokens as labels."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -93,6 +93,8 @@ class MaskedLMTask:
     labels = ()
     title = "A masked language model"
     usage = 'polyhead fill-mask . "The <mask> sat down."'
+    valid_facts: ClassVar[dict[str, str]] = {"accuracy": "accuracy"}
+    collect_facts = collect_split_facts
     iter_texts = staticmethod(iter_training_texts)
     shard = staticmethod(PackedRows.shard)
     count_labels = staticmethod(count_masked_labels)
@@ -202,10 +204,6 @@ class MaskedLMTask:
 
         plans = self._plan_corpora(split)
         return measure_token_loss(measure_batch, plans, map_fn, self.stores[split].report)
-
-    def collect_facts(self, run: Run, map_fn: MapFn = map) -> dict[str, str]:
-        """Accuracy on the validation text, and all metrics on the test text if there is one."""
-        return collect_split_facts(self.evaluate, self.stores, run, map_fn, {"accuracy": "accuracy"})
 
     def count_training_tokens(self, tokenizer: Tokenizer) -> TrainingCounts:
         """Counts of all tokens that can be masked."""

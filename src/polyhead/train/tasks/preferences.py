@@ -65,6 +65,8 @@ class PreferenceTask:
     kind = "decoder"
     labels: tuple[str, ...] = ()
     usage = 'polyhead generate . "Once upon a time"'
+    valid_facts: ClassVar[dict[str, str]] = {"accuracy": "accuracy", "margin": "margin", "kl": "kl"}
+    collect_facts = collect_split_facts
 
     def __init__(
         self,
@@ -160,11 +162,6 @@ class PreferenceTask:
         for items, values in zip(plan, results, strict=True):
             log_probs[:, self._find_rows(items)] = torch.tensor(values)
         return log_probs
-
-    def collect_facts(self, run: Run, map_fn: MapFn = map) -> dict[str, str]:
-        """Accuracy, margin and divergence of the validation text, and all metrics of the test text."""
-        names = {"accuracy": "accuracy", "margin": "margin", "kl": "kl"}
-        return collect_split_facts(self.evaluate, self.stores, run, map_fn, names)
 
     def count_training_tokens(self, tokenizer: Tokenizer) -> TrainingCounts:
         """Counts of the answers."""

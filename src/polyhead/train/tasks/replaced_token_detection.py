@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -92,6 +92,8 @@ class ReplacedTokenDetectionTask:
     labels = ()
     title = "An encoder that detects replaced tokens"
     usage = 'polyhead embed . "The cat sat down."'
+    valid_facts: ClassVar[dict[str, str]] = {"f1": "F1 of replaced tokens"}
+    collect_facts = collect_split_facts
     check = staticmethod(check_masking)
     iter_texts = staticmethod(iter_training_texts)
     shard = staticmethod(PackedRows.shard)
@@ -160,10 +162,6 @@ class ReplacedTokenDetectionTask:
     def evaluate(self, model: nn.Module, map_fn: MapFn = map, split: str = "valid") -> dict[str, float]:
         """Loss, perplexity of the generator and F1 of replaced tokens on a text."""
         return self._sum_detections(model, split, map_fn).compute_metrics(self.weight)
-
-    def collect_facts(self, run: Run, map_fn: MapFn = map) -> dict[str, str]:
-        """F1 on the validation text, and all metrics on the test text if there is one."""
-        return collect_split_facts(self.evaluate, self.stores, run, map_fn, {"f1": "F1 of replaced tokens"})
 
     def compute_baselines(self, counts: TrainingCounts, run: Run, split: str) -> Baselines:
         """Perplexity of token frequencies for the generator, and F1 if every token is flagged as replaced."""
