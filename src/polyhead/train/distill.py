@@ -24,7 +24,8 @@ from polyhead.run.run import Run
 from polyhead.tokenizers.tokenizer import Tokenizer
 from polyhead.train.distributed.process_group import MapFn
 from polyhead.train.init_from import reorder_class_weights
-from polyhead.train.tasks.base import ReadsWholeTexts, SupportsDistillation, Task, TaskLogits
+from polyhead.train.tasks.base import SupportsDistillation, Task, TaskLogits
+from polyhead.train.tasks.classification import LabeledTextTask
 
 TIMING_ROUNDS = 3
 
@@ -218,7 +219,7 @@ def _task_for_teacher(
     if teacher.tokenizer.sha256 == tokenizer.sha256:
         return task
     assert recipe.distill is not None
-    if not isinstance(task, ReadsWholeTexts):
+    if not isinstance(task, LabeledTextTask):
         way_out = "or generate the training text with the teacher (polyhead translate) and train on it"
     elif recipe.distill.hidden_weight:
         way_out = "or set distill.hidden_weight=0, since it compares hidden states per token"

@@ -25,9 +25,9 @@ from polyhead.nn.state import named_state, running_stats
 from polyhead.train.loggers import Reporter
 from polyhead.train.prefetch import BatchPrefetcher
 from polyhead.train.progress import MetricSums, Progress
-from polyhead.train.reference import HasReference
 from polyhead.train.strategies.base import Strategy, TrainingTask
 from polyhead.train.tasks.embedding import EmbeddingTask
+from polyhead.train.tasks.preferences import PreferenceTask
 from polyhead.train.train_state import TrainState, prune_checkpoints
 from polyhead.train.update import PendingMetrics, StepMetrics, record_step
 
@@ -108,7 +108,7 @@ def train_model(
         training.device,
     )
     clock = SpeedMeter(
-        progress, "texts" if task.labels or isinstance(task, HasReference | EmbeddingTask) else "tokens"
+        progress, "texts" if task.labels or isinstance(task, PreferenceTask | EmbeddingTask) else "tokens"
     )
     pending: deque[StepMetrics | PendingMetrics] = deque()  # of steps that the device may still compute
     is_interrupted = False

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
 
 import torch
 from safetensors import SafetensorError
@@ -18,26 +17,15 @@ from polyhead.core.output_paths import write_atomic
 from polyhead.run.run import Run
 from polyhead.train.distributed.process_group import MapFn
 from polyhead.train.init_from import load_init_from
+from polyhead.train.tasks.preferences import PreferenceTask
 from polyhead.train.trainable_parameters import quantize_base
 
 REFERENCE_FILE = "reference.safetensors"
 _MAX_BYTES = 1 << 34
 
 
-@runtime_checkable
-class HasReference(Protocol):
-    """A task whose loss compares the model with a frozen one."""
-
-    stores: Mapping[str, Any]
-    reference: dict[str, Tensor]  # (1 or 2, N) of each split; 0 before it is known
-
-    def measure_reference(self, model: nn.Module, split: str, map_fn: MapFn = map) -> Tensor:
-        """Log-probabilities of a split, in the shape of its ``reference``."""
-        ...
-
-
 def set_references(
-    task: HasReference,
+    task: PreferenceTask,
     known_values: Mapping[str, Sequence[Sequence[float]]],
     load_model: Callable[[], nn.Module],
     map_fn: MapFn = map,

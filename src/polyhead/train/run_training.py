@@ -74,21 +74,17 @@ from polyhead.train.precision import (
     resolve_precision,
     use_tf32,
 )
-from polyhead.train.reference import (
-    HasReference,
-    read_reference,
-    refuse_new_reference,
-    set_references,
-    write_reference,
-)
+from polyhead.train.reference import read_reference, refuse_new_reference, set_references, write_reference
 from polyhead.train.report import RunReport
 from polyhead.train.resume import check_directory, check_rates, check_same_data, is_started
 from polyhead.train.schedule import warn_factor, warn_long_warmup
 from polyhead.train.signals import interrupt_on_signal, stop_on_signal
 from polyhead.train.strategies.base import Strategy
 from polyhead.train.strategies.parallelize import check_parallel, parallelize
-from polyhead.train.tasks.base import Calibrates, Task, TaskFactory, get_problem_type
+from polyhead.train.tasks.base import Task, TaskFactory, get_problem_type
+from polyhead.train.tasks.classification import LabeledTextTask
 from polyhead.train.tasks.corpora import MixesCorpora, corpus_facts, format_shares
+from polyhead.train.tasks.preferences import PreferenceTask
 from polyhead.train.train_state import TrainState, load_final_weights
 from polyhead.train.trainable_parameters import parameter_summary, quantize_base
 from polyhead.train.validation_examples import save_validation_examples
@@ -202,10 +198,10 @@ class TrainingSession:
             del init_run, origin  # their memory is needed
         if recipe.train.lora:  # the reference is the packed model, too
             quantize_base(self.run.model, recipe.train.lora)
-        if isinstance(self.task, HasReference):
+        if isinstance(self.task, PreferenceTask):
             self.open_reference(self.task)
 
-    def open_reference(self, task: HasReference) -> None:
+    def open_reference(self, task: PreferenceTask) -> None:
         """Set the reference log-probabilities: of the first weights, or those that a resumed run has."""
         run, ranks, saved = self.run, self.ranks, bool(self.saved_checkpoint)
         precision = resolve_precision(self.recipe.train.precision, self.device)
@@ -426,7 +422,7 @@ def _evaluate_final_weights(
         with interrupt_on_signal():
             map_fn = _report_progress(ranks, report)
             inner = without_teacher(task)
-            calibration = inner.calibrate(run.model, map_fn) if isinstance(inner, Calibrates) else {}
+            calibration = inner.calibrate(run.model, map_fn) if isinstance(inner, LabeledTextTask) else {}
             facts = _collect_facts(run, task, final.description, map_fn) | calibration
             card = format_model_card(task.title, task.usage, facts)
             ranks.on_rank0(lambda: run.save(recipe.out, card, final.selection))

@@ -16,9 +16,10 @@ from polyhead.evaluate.baselines import Baselines, read_counts
 from polyhead.run.run import Run
 from polyhead.tokenizers.unknown_tokens import UnknownTokens
 from polyhead.train.loggers import Reporters
-from polyhead.train.reference import HasReference, load_reference_model, read_reference, set_references
+from polyhead.train.reference import load_reference_model, read_reference, set_references
 from polyhead.train.tasks.base import HasValidationStore
 from polyhead.train.tasks.embedding import EmbeddingTask
+from polyhead.train.tasks.preferences import PreferenceTask
 
 
 def evaluate_token_recovery(run: Run, files: Sequence[str], split: Split) -> JsonMeasures:
@@ -46,7 +47,7 @@ def evaluate_token_recovery(run: Run, files: Sequence[str], split: Split) -> Jso
         "accuracy": tr("fraction of correct ones"),
         "f1": tr("of the replaced tokens"),
     }
-    if isinstance(task, HasReference):
+    if isinstance(task, PreferenceTask):
         remarks = {
             "loss": tr("mean of the preferences"),
             "accuracy": tr("fraction of preferences with the higher reward on the right side"),

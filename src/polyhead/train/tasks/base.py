@@ -131,24 +131,6 @@ class SupportsDistillation(Task, Protocol):
         ...
 
 
-@runtime_checkable
-class ReadsWholeTexts(SupportsDistillation, Protocol):
-    """A task with labels of whole texts, independent of the tokenizer."""
-
-    def retokenize(self, other_run: Run, recipe: Recipe) -> SupportsDistillation:
-        """The same texts, row by row, with the tokenizer of another run."""
-        ...
-
-
-@runtime_checkable
-class Calibrates(Protocol):
-    """A task that makes the probabilities of a trained model more honest."""
-
-    def calibrate(self, model: nn.Module, map_fn: MapFn = map) -> dict[str, str]:
-        """Calibrate the model in place; returns a fact for the README.md, or none."""
-        ...
-
-
 class TaskFactory(Protocol):
     """A registered task, before its data is opened."""
 
