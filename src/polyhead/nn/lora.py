@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from typing import TypeVar
+from collections.abc import Mapping
 
 import torch
 import torch.nn.functional as F
@@ -12,9 +11,9 @@ from torch import Tensor, nn
 
 from polyhead.nn.dropout import Dropout
 from polyhead.nn.int4_linear import Int4Linear, frozen_linear, is_int4, unpack_int4
+from polyhead.nn.override import replace_children
 
 LORA_A, LORA_B = "lora_a", "lora_b"
-M = TypeVar("M", bound=nn.Module)
 
 
 class LoraLinear(nn.Module):
@@ -69,19 +68,8 @@ def merge_lora(model: nn.Module) -> None:
             weight += _lora_delta(part.lora_a, part.lora_b, part.scale)
         return _to_linear(weight, part.bias)
 
-    modules = model.named_modules(remove_duplicate=False)
-    parts = {name: part for name, part in modules if isinstance(part, LoraLinear | Int4Linear)}
-    replace_modules(model, parts, merge)
-
-
-def replace_modules(model: nn.Module, modules: Mapping[str, M], make: Callable[[M], nn.Module]) -> None:
-    """Put ``make`` of each module in its place; of one with several names, as it is tied, there is one."""
-    made: dict[int, nn.Module] = {}
-    for name, module in modules.items():
-        if id(module) not in made:
-            made[id(module)] = make(module)
-        parent, _, child = name.rpartition(".")
-        setattr(model.get_submodule(parent), child, made[id(module)])
+    parts = (part for part in model.modules() if isinstance(part, LoraLinear | Int4Linear))
+    replace_children(model, {part: merge(part) for part in parts})
 
 
 def merge_lora_tensors(tensors: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:

@@ -59,10 +59,15 @@ def replace_modules(model: nn.Module, classes: Mapping[nn.Module, type[nn.Module
     Both share one dictionary of attributes, so that a reference to the module sees the same weights and
     buffers; its calls are those of the old class.
     """
-    replacements: dict[nn.Module | None, nn.Module] = {}
+    replacements: dict[nn.Module, nn.Module] = {}
     for module, subclass in classes.items():
         replacements[module] = subclass.__new__(subclass)
         object.__setattr__(replacements[module], "__dict__", module.__dict__)
+    replace_children(model, replacements)
+
+
+def replace_children(model: nn.Module, replacements: Mapping[Any, nn.Module]) -> None:
+    """Put another module in place of each module inside a model, wherever it is; not of the model."""
     for parent in list(model.modules()):
         children = parent._modules
         children.update({name: replacements.get(child, child) for name, child in children.items()})

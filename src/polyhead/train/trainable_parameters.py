@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from polyhead.kernels.int_linear import GROUP_SIZE, Int4
 from polyhead.kernels.malloc_tuning import trim_heap
 from polyhead.models import Classifier, TokenClassifier
 from polyhead.nn.int4_linear import GROUP_BYTES, Int4Linear, count_weights
-from polyhead.nn.lora import LoraLinear, replace_modules
+from polyhead.nn.lora import LoraLinear
 
 
 def prepare_trainable(model: nn.Module, config: TrainConfig) -> None:
@@ -50,10 +50,22 @@ def quantize_base(model: nn.Module, lora: LoraConfig) -> None:
         data = weight.new_empty((len(weight), n_bytes), dtype=torch.uint8)
         return Int4Linear(linear, data if weight.is_meta else data.copy_(Int4(weight).to_bytes()))
 
-    replace_modules(model, linears, pack)
+    _replace_named(model, linears, pack)
     if linears:
         linears.clear()
         trim_heap()
+
+
+def _replace_named(
+    model: nn.Module, linears: Mapping[str, nn.Linear], make: Callable[[nn.Linear], nn.Module]
+) -> None:
+    """Put ``make`` of each module in its place; of one with several names, as it is tied, there is one."""
+    made: dict[int, nn.Module] = {}
+    for name, linear in linears.items():
+        if id(linear) not in made:
+            made[id(linear)] = make(linear)
+        parent, _, child = name.rpartition(".")
+        setattr(model.get_submodule(parent), child, made[id(linear)])
 
 
 def add_lora(model: nn.Module, lora: LoraConfig, seed: int) -> None:
@@ -96,7 +108,7 @@ def add_lora(model: nn.Module, lora: LoraConfig, seed: int) -> None:
             parameter.requires_grad_(True)
     rng = torch.Generator().manual_seed(seed)
     options: dict[str, Any] = {"alpha": lora.alpha, "dropout": lora.dropout, "generator": rng}
-    replace_modules(model, linears, lambda linear: LoraLinear(linear, lora.r, **options))
+    _replace_named(model, linears, lambda linear: LoraLinear(linear, lora.r, **options))
 
 
 def modules_to_save(model: nn.Module, lora: LoraConfig) -> tuple[str, ...]:
