@@ -99,7 +99,7 @@ def warn_if_few_used(counts: CorpusReport | ConversationReport, recipe: Recipe, 
 class Task(TrainingTask, Protocol):
     """An opened task: with the data of one run."""
 
-    identity: Mapping[str, str]  # digests of the text, so that a run is not resumed on another
+    identity: dict[str, str]  # digests of the text, so that a run is not resumed on another
     title: str  # title of the run's README.md
     usage: str  # example command that uses the run
     labels: tuple[str, ...]  # classes, for a classification task
