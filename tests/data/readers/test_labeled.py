@@ -1,11 +1,13 @@
 import gzip
 import json
+import re
 
 import pytest
 
 from polyhead.core.errors import UserError
 from polyhead.data.readers.labeled import (
     LabeledExample,
+    LabeledReport,
     count_labels,
     describe_similar_labels,
     open_labeled,
@@ -69,6 +71,36 @@ def test_labels_of_json_are_text_integers_or_booleans(write_file):
     assert [example.label for example in read_labeled(files)[0]] == ["1", "1", "0", "-2", "1."]
     # to the labels of a model
     assert [example.label for example in read_labeled(files, ["1.0", "-2"])[0]] == ["1.0", "1.0", "-2"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "label"), [("class", "a"), ("labels", ["a"]), ("number", 1.5), ("spans", []), ("answers", [])]
+)
+def test_value_that_is_no_text_is_named(write_file, kind, label):
+    wrong = {"5": "5", "[1]": "[1]", "null": "null", "true": "true", '{"a": 1}': "{'a': 1}"}
+    lines = [f'{{"a": "x", "b": {value}, "label": {json.dumps(label)}}}' for value in ('"y"', *wrong)]
+    path = write_file("a.jsonl", "\n".join(lines))
+    for text, role in ((["b"], "text"), (["a", "b"], "text[1]")):
+        report = LabeledReport("a.jsonl")
+        examples = open_labeled([path], text=text, kind=kind).iter_examples(report)
+        assert next(examples).texts[-1] == "y"
+        with pytest.raises(UserError, match=rf"line 2, {re.escape(role)} 5, expected a string"):
+            list(examples)
+        reasons = [
+            f"line {n}, {role} {value}, expected a string" for n, value in enumerate(wrong.values(), 2)
+        ]
+        assert report.examples == {"malformed": reasons} and report.malformed == len(wrong)
+
+
+def test_question_of_squad_must_be_a_text(write_file):
+    rows = [{"question": question, "answers": []} for question in ("Who?", "Where?", 7)]
+    squad = {"data": [{"paragraphs": [{"context": "Ann.", "qas": rows}]}]}
+    files = open_labeled(
+        [write_file("a.json", json.dumps(squad))], text=["question", "context"], kind="answers"
+    )
+    examples, report = read_labeled(files)
+    assert [example.texts for example in examples] == [("Who?", "Ann."), ("Where?", "Ann.")]
+    assert report.examples == {"malformed": ["line 3, text[0] 7, expected a string"]}
 
 
 @pytest.mark.parametrize(

@@ -132,6 +132,12 @@ def test_values_of_a_table_keep_line_ends(write_file, tmp_path, monkeypatch):
     assert read_values([path], ["t"])[0] == ["a\u2028b\x85c\x0bd\ne\n\nf\n"]
 
 
+def test_row_with_a_null_column_is_not_used(write_file):
+    rows = [{"a": "one", "b": "two"}, {"a": "x", "b": None}, {"a": 3, "b": "four"}]
+    values, report = read_values([write_file("a.jsonl", "\n".join(map(json.dumps, rows)))], ["a", "b"])
+    assert (values, report.malformed) == (["one", "two", "four"], 2)
+
+
 @pytest.mark.parametrize("kind", ["file", "line", "blank"])
 @pytest.mark.parametrize("fraction", [0.2, 0.5, 0.81])
 def test_malformed_line_is_counted_in_one_split(write_file, kind, fraction):

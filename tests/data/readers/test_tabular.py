@@ -45,8 +45,16 @@ def test_jsonl_lines_without_a_pair_are_malformed(write_file):
     sources, targets, report = read_checked(open_corpus([path], source="s", target="t"))
     assert (sources, targets) == (["one\nline"] * 20, ["eins\u2028"] * 20)
     assert report.malformed == len(invalid)
-    assert report.examples["malformed"] == [f"line {n}" for n in range(21, 26)]
-    tables = (("b.tsv", "title\n1\ta\n", (0, 1)), ("b.jsonl", invalid[-5] + "\n" + valid, ("s", "t")))
-    for name, content, columns in tables:
+    reasons = ["1", "null", None, None, "['x']"]
+    assert report.examples["malformed"] == [
+        f"line {n}" + (f", source {value}, expected a string" if value else "")
+        for n, value in enumerate(reasons, 21)
+    ]
+    lines = invalid[-5] + "\n" + valid
+    tables = (
+        ("b.tsv", "title\n1\ta\n", (0, 1), ""),
+        ("b.jsonl", lines, ("s", "t"), ", target null, expected a string"),
+    )
+    for name, content, columns, reason in tables:
         corpus = open_corpus([write_file(name, content)], source=columns[0], target=columns[1])
-        assert read_checked(corpus)[2].examples == {"malformed": ["line 1"]}
+        assert read_checked(corpus)[2].examples == {"malformed": [f"line 1{reason}"]}

@@ -66,3 +66,13 @@ def test_pairs_are_read_from_parallel_corpora(tmp_path):
     assert [pair for _, pair in nested.read()] == expected
     with user_error("cannot detect the format of t.en"):
         open_text_pairs([tmp_path / "t.en"])
+
+
+def test_pair_without_a_text_is_counted(tmp_path):
+    values = ["a", 5, None, ["b"]]
+    path, report = tmp_path / "t.jsonl", TextPairReport("t.jsonl")
+    path.write_text("".join(json.dumps({"q": "x", "r": value}) + "\n" for value in values))
+    pairs = open_text_pairs([path], source="q", target="r")
+    assert [pair for _, pair in pairs.read(report)] == [TextPair("x", "a")]
+    reasons = ["line 2, target 5", "line 3, target null", "line 4, target ['b']"]
+    assert report.examples == {"malformed": [f"{reason}, expected a string" for reason in reasons]}

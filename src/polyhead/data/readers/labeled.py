@@ -88,8 +88,7 @@ class LabeledFiles(Rows[tuple[Any, ...]]):
             report.fractions += has_fraction(row[-1])
             example = _parse_row(self.kind, line, row, place)
             if isinstance(example, str):
-                is_valid_label = self.kind == "class" and is_label(row[-1])
-                if example == "malformed" and not is_valid_label:
+                if example == "malformed":
                     _, expected = _PARSERS[self.kind]
                     example += f": label {format_value(row[-1])}, expected {expected}"
                 report.count_problem(example, place)
@@ -228,8 +227,6 @@ def read_labeled(
 def _parse_row(kind: LabelKind, line: int, row: tuple[Any, ...], location: str) -> LabeledExample | str:
     """The texts and the label of a line, or the kind of problem."""
     *texts, value = row
-    if not all(isinstance(text, str) for text in texts):
-        return "malformed"
     parse, _ = _PARSERS[kind]
     fields = parse(value, texts)
     # a bad class is reported, even if a text is blank

@@ -104,10 +104,6 @@ class ParallelFiles(Rows[Any]):
             for line, row in _read_parallel(source, target):
                 yield f"{name}line {line:,}", line, row
 
-    def read_file(self, path: Path) -> Iterator[tuple[int, PairRow]]:
-        for line, row in super().read_file(path):
-            yield line, row if all(isinstance(text, str) for text in row) else "malformed"
-
 
 def merge_corpora(corpora: Sequence[ParallelFiles]) -> ParallelFiles:
     """Several corpora as one."""

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
 from polyhead.core.blank_text import is_blank
 from polyhead.core.errors import MAX_INT, UserError
 from polyhead.core.i18n import Translate, format_english, tr
-from polyhead.data.readers.tabular import ColumnsByRole, check_columns, read_rows
+from polyhead.data.readers.tabular import ColumnsByRole, check_columns, find_non_string, read_rows
 
 _Row = TypeVar("_Row")
 T = TypeVar("T")
@@ -211,7 +211,8 @@ class Rows(Generic[_Row]):
         for path in self.files:
             name = f"{path.name} " if len(self.files) > 1 else ""
             for line, row in self.read_file(path):
-                yield f"{name}line {line:,}", line, row
+                problem = "" if isinstance(row, str) else find_non_string(row, self.columns_by_role)
+                yield f"{name}line {line:,}", line, problem or row
 
     def get_split_text(self, row: Any) -> str | None:
         """The text that decides the split of a usable row; None if it has none."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
 from polyhead.core.blank_text import is_blank
-from polyhead.core.errors import UserError, unknown_name_error
+from polyhead.core.errors import UserError, format_value, unknown_name_error
 from polyhead.data.readers import csv, parquet
 from polyhead.data.readers.files import (
     BOM,
@@ -231,11 +231,17 @@ def _select_values(row: Any, columns_by_role: ColumnsByRole, is_csv: bool) -> Ta
     if is_csv and is_header_row(row):
         return "header"
     values = tuple(_lookup(row, key) for key in columns_by_role.values())
-    is_valid = all(
-        _is_valid_unicode(value) if isinstance(value, str) else value is not None or role == "label"
-        for role, value in zip(columns_by_role, values, strict=True)
-    )
-    return values if is_valid else "malformed"
+    if not all(_is_valid_unicode(value) for value in values if isinstance(value, str)):
+        return "malformed"
+    return find_non_string(values, columns_by_role, type(None)) or values
+
+
+def find_non_string(values: Iterable[Any], columns_by_role: ColumnsByRole, other: type = object) -> str:
+    """The problem of a row with a value of type ``other`` in place of a text; "" if it has none."""
+    for role, value in zip(columns_by_role, values, strict=False):
+        if role != "label" and not isinstance(value, str) and isinstance(value, other):
+            return f"malformed: {role} {format_value(value)}, expected a string"
+    return ""
 
 
 def is_header_row(row: Any) -> bool:
