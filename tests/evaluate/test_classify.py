@@ -117,6 +117,12 @@ def test_scores_of_rankers_and_their_truncated_texts():
         (["a film"], 2, r'^single texts; expected a list of pairs, \["a", "b"\], as in'),
         ([3], 0, "text 1 is int, expected a string or a pair of strings"),
         (["a", ("a",)], 0, "text 2 has 1 parts, expected a pair of texts"),
+        ([("a", "b"), "ab"], 0, "^text 2 is 'ab', expected a pair of texts$"),
+        ([("a", "b"), "ab"], 2, "^text 2 is 'ab', expected a pair of texts$"),
+        (["a", "b", ["c", "d"]], 1, r"^text 3 is \['c', 'd'\], expected one text$"),
+        (["a", ("b", "c")], 2, r'^single texts; expected a list of pairs, \["a", "b"\], as in'),
+        ([{"question": "a", "context": "b"}], 2, "^text 1 is dict, expected a string or a pair of strings$"),
+        ([("a", "b"), (part for part in "ab")], 2, "^text 2 is generator, expected a string or a pair"),
     ],
 )
 def test_wrong_arity_is_refused(texts, n_texts, message):

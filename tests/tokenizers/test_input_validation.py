@@ -60,6 +60,12 @@ def test_only_lists_of_texts_are_accepted(runs):
         message = f"text 2 has no token .*; the vocabulary has 0 to {max_id}"
         with pytest.raises(UserError, match=message):
             encoder.embed([TEXTS[0], ids])
+    message = "^text 1 is Tensor, expected a string or its token ids$"  # the ids of one text
+    for call in (encoder.embed, encoder.embed_tokens):
+        with pytest.raises(UserError, match=message):
+            call(torch.tensor([1, 2]))
+    with pytest.raises(UserError, match=r"^reference 0 is 7; expected a text or a list of texts$"):
+        translator.evaluate(TEXTS, [7])
     first, second = encoder.embed([encoder.tokenizer.encode(TEXTS)[0], TEXTS[0]])
     assert torch.equal(first, second)
 
@@ -71,3 +77,9 @@ def test_stop_must_be_texts(stop, value, runs):
         decoder.generate(TEXTS, stop=stop)
     with pytest.raises(UserError, match=message):
         decoder.engine().submit(TEXTS[0], stop=stop)
+
+
+@pytest.mark.parametrize("verb", ["classify", "predict_classes"])
+def test_texts_and_pairs_are_not_mixed(verb, runs):
+    with pytest.raises(UserError, match=r"^text 3 is 'ein hund', expected a pair of texts$"):
+        getattr(runs["classifier"], verb)([("a", "b"), ("c", "d"), "ein hund"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from polyhead.config.generation_config import GenerationConfig
-from polyhead.core.errors import UserError
+from polyhead.core.errors import UserError, format_value
 from polyhead.core.i18n import tr
 from polyhead.data.batching.encoder_inputs import encode_texts
 from polyhead.data.readers.labeled import LabeledExample
@@ -204,25 +204,32 @@ def classify(
 
 
 def check_text_arity(texts: TextsOrPairs, n_texts: int) -> None:
-    """Raise a UserError for single texts if the classifier needs pairs, or for pairs if it needs texts.
+    """Raise a UserError unless all texts are single, or all are pairs, as the classifier needs.
 
-    ``n_texts`` is 1 or 2, or 0 if it is not known.
+    ``n_texts`` is 1 or 2, or 0 if it is not known: then the first text tells.
     """
     validate_list(texts, "run.classify")
+    counts = []
     for number, text in enumerate(texts, 1):
-        is_single = isinstance(text, str) or not isinstance(text, Iterable)
-        for part in [text] if is_single else text:
+        is_pair = isinstance(text, Collection) and not isinstance(text, str | set | frozenset | Mapping)
+        parts: list[Any] = [*text] if is_pair else [text]
+        for part in parts:
             if not isinstance(part, str):
                 raise UserError(
                     f"text {number} is {type(part).__name__}, expected a string or a pair of strings"
                 )
-        if not is_single and len(list(text)) != 2:
-            raise UserError(f"text {number} has {len(list(text))} parts, expected a pair of texts")
-    arity = 1 if isinstance(next(iter(texts), ""), str) else 2
-    if n_texts and texts and arity != n_texts:
-        input_kind = "pairs of texts" if arity == 2 else "single texts"
-        expected_input = "a text or a list of texts" if arity == 2 else 'a list of pairs, ["a", "b"]'
-        raise UserError(f"{input_kind}; expected {expected_input}, as in the run's training")
+        if is_pair and len(parts) != 2:
+            raise UserError(f"text {number} has {len(parts)} parts, expected a pair of texts")
+        counts.append(len(parts))
+    arity = n_texts or max(counts[:1], default=1)
+    for number, (text, count) in enumerate(zip(texts, counts, strict=True), 1):
+        if count != arity and number == 1:
+            input_kind = "pairs of texts" if count == 2 else "single texts"
+            expected_input = "a text or a list of texts" if count == 2 else 'a list of pairs, ["a", "b"]'
+            raise UserError(f"{input_kind}; expected {expected_input}, as in the run's training")
+        if count != arity:
+            expected = "one text" if count == 2 else "a pair of texts"
+            raise UserError(f"text {number} is {format_value(text)}, expected {expected}")
 
 
 def measure_classes(

@@ -221,6 +221,7 @@ def check_same_length(outputs: Sequence[str], references: References) -> None:
     """Check that there is one reference, or one list of references, per output, and at least one output."""
     for texts in (outputs, references):
         validate_list(texts, "run.evaluate", 2)
+    reference_lists(references)
     if len(outputs) != len(references):
         is_transposed = references and all(
             not isinstance(texts, str) and len(texts) == len(outputs) for texts in references
@@ -231,7 +232,6 @@ def check_same_length(outputs: Sequence[str], references: References) -> None:
         )
     if not references:
         raise UserError("nothing to score: no references")
-    reference_lists(references)
 
 
 def reference_lists(references: References) -> list[list[str]]:

@@ -101,8 +101,12 @@ def _describe_invalid(ids: Any, verb: str, is_batch: bool) -> str:
     return f"{format_value(next(invalid, entries[0]))} among them"
 
 
-def _is_list(value: object) -> bool:
-    return isinstance(value, Iterable) and not isinstance(value, str | bytes)
+def _is_list(value: Any) -> bool:
+    try:
+        iter(value)  # an array without dimensions cannot be iterated
+    except TypeError:
+        return False
+    return not isinstance(value, str | bytes)
 
 
 def normalize_stop_strings(stop: object) -> list[str]:

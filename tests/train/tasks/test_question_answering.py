@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import signal
 
 import numpy as np
@@ -89,6 +90,9 @@ def test_output_of_the_command_line_and_the_server(trained_run, directory, capsy
     answer = run.answer(row["question"], row["context"])
     with pytest.raises(UserError, match="single texts; expected a list of pairs"):
         run.answer_all([row["question"]])
+    for wrong in ("who ?", "ab"):  # two characters are no pair
+        with pytest.raises(UserError, match=f"^text 2 is '{re.escape(wrong)}', expected a pair of texts$"):
+            run.answer_all([(row["question"], row["context"]), wrong])
     (directory / "context.txt").write_text(row["context"] + "\n")
     for context in (row["context"], str(directory / "context.txt")):
         assert main(["answer", str(config.out), row["question"], "--context", context]) == 0
