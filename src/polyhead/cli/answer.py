@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from polyhead.cli.line_io import LineCounter, is_file, read_lines, read_lines_or_text
-from polyhead.cli.options import Device, Dtype, OutputFile, ReadBatch, TextSource, check_kind, load_run
+from polyhead.cli.line_io import is_file, read_lines
+from polyhead.cli.options import Device, Dtype, OutputFile, ReadBatch, TextSource, check_kind
 from polyhead.cli.output_file import check_output_path, open_output
-from polyhead.cli.text_lines import to_json_lines
+from polyhead.cli.text_lines import open_texts, to_json_lines
 
 
 def run(
@@ -31,12 +31,10 @@ def run(
     polyhead answer runs/facts "When do we meet?" --context "We meet on May 3, 2024."
     polyhead answer runs/facts questions.txt --context article.txt --output answers.jsonl
     """
-    check_kind(directory, "question answerer")
-    check_output_path(output, [source], directory)
-    questions = read_lines_or_text(source)
+    check_kind(directory, kind := "question answerer")
+    check_output_path(output, [context], directory)
     text = "\n".join(read_lines(context)) if is_file(context) else context
-    answerer = load_run(directory, None, dtype, device, "question answerer")
-    counter = LineCounter(prints_to_stdout=output is None)
+    answerer, questions, counter = open_texts(directory, source, output, None, dtype, device, kind)
     with open_output(output, "answers") as add:
         for lines in counter.iter_batches(questions, source, read_batch):
             answers = answerer.answer_all([(line, text) for line in lines])

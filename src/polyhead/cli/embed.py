@@ -12,14 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from numpy.lib import format as npy
 
-from polyhead.cli.line_io import (
-    LineCounter,
-    TruncatedLines,
-    escape_terminal,
-    print_warning,
-    read_lines_or_text,
-    to_one_line,
-)
+from polyhead.cli.line_io import TruncatedLines, escape_terminal, print_warning, to_one_line
 from polyhead.cli.options import (
     FROM_RUN,
     Device,
@@ -29,10 +22,9 @@ from polyhead.cli.options import (
     check_kind,
     config_options,
     drop_none,
-    load_run,
 )
-from polyhead.cli.output_file import PartialFile, check_output_path
-from polyhead.cli.text_lines import to_json_lines
+from polyhead.cli.output_file import PartialFile
+from polyhead.cli.text_lines import open_texts, to_json_lines
 from polyhead.config.generation_config import GenerationConfig, verb_settings
 from polyhead.core.errors import UserError
 
@@ -169,16 +161,11 @@ def run(
         raise UserError(f"--output {output}: numbers of tokens differ: use .jsonl with --tokens")
     if tokens and "pooling" in settings:
         raise UserError("--pooling makes one vector of a text, and --tokens writes one per token: remove one")
-    check_output_path(output, [source], directory)
-    lines = read_lines_or_text(source)
+    loaded, lines, counter = open_texts(directory, source, output, None, dtype, device, *KINDS)
     from polyhead.evaluate.embed import cosine_similarity, resolve_layers
-    from polyhead.tokenizers.scripts import warn_decomposed
 
-    changes = settings | drop_none(embed_prompt=prompt)
+    changes, truncated = settings | drop_none(embed_prompt=prompt), TruncatedLines()
     like_options = changes | ({} if like_prompt is None else {"embed_prompt": like_prompt})
-    loaded = load_run(directory, None, dtype, device, *KINDS)
-    counter = LineCounter(prints_to_stdout=output is None)
-    lines, truncated = warn_decomposed(lines, loaded.tokenizer, print_warning), TruncatedLines()
     # fails for an unsuitable model before the first line is read
     query, num_cut, max_tokens = loaded.compute_embeddings([] if like is None else [like], **like_options)
     numbers = None if layer_numbers is None else resolve_layers(layer_numbers, loaded.config.n_layers)

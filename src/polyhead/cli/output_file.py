@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -86,7 +87,8 @@ def check_output_path(
     if output is not None:
         runs: list[str | Path] = [directory, *(ensemble or [])]
         artifacts = [file for run in runs for file in run_artifacts(run)]
-        check_output_file(output, "--output", [*filter(None, inputs), *artifacts])
+        files = filter(os.path.exists, filter(None, inputs))  # others are texts, of any length
+        check_output_file(output, "--output", [*files, *artifacts])
 
 
 @contextmanager

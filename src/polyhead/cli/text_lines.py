@@ -22,15 +22,15 @@ def open_texts(
     ensemble: list[str] | None,
     dtype: str,
     device: str,
-    kind: str,
+    *kinds: str,
 ) -> tuple[Run, Iterator[str], LineCounter]:
     """Check the arguments of a verb, load its run, and open its texts with a counter of their lines."""
-    check_kind(directory, kind)
+    check_kind(directory, *kinds)
     check_output_path(output, [source], directory, ensemble)
     texts = read_lines_or_text(source)
     from polyhead.tokenizers.scripts import warn_decomposed
 
-    run = load_run(directory, ensemble, dtype, device, kind)
+    run = load_run(directory, ensemble, dtype, device, *kinds)
     texts = warn_decomposed(texts, run.tokenizer, print_warning)
     return run, texts, LineCounter(prints_to_stdout=output is None)
 
