@@ -87,3 +87,32 @@ def test_vector_per_layer(encoder, texts_file, tmp_path, cli):
     rows = read_rows(tmp_path / "layers.jsonl")
     assert [(row["text"], row["layers"]) for row in rows] == [(text, [0, 1, 2]) for text in TEXTS]
     np.testing.assert_allclose([row["vectors"] for row in rows], expected, atol=1e-6)
+
+
+def test_dimensions_are_first_numbers(encoder, texts_file, tmp_path, cli):
+    directory, run = encoder
+    command = ["embed", directory, texts_file, "--normalize", "--dimensions", 5]
+    expected = run.embed(TEXTS, normalize=True).numpy()[:, :5]
+    expected = expected / np.linalg.norm(expected, axis=1, keepdims=True)
+    np.testing.assert_allclose(read_numbers(cli(*command).out.splitlines()), expected, atol=1e-5)
+    cli(*command, "--output", tmp_path / "out.npy")
+    np.testing.assert_allclose(np.load(tmp_path / "out.npy"), expected, atol=1e-6)
+    lines = cli(*command, "--like", TEXTS[1]).out.splitlines()
+    similarities = [float(line.split("\t")[0]) for line in lines]
+    assert similarities == pytest.approx((expected @ expected[1]).tolist(), abs=1e-3)
+    cli(*command, "--layers", "all", "--output", tmp_path / "layers.npy")
+    layers = run.embed(TEXTS, layers="all", normalize=True, dimensions=5)
+    np.testing.assert_allclose(np.load(tmp_path / "layers.npy"), layers, atol=1e-6)
+    cli(*command, "--tokens", "--output", tmp_path / "tokens.jsonl")
+    tokens = run.embed_tokens(TEXTS, normalize=True, dimensions=5)
+    for row, one in zip(read_rows(tmp_path / "tokens.jsonl"), tokens, strict=True):
+        np.testing.assert_allclose(row["vectors"], one.vectors, atol=1e-6)
+
+
+@pytest.mark.parametrize("verb", [["embed"], ["embed", "--tokens"], ["search", "--query", "dog"]])
+def test_more_dimensions_than_the_model_has_are_refused(verb, encoder, texts_file, cli):
+    command = [verb[0], encoder[0], texts_file, *verb[1:], "--dimensions"]
+    message = "dimensions: 17 is out of range: this model's embeddings have 16"
+    assert cli.error(*command, 17) == message
+    assert cli.error("--lang", "zh", *command, 17) == "dimensions：17 超出范围：此模型的嵌入向量有 16 维"
+    assert cli.error(*command, 0).startswith("--dimensions: '0' is out of range: expected at least 1")

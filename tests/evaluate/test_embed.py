@@ -49,6 +49,43 @@ def test_dense_layers_are_part_of_own_pooling():
     assert dense.embed(TEXTS, pooling="own", layers="all").shape == (5, 3, 16)
 
 
+def cut(vectors, k, normalize):
+    """The first k numbers of each vector, divided by their length if it is to be 1."""
+    return vectors[..., :k] / (vectors[..., :k].square().sum(-1, keepdim=True).sqrt() if normalize else 1)
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("k", [1, 3, 4, 16])
+def test_dimensions_are_first_numbers_of_vectors(k, normalize):
+    run, options = make_run(lm_head=False, pooling="mean", dense=[{"width": 4}]), {"normalize": normalize}
+    layers = run.embed(TEXTS, layers="all", **options)
+    assert_close(run.embed(TEXTS, layers="all", dimensions=k, **options), cut(layers, k, normalize))
+    (tokens,) = run.embed_tokens(["the dog"], **options)
+    (first,) = run.embed_tokens(["the dog"], dimensions=k, **options)
+    assert first.tokens == tokens.tokens
+    assert_close(first.vectors, cut(tokens.vectors, k, normalize))
+    if k <= 4:
+        assert_close(
+            run.embed(TEXTS, dimensions=k, **options), cut(run.embed(TEXTS, **options), k, normalize)
+        )
+
+
+@pytest.mark.parametrize(
+    ("dimensions", "message"),
+    [
+        (5, "dimensions: 5 is out of range: this model's embeddings have 4"),
+        (0, "dimensions is 0; expected an integer, 1 or more"),
+        (True, "dimensions is true; expected an integer, 1 or more"),
+        ("4", "dimensions is '4'; expected an integer, 1 or more"),
+    ],
+)
+def test_dimensions_are_those_of_the_model(dimensions, message):
+    run = make_run(lm_head=False, pooling="mean", dense=[{"width": 4}])
+    with pytest.raises(UserError) as error:
+        run.embed([], dimensions=dimensions)
+    assert str(error.value) == message
+
+
 def layer_states(model, row):
     encoder = model if isinstance(model, CausalLM) else model.encoder
     states = [encoder.embedding(row)]

@@ -62,6 +62,21 @@ def test_hits_are_nearest_lines(directory, k, capsys):
     assert capsys.readouterr().out.splitlines()[0] == f"1.0000\t5\t{TEXTS[4]}"
 
 
+@pytest.mark.parametrize("dimensions", [2, 16])
+def test_first_dimensions_are_compared(directory, dimensions, capsys):
+    run, query = ph.load(directory / "vectors"), "blue sea"
+    vectors = run.embed([query, *TEXTS]).double().numpy()[:, :dimensions]
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    cosines = vectors[1:] @ vectors[0]
+    arguments = ["search", str(directory / "vectors"), str(directory / "texts.txt"), "--query", query]
+    assert main([*arguments, "-k", "100", "--dimensions", str(dimensions), "--json"]) == 0
+    hits = json.loads(capsys.readouterr().out)["hits"]
+    assert [hit["score"] for hit in hits] == pytest.approx(np.sort(cosines)[::-1], abs=1e-5)
+    assert [hit["score"] for hit in hits] == pytest.approx(
+        [cosines[hit["line"] - 1] for hit in hits], abs=1e-5
+    )
+
+
 def test_reranker_orders_nearest_texts(directory, capsys):
     run, reranker = ph.load(directory / "vectors"), ph.load(directory / "scores")
     texts = [*TEXTS, *(f"{text} {i}" for i, text in enumerate(TEXTS))]

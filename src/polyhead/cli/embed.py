@@ -78,6 +78,15 @@ def _encode_rows(rows: Iterable[dict[str, Any]]) -> bytes:
 EmbeddingRun = Annotated[
     Path, typer.Argument(metavar="RUN", help="path of a trained encoder, classifier or language model")
 ]
+Dimensions = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="width of the vectors: only the first dimensions of each, which suits models trained for it "
+        "(Matryoshka)",
+        show_default="the width of the model",
+    ),
+]
 
 
 @config_options(GenerationConfig, *verb_settings("embed"), heading="Vectors")
@@ -131,6 +140,7 @@ def run(
             metavar="NAME|TEXT", help="prompt put before the text of --like", show_default="as --prompt"
         ),
     ] = None,
+    dimensions: Dimensions = None,
     read_batch: ReadBatch = 512,
     dtype: Dtype = "fp32",
     device: Device = "auto",
@@ -164,14 +174,17 @@ def run(
     loaded, lines, counter = open_texts(directory, source, output, None, dtype, device, *KINDS)
     from polyhead.evaluate.embed import cosine_similarity, resolve_layers
 
-    changes, truncated = settings | drop_none(embed_prompt=prompt), TruncatedLines()
+    changes = settings | drop_none(embed_prompt=prompt, dimensions=dimensions)
+    truncated = TruncatedLines()
     like_options = changes | ({} if like_prompt is None else {"embed_prompt": like_prompt})
-    # fails for an unsuitable model before the first line is read
-    query, num_cut, max_tokens = loaded.compute_embeddings([] if like is None else [like], **like_options)
     numbers = None if layer_numbers is None else resolve_layers(layer_numbers, loaded.config.n_layers)
+    # fails for an unsuitable model before the first line is read
+    query, num_cut, max_tokens = loaded.compute_embeddings(
+        [] if like is None else [like], layers=[-1] if tokens else numbers, **like_options
+    )
     if num_cut:
         print_warning(f"--like is truncated to {max_tokens} tokens")
-    shape = (query.size(1),) if numbers is None else (len(numbers), loaded.config.d_model)
+    shape = tuple(query.shape[1:])
     with nullcontext() if output is None else open_embedding_file(output, shape) as file:
         for texts in counter.iter_batches(lines, source, read_batch):
             if tokens:

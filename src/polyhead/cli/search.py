@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from polyhead.cli.embed import KINDS, EmbeddingRun
+from polyhead.cli.embed import KINDS, Dimensions, EmbeddingRun
 from polyhead.cli.line_io import TruncatedLines, escape_terminal, read_lines, to_one_line
 from polyhead.cli.options import Device, Dtype, check_kind, load_run
 from polyhead.core.errors import UserError
@@ -32,6 +32,7 @@ def run(
             "decides: a classifier of pairs with one label, as task regression trains",
         ),
     ] = None,
+    dimensions: Dimensions = None,
     as_json: Annotated[bool, typer.Option("--json", help="print a JSON object per query")] = False,
     dtype: Dtype = "fp32",
     device: Device = "auto",
@@ -60,7 +61,9 @@ def run(
     reranker = None if rerank is None else load_run(rerank, None, dtype, device, "classifier")
     if reranker is not None:
         check_reranker(reranker)
-    vectors, num_truncated, max_tokens = loaded.compute_embeddings(texts, normalize=True)
+    vectors, num_truncated, max_tokens = loaded.compute_embeddings(
+        texts, normalize=True, dimensions=dimensions
+    )
     truncated = TruncatedLines()
     truncated.add(loaded.tokenizer, texts, 0, num_truncated)
     truncated.report(max_tokens, len(texts))

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from polyhead.config.generation_config import GenerationConfig
 from polyhead.config.model import ModelConfig
-from polyhead.core.errors import UserError, format_value, prefix_errors
+from polyhead.core.errors import UserError, check_int, format_value, prefix_errors
 from polyhead.data.batching.encoder_inputs import EncoderInput, build_encoder_input, fill_template
 from polyhead.evaluate.encode_batches import encode_in_batches, encode_layers_in_batches
 from polyhead.generation.engine.request import require_finite
@@ -61,6 +61,7 @@ def embed_texts(
     template: PromptTemplate | None = None,
     batch_tokens: int = 4096,
     layers: Layers | None = None,
+    dimensions: int | None = None,
 ) -> Embeddings:
     """Pool the token vectors of each text: mean, first, last, maximum per feature, or the model's pooling.
 
@@ -69,8 +70,10 @@ def embed_texts(
     model was trained with, projection included. A vector with NaN or infinity is a NotFiniteError.
 
     With ``layers`` the vectors of each of these layers are pooled, without the projections after the pooling,
-    which are trained for the last layer.
+    which are trained for the last layer. With ``dimensions`` only the first ones of each vector are kept
+    (Kusupati et al., 2022).
     """
+    check_dimensions(dimensions, model.config, layers is None)
     pool = select_pooling(model, config.pooling)
     rows = prepare_inputs(tokenizer, texts, config, model.config.max_len, template)
     n_prompt_tokens = count_excluded_tokens(tokenizer, config, model.config.max_len, template)
@@ -87,6 +90,7 @@ def embed_texts(
             pos = mask_prompt(n_prompt_tokens, states[:, 0], pos)
             pooled = torch.stack([pool(x, pos) for x in states.unbind(1)], 1)
             out[numbers] = require_finite(pooled).float().cpu()
+    out = out[..., :dimensions].contiguous()
     out = torch.nn.functional.normalize(out, dim=-1) if config.normalize else out
     return Embeddings(out, sum(row.truncated for row in rows), token_limit(config, model.config.max_len))
 
@@ -116,12 +120,14 @@ def embed_tokens(
     template: PromptTemplate | None = None,
     batch_tokens: int = 4096,
     layers: Layers | None = None,
+    dimensions: int | None = None,
 ) -> list[TokenEmbeddings]:
     """The vector of every token of each text: the output of the last layer, or of each of ``layers``.
 
     The tokens are those of ``embed_texts``, special tokens included; without ``include_prompt`` those of the
-    prompt are left out.
+    prompt are left out. With ``dimensions`` only the first ones of each vector are kept.
     """
+    check_dimensions(dimensions, model.config, False)
     rows = prepare_inputs(tokenizer, texts, config, model.config.max_len, template)
     start = count_excluded_tokens(tokenizer, config, model.config.max_len, template)
     indices = resolve_layers([-1] if layers is None else layers, model.config.n_layers)
@@ -129,7 +135,7 @@ def embed_tokens(
     for numbers, states, _ in encode_layers_in_batches(model, rows, tokenizer, batch_tokens, indices):
         for number, vectors in zip(numbers, require_finite(states).float().cpu(), strict=True):
             ids, truncated = rows[number].ids, rows[number].truncated
-            vectors = vectors[:, start : len(ids)]  # rows are padded on the right
+            vectors = vectors[:, start : len(ids), :dimensions]  # rows are padded on the right
             vectors = torch.nn.functional.normalize(vectors, dim=-1) if config.normalize else vectors
             names = tokenizer.ids_to_tokens(ids[start:])
             vectors = vectors[0].clone() if layers is None else vectors.clone()
@@ -160,6 +166,14 @@ def resolve_layers(layers: Layers, n_layers: int) -> list[int]:
 def embedding_dim(config: ModelConfig) -> int:
     """The dimension of a text's vector."""
     return config.dense[-1].width if config.dense else config.d_model
+
+
+def check_dimensions(dimensions: int | None, config: ModelConfig, is_pooled: bool) -> None:
+    """Raise a UserError for more dimensions than vectors have: ``is_pooled`` ones of texts, or of layers."""
+    if dimensions is not None:
+        check_int("dimensions", dimensions, 1)
+        if dimensions > (width := embedding_dim(config) if is_pooled else config.d_model):
+            raise UserError(f"dimensions: {dimensions} is out of range: this model's embeddings have {width}")
 
 
 def token_limit(config: GenerationConfig, max_len: int) -> int:

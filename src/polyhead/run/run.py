@@ -427,21 +427,32 @@ class Run:
     ) -> Tensor:
         """One vector per text or token list: (N, C). ``pooling``: "mean", "first", "last", "max" or "own".
 
-        With ``layers``, numbers or "all", one of each layer: (N, L, C); 0 is the embeddings.
+        With ``layers``, numbers or "all", one of each layer: (N, L, C); 0 is the embeddings. ``dimensions``
+        keeps only the first ones of each vector.
         """
         return self.compute_embeddings(texts, layers=layers, **changes).vectors
 
     def compute_embeddings(
-        self, texts: Sequence[str | Sequence[int]], *, layers: Layers | None = None, **changes: Any
+        self,
+        texts: Sequence[str | Sequence[int]],
+        *,
+        layers: Layers | None = None,
+        dimensions: int | None = None,
+        **changes: Any,
     ) -> Embeddings:
         """As ``embed``, with the number of truncated texts."""
         self._require_single("embeddings are")
         model = self._require_kind("encoder" if self.kind == "encoder-decoder" else self.kind)
         args = self.tokenizer, texts, with_overrides(self.generation, changes, "text embeddings")
-        return embed_texts(model, *args, self.embedding_template, layers=layers)
+        return embed_texts(model, *args, self.embedding_template, layers=layers, dimensions=dimensions)
 
     def embed_tokens(
-        self, texts: Sequence[str | Sequence[int]], *, layers: Layers | None = None, **changes: Any
+        self,
+        texts: Sequence[str | Sequence[int]],
+        *,
+        layers: Layers | None = None,
+        dimensions: int | None = None,
+        **changes: Any,
     ) -> list[TokenEmbeddings]:
         """A vector per token of each text, special tokens included: (T, C), or with ``layers`` (L, T, C).
 
@@ -451,7 +462,8 @@ class Run:
         model = self._require_kind("encoder" if self.kind == "encoder-decoder" else self.kind)
         validate_texts_or_ids(texts, "run.embed_tokens", self.tokenizer.vocab_size)
         config = with_overrides(self.generation, {"normalize": False} | changes, "token embeddings")
-        return embed_tokens(model, self.tokenizer, texts, config, self.embedding_template, layers=layers)
+        args = self.tokenizer, texts, config, self.embedding_template
+        return embed_tokens(model, *args, layers=layers, dimensions=dimensions)
 
     def measure_perplexity(self, text: TextFiles) -> Perplexity:
         """Perplexity of a language model on files of ``polyhead.data.readers.plain_text.open_text``."""

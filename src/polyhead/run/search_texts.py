@@ -36,9 +36,11 @@ def search_texts(
 ) -> list[Hit]:
     """The k texts nearest to a query, the best first; ``vectors`` (N, C) are those of the texts, of length 1.
 
+    They may be the first dimensions of the model's vectors.
+
     A ``reranker`` reads the query with each of the 10 k nearest texts, and its scores decide.
     """
-    scores = vectors @ run.embed([query], normalize=True)[0].numpy()
+    scores = vectors @ run.embed([query], normalize=True, dimensions=vectors.shape[1])[0].numpy()
     order = np.argsort(-scores, kind="stable")[: k * (RERANK_FACTOR if reranker else 1)].tolist()
     hits = [Hit(i + 1, float(scores[i]), texts[i]) for i in order]
     if reranker and hits:

@@ -9,17 +9,15 @@ from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import Any, cast
 
-import numpy as np
 from torch import Tensor
 
-from polyhead.core.array_types import Floats
 from polyhead.core.errors import UserError
 from polyhead.data.batching.encoder_inputs import EncoderInput, encode_texts
 from polyhead.evaluate.classify import check_text_arity
 from polyhead.evaluate.embed import (
     Layers,
     TokenEmbeddings,
-    embedding_dim,
+    check_dimensions,
     prepare_inputs,
     resolve_layers,
     token_limit,
@@ -53,16 +51,14 @@ async def create_embeddings(service: Service, exchange: HttpExchange, body: Embe
         if not isinstance(text, str):
             check_token_ids(service, text, "input")
     run, has_layers = service.run, "layers" in body.model_fields_set
-    dim = run.config.d_model if body.tokens or has_layers else embedding_dim(run.config)
-    if body.dimensions > dim:
-        raise invalid_value_error(
-            "dimensions", f"dimensions: {body.dimensions} is out of range: this model's embeddings have {dim}"
-        )
+    dimensions = body.dimensions if "dimensions" in body.model_fields_set else None
+    try:
+        check_dimensions(dimensions, run.config, not (body.tokens or has_layers))
+    except UserError as error:
+        raise invalid_value_error("dimensions", str(error)) from None
 
     overrides = {"pooling": body.pooling, "normalize": body.normalize}
     changes: dict[str, Any] = {name: value for name, value in overrides.items() if value is not None}
-    default_normalize = run.generation.normalize and not body.tokens
-    is_normalized = default_normalize if body.normalize is None else body.normalize
     changes |= {"embed_prompt": body.prompt} if "prompt" in body.model_fields_set else {}
     try:
         layers = resolve_layers(cast(Layers, body.layers), run.config.n_layers) if has_layers else None
@@ -88,13 +84,14 @@ async def create_embeddings(service: Service, exchange: HttpExchange, body: Embe
             raise ApiError(400, "answer_too_long", message, "input")
         return items
 
-    embed: Any = partial(run.embed_tokens if body.tokens else run.embed, layers=layers, **changes)
-    key = "embed", body.tokens, None if layers is None else tuple(layers), *changes.items()
+    work: Any = run.embed_tokens if body.tokens else run.embed
+    embed = partial(work, layers=layers, dimensions=dimensions, **changes)
+    key = "embed", body.tokens, dimensions, None if layers is None else tuple(layers), *changes.items()
     embeddings, usage = await _compute_counted(service, key, check_lengths, embed, body.input)
     fields = {"object": "list", "model": service.name, "usage": usage}
 
     def encode_answer() -> bytes:
-        data = (_format_embedding(i, one, body, layers, is_normalized) for i, one in enumerate(embeddings))
+        data = (_format_embedding(i, one, body, layers) for i, one in enumerate(embeddings))
         return dump_json_list(fields, "data", data)
 
     n_numbers = sum(_get_vectors(one).numel() for one in embeddings)
@@ -102,19 +99,13 @@ async def create_embeddings(service: Service, exchange: HttpExchange, body: Embe
 
 
 def _format_embedding(
-    index: int,
-    result: Tensor | TokenEmbeddings,
-    body: EmbeddingBody,
-    layers: list[int] | None,
-    is_normalized: bool,
+    index: int, result: Tensor | TokenEmbeddings, body: EmbeddingBody, layers: list[int] | None
 ) -> dict[str, Any]:
     """Return the embedding of a text: (C,), with tokens (T, C), with layers (L, C) or (L, T, C)."""
     names: dict[str, Any] = {} if layers is None else {"layers": layers}
     if isinstance(result, TokenEmbeddings):
         names["tokens"] = result.tokens
     vectors = _get_vectors(result).numpy()
-    if "dimensions" in body.model_fields_set:
-        vectors = truncate_dimensions(vectors, body.dimensions, is_normalized)
     value: Any = vectors.tolist()
     if body.encoding_format == "base64":
         value = base64.b64encode(vectors.astype("<f4").tobytes()).decode()
@@ -124,14 +115,6 @@ def _format_embedding(
 
 def _get_vectors(result: Tensor | TokenEmbeddings) -> Tensor:
     return result.vectors if isinstance(result, TokenEmbeddings) else result
-
-
-def truncate_dimensions(embeddings: Floats, dimensions: int, is_normalized: bool) -> Floats:
-    """The first dimensions of each vector, of length 1 again if it was (Kusupati et al., 2022)."""
-    first = embeddings[..., :dimensions]
-    if not is_normalized:
-        return first
-    return first / np.maximum(np.linalg.norm(first, axis=-1, keepdims=True), np.finfo(np.float32).tiny)
 
 
 async def create_classifications(service: Service, exchange: HttpExchange, body: ClassifyBody) -> None:
