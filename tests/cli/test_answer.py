@@ -1,6 +1,7 @@
 """Tests of cli/answer.py; tests/train/tasks/test_question_answering.py has answers of a trained run."""
 
 import json
+import shlex
 import unicodedata
 
 import pytest
@@ -55,6 +56,7 @@ def test_questions_are_read_as_lines_of_other_verbs(directory, answer, tmp_path)
             "answer run context.txt --context text --output context.txt",
             "--output context.txt is an input and",
         ),
+        ("answer run '\u3000 ' --context text", "question is empty: expected text"),
         ("answer lm none.txt --context none.txt", "this requires a question answerer, but the run is a lang"),
         ("embed lm none.txt", "no file 'none.txt'"),
         ("embed run context.txt", "this requires an encoder, a language model or a classifier, but the run"),
@@ -64,5 +66,18 @@ def test_questions_are_read_as_lines_of_other_verbs(directory, answer, tmp_path)
 def test_mistakes_are_refused_before_the_model_is_loaded(command, message, directory, cli, monkeypatch):
     monkeypatch.chdir(directory)
     monkeypatch.setattr("polyhead.run.load.load", None)  # a call is a bug
-    assert cli.error(*command.split()).startswith(message)
+    assert cli.error(*shlex.split(command)).startswith(message)
     assert (directory / "context.txt").read_text() == f"{CONTEXT}\n"
+
+
+@pytest.mark.parametrize("read_batch", [1, 2, 32])
+def test_blank_questions_have_blank_lines(read_batch, answer):
+    lines = ["who ?", "", "where ?", "\u3000\u200b", "who ?"]
+    out, err = answer("-", "--read-batch", read_batch, stdin="\n".join(lines) + "\n")
+    rows = out.split("\n")
+    assert [row and json.loads(row)["question"] for row in rows] == ["who ?", "", "where ?", "", "who ?", ""]
+    assert err.splitlines() == [
+        f"polyhead: line {n}: question is empty: expected text; its output is blank" for n in (2, 4)
+    ]
+    only_blank, _ = answer("-", stdin="\n")
+    assert only_blank == "\n"

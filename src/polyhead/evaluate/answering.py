@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 from polyhead.config.generation_config import GenerationConfig
+from polyhead.core.blank_text import is_blank
+from polyhead.core.errors import UserError
 from polyhead.core.i18n import tr
 from polyhead.data.batching.windows import encode_question, label_answer
 from polyhead.evaluate.baselines import Baseline, Baselines
@@ -88,7 +90,13 @@ def answer_questions(
     max_len: int,
     batch_tokens: int,
 ) -> list[tuple[ContextAnswer, float]]:
-    """The answers to the questions, and -log p of their first references, a mean over windows."""
+    """The answers to the questions, and -log p of their first references, a mean over windows.
+
+    A blank question is a UserError; a blank context has no answer.
+    """
+    for number, example in enumerate(examples, 1):
+        if is_blank(example.texts[0]):
+            raise UserError(f"question {number} is empty: expected text")
     encoded = [encode_question(example.texts, tokenizer, max_len) for example in examples]
     windows = [(i, window) for i, (_, parts) in enumerate(encoded) for window in parts]
     outputs = [dict[int, Tensor]() for _ in examples]  # by the start of a window

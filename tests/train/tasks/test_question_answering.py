@@ -106,6 +106,15 @@ def test_output_of_the_command_line_and_the_server(trained_run, directory, capsy
             "answer": answer.answer, "start": answer.start, "end": answer.end
         }  # fmt: skip
         assert client.ask("/v1/tag", {"input": "x"}).status_code == 400
+        for blank in ("", " \u3000\u200b"):
+            response = client.ask("/v1/answer", body | {"question": blank})
+            assert response.status_code == 400 and response.json()["error"]["param"] == "question"
+            assert response.json()["error"]["message"] == "question is empty: expected text"
+    for blank in ("", " \n", "\u3000\u200b"):
+        with pytest.raises(UserError, match=r"^question 2 is empty: expected text$"):
+            run.answer_all([("who ?", "cleo"), (blank, "cleo")])
+        with pytest.raises(UserError, match=r"^question 1 is empty: expected text$"):
+            run.answer(blank, "cleo")
     assert run.answer("who ?", "") == ("", 0, 0, pytest.approx(1.0))
     assert main(["tag", str(config.out), "x"]) == 2
     assert "use answer, eval or attention" in capsys.readouterr().err

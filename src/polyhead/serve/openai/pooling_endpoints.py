@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from torch import Tensor
 
+from polyhead.core.blank_text import is_blank
 from polyhead.core.errors import UserError
 from polyhead.data.batching.encoder_inputs import EncoderInput, encode_texts
 from polyhead.evaluate.classify import check_text_arity
@@ -151,6 +152,8 @@ async def create_answer(service: Service, exchange: HttpExchange, body: AnswerBo
     """Return the words of the context that answer the question, "" if none do."""
     service.require_task("answer")
     pair = body.question, body.context
+    if is_blank(body.question):
+        raise invalid_value_error("question", "question is empty: expected text")
 
     def count_tokens() -> list[tuple[Any, int]]:
         return [(pair, sum(map(len, service.run.tokenizer.encode(pair))))]
