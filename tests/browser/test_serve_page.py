@@ -5,6 +5,7 @@ import torch
 from tests.browser.conftest import check_accessibility, wait_until
 from tests.browser.serving import MODELS, get_panel, press, read_request
 
+from polyhead.evaluate.answering import ContextAnswer
 from polyhead.run.run_examples import read_examples
 
 
@@ -185,7 +186,25 @@ def test_question_is_answered_with_words_of_context(get_service, open_tool):
     assert result["answer"] == texts[1].input_value()[result["start"] : result["end"]]
     name = result["answer"] or "no answer in this text"
     assert panel.locator(".bar span").all_text_contents() == [name]
+    assert panel.locator("mark").all_text_contents() == [result["answer"]] * bool(result["answer"])
     assert panel.locator(".count.over").count() == 0
+    check_accessibility(page)
+
+
+@pytest.mark.parametrize("n_before", [0, 40])
+def test_answer_is_marked_in_its_context(get_service, open_tool, monkeypatch, n_before):
+    before, answer = "😀 two dogs bark . " * n_before + "😀 a ", "dog"
+    at = len(before)
+    found = ContextAnswer(answer, at, at + len(answer), 0.75)
+    monkeypatch.setattr(get_service("answers").run, "answer_all", lambda pairs: [found] * len(pairs))
+    page = open_tool("answers")
+    panel, context = get_panel(page), before + answer + " barks ."
+    panel.get_by_label("Question", exact=True).fill("who ?")
+    panel.get_by_label("Context", exact=True).fill(context)
+    press(page, "Answer")
+    assert panel.locator("mark").text_content() == answer
+    excerpt = "…" + context[at - 300 :] if n_before else context
+    assert panel.locator("p.text").text_content() == excerpt
     check_accessibility(page)
 
 

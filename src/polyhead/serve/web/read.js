@@ -57,6 +57,12 @@ TOOLS.tag = [() => t("Find"), () => {
   });
 }];
 
+/* What is around an answer in its context; the service counts characters, of which some have two units here. */
+function markAnswer({ answer, start, end }, context) {
+  const characters = [...context], first = Math.max(0, start - 300), last = end + 300, part = (from, to) => characters.slice(from, to).join("");
+  return put(make("p", { class: "text" }), first ? "…" : "", part(first, start), make("mark", {}, answer), part(end, last), last < characters.length ? "…" : "");
+}
+
 TOOLS.answer = [() => t("Answer"), () => {
   const question = field(() => t("Question"), () => t("Question about the text …"));
   const context = field(() => t("Context"), () => t("Text with the answer …")), found = make("div", { class: "spans" });
@@ -65,7 +71,7 @@ TOOLS.answer = [() => t("Answer"), () => {
     if (isBlank(body.question)) { question.input.focus(); return; }
     program("/v1/answer", body);
     const one = await askJson("/v1/answer", body, signal);
-    put(empty(found), bars("", [[one.answer || t("no answer in this text"), one.score]]));
+    put(empty(found), bars("", [[one.answer || t("no answer in this text"), one.score]]), ...(one.answer ? [markAnswer(one, body.context)] : []));
     note(texts(1, Math.round(performance.now() - begun)));
   }, () => empty(found));
   const choose = ([one, text]) => { question.set(one); context.set(text); };
