@@ -322,17 +322,15 @@ def adamw(parser: argparse.ArgumentParser) -> None:
 
     ./dev bench update adamw
     """
+    sizes = {"nanogpt": (4, 128, 65), "base": (6, 512, 32000), "gpt2": (12, 768, 50304)}
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--models", nargs="+", choices=sizes, default=list(sizes))
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    rows = [["weights", "torch, ms", "ours, ms", "times as fast"]]
-    sizes = {
-        "nanoGPT for CPUs": (4, 128, 65),
-        "6 layers of 512": (6, 512, 32000),
-        "GPT-2 small": (12, 768, 50304),
-    }
-    for name, (n_layers, d_model, vocab_size) in sizes.items():
+    rows = [["model", "torch, ms", "ours, ms", "times as fast"]]
+    for name in options.models:
+        n_layers, d_model, vocab_size = sizes[name]
         changes = {"n_layers": n_layers, "d_model": d_model, "n_heads": 4}
         config = preset_config("gpt2", vocab_size, dropout=0.0, **changes)
         calls = {kind.__module__: make_update(build(config, 1), kind) for kind in (torch.optim.AdamW, AdamW)}

@@ -32,7 +32,6 @@ def set_gradients(parameters, step, size):
 def test_steps_are_those_of_torch_with_clipped_gradients():
     ours, optimizer = make_optimizers(AdamW)
     theirs, reference = make_optimizers(torch.optim.AdamW, torch.float64)
-    n_kernel_steps = 0
     for step in range(12):
         size = 0.001 if step % 3 else 1.0  # norms far below and above the maximum
         for parameters in (ours, theirs):
@@ -44,14 +43,12 @@ def test_steps_are_those_of_torch_with_clipped_gradients():
         expected = nn.utils.clip_grad_norm_(theirs, 5.0)
         norm = optimizer.clip(5.0)
         assert float(norm) == pytest.approx(expected.item(), rel=1e-6)
-        n_kernel_steps += isinstance(norm, float)
-        if isinstance(norm, float):
+        if step > 1:  # the first two steps make the state, and are torch's
             assert all(g is None or torch.equal(p.grad, g) for p, g in zip(ours, before, strict=True))
         optimizer.step()
         reference.step()
         for a, b in zip(ours, theirs, strict=True):
             torch.testing.assert_close(a.double(), b, rtol=2e-6, atol=2e-6)
-    assert n_kernel_steps == 10  # the first two steps make the state
     for a, b in zip(ours, theirs, strict=True):
         state, expected_state = optimizer.state[a], reference.state[b]
         assert state["step"] == expected_state["step"] < 12
@@ -59,7 +56,7 @@ def test_steps_are_those_of_torch_with_clipped_gradients():
             torch.testing.assert_close(state[name].double(), expected_state[name], rtol=1e-5, atol=1e-9)
 
 
-def test_bits_do_not_depend_on_threads_and_states_are_torchs():
+def test_bits_do_not_depend_on_threads():
     def train(n_threads, switch_at=None):
         parameters, optimizer = make_optimizers(AdamW)
         torch.set_num_threads(n_threads)

@@ -54,7 +54,7 @@ def test_pairs_of_texts_have_segments(corpus_dir):
     expected, without_segments = rows
     assert forward == pytest.approx(expected, rel=1e-4)
     assert forward != pytest.approx(without_segments, rel=1e-4)
-    with user_error("texts and pairs of texts cannot be mixed"):
+    with user_error("text 2 is 'c', expected a pair of texts"):
         run.classify([("a", "b"), "c"])
     with user_error(r"^single texts; expected a list of pairs"):
         run.classify(["a dull film"])

@@ -35,11 +35,11 @@ class AdamW(torch.optim.AdamW):
     them by the factor of ``clip``. The first step, which makes the state, is torch's.
     """
 
-    _next_step: tuple[_Groups | None, float] | None = (
-        None  # tensors of the next step, factor of the gradients
-    )
+    found_inf: Tensor | None = None  # as torch's fused optimizers read it: 1.0 to leave the step out
+    # of the next step: its tensors, and the factor of the gradients
+    _next_step: tuple[_Groups | None, float] | None = None
 
-    def clip(self, max_norm: float) -> Tensor | float:
+    def clip(self, max_norm: float) -> Tensor:
         """Limit the norm of the gradients, which the next step reads; returns what it was."""
         groups = self._describe_groups()
         self._next_step = groups, 1.0
@@ -47,7 +47,7 @@ class AdamW(torch.optim.AdamW):
             return nn.utils.clip_grad_norm_([p for g in self.param_groups for p in g["params"]], max_norm)
         norm = math.sqrt(sum(_find_kernel("gradient_squares")(rows, len(rows)) for rows in groups))
         self._next_step = groups, min(1.0, max_norm / (norm + 1e-6))  # as torch does
-        return norm
+        return torch.tensor(norm)
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
@@ -56,6 +56,8 @@ class AdamW(torch.optim.AdamW):
         self._next_step = None
         if groups is None or closure is not None:
             return super().step(closure)
+        if self.found_inf is not None and self.found_inf:
+            return None
         for group, rows in zip(self.param_groups, groups, strict=True):
             if not len(rows):
                 continue
