@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from polyhead.kernels.build_extension import INT64, POINTER, SKIPPED_KERNELS, load_kernels
 from polyhead.kernels.training.elementwise import FLOAT
+from polyhead.kernels.training.residual import is_plain_tensor
 
 
 class _Tensor(ctypes.Structure):
@@ -95,7 +96,7 @@ class AdamW(torch.optim.AdamW):
 
 
 def _is_plain(x: Any) -> bool:
-    return type(x) in (Tensor, nn.Parameter) and x.dtype == torch.float32 and x.is_cpu and x.is_contiguous()
+    return is_plain_tensor(x) and x.dtype == torch.float32 and x.is_cpu and x.is_contiguous()
 
 
 @cache

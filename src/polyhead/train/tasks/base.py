@@ -151,10 +151,16 @@ class TaskFactory(Protocol):
         ...
 
 
+@runtime_checkable
+class HasProblemType(Protocol):
+    """A task of a classifier, or its factory."""
+
+    problem_type: ProblemType
+
+
 def get_problem_type(task: object) -> ProblemType:
-    """What the model of a task, or of its factory, outputs for a text, if it is a classifier."""
-    problem_type: ProblemType = getattr(task, "problem_type", SINGLE_LABEL)
-    return problem_type
+    """What the model of a task outputs for a text, if it is a classifier."""
+    return task.problem_type if isinstance(task, HasProblemType) else SINGLE_LABEL
 
 
 @runtime_checkable
