@@ -169,7 +169,8 @@ class Client:
     def stop(self) -> None:
         self.http.close()
         self.server.should_exit = True
-        self.thread.join()
+        self.thread.join(60)
+        assert not self.thread.is_alive(), "the server has not ended within a minute"
         self.service.close()
 
 
