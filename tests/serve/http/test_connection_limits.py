@@ -281,16 +281,17 @@ def test_data_in_the_socket_buffer_counts_as_unread():
 def test_incomplete_request_times_out(runs, first, data):
     """Also the second one: uvicorn stops its keep-alive timer at the first byte."""
     limits = Limits(header_timeout=0.3, body_timeout=0.3)
-    with serve_run(runs["decoder"], limits=limits) as client, client.connect() as sock:
-        client.server.config.timeout_keep_alive = 0.3 if first and not data else 100
-        if first:
-            assert_serves(sock, first)
-        sock.sendall(data)
-        answer = b""
-        with contextlib.suppress(ConnectionResetError):
-            answer = read_all(sock)
-        assert not answer or b" 408 " in answer.split(b"\r\n")[0]
-        client.wait_closed()
+    with serve_run(runs["decoder"], limits=limits) as client:
+        client.server.config.timeout_keep_alive = 0.3 if first and not data else 100  # of new connections
+        with client.connect() as sock:
+            if first:
+                assert_serves(sock, first)
+            sock.sendall(data)
+            answer = b""
+            with contextlib.suppress(ConnectionResetError):
+                answer = read_all(sock)
+            assert not answer or b" 408 " in answer.split(b"\r\n")[0]
+            client.wait_closed()
 
 
 @pytest.mark.acceptance("E7", "R6")
