@@ -47,12 +47,13 @@ def run_server(train_task, tmp_path):
     copy_run(train_task("translation"), tmp_path / "runs/mine")
     sock, ready = listen("127.0.0.1", 0), threading.Event()
     server = RunServer(tmp_path / "runs", ready.set)
-    thread = threading.Thread(target=server.run, args=([sock],))
+    thread = threading.Thread(target=server.run, args=([sock],), daemon=True)
     thread.start()
     assert ready.wait(100)
     yield tmp_path / "runs", get_url(sock)
     server.should_exit = True
-    thread.join(100)
+    thread.join(60)
+    assert not thread.is_alive(), "the server has not ended within a minute"
 
 
 @pytest.mark.parametrize("task", mark_slow(TASKS, *DEFAULT_TASKS))
