@@ -45,6 +45,21 @@ def test_columns_determine_the_task(name, rows, task, roles):
 
 
 @pytest.mark.parametrize(
+    ("row", "task", "text"),
+    [
+        ({"text": "a b", "labels": ["x"]}, "multi-label", "text"),
+        ({"note": "a b", "score": 0.5}, "regression", "note"),
+        ({"text": "a b", "spans": [[0, 1, "X"]]}, "token-classification", "text"),
+        ({"a": "a b", "b": "c d", "score": 0.5}, "regression", ["a", "b"]),
+    ],
+)
+def test_text_column_is_the_given_one_or_the_scored_pair(row, task, text):
+    path = write_table("a.jsonl", [row | {"score": i} if "score" in row else row for i in range(60)])
+    given = {} if text == ["a", "b"] else {"text": text}
+    assert inspect_data([path], given, task).data["text"] == text
+
+
+@pytest.mark.parametrize(
     ("column", "is_label"),
     [("paid", True), ("valid", True), ("user_id", False), ("userId", False), ("ID", False)],
 )

@@ -75,7 +75,7 @@ _TEXT_NAMES = (
 )
 _PAIR_NAMES = (("premise", "hypothesis"), ("sentence1", "sentence2"), ("question1", "question2"), ("text_a",
     "text_b"),
-         ("query", "passage"), ("question", "sentence"), ("question", "context"))  # fmt: skip
+         ("query", "passage"), ("question", "sentence"), ("question", "context"), SCORE_KEYS[:2])  # fmt: skip
 _KNOWN_NAMES = {
     *_SIDE_NAMES["source"],
     *_SIDE_NAMES["target"],
@@ -177,8 +177,8 @@ class TableColumns:
             if label is None:
                 needed = f"none {_LABEL_NOUNS[task]}data.label=..."
                 raise UserError(f"{self.name} has the columns {self._list_names()}: {needed}")
-            return {"text": given_keys.get("text", self._find_text_columns(label)), "label": label}
-        return {"text": given_keys.get("text", self._first_text_column(self.text_columns))}
+            return {"text": given_keys.get("text") or self._find_text_columns(label), "label": label}
+        return {"text": given_keys.get("text") or self._first_text_column(self.text_columns)}
 
     def _find_sides(self, given_keys: Keys) -> list[ColumnKey]:
         """The columns of source and target, from ``given_keys`` or by name; a UserError if ambiguous."""
