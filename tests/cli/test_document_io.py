@@ -45,6 +45,12 @@ def test_other_file_names_are_a_hint(tiny, tmp_path, cli):
         (("--format", "xliff"), b"<xliff>", "xliff: the document is not well-formed XML: no element found"),
         (("--format", "srt"), b"1\n00:01 --> 2\n", "srt: line 2 is '00:01 --> 2'; expected times such as"),
         (("--format", "html"), "<p>größer".encode("latin-1"), "is not UTF-8"),
+        (("--format", "html"), b"<META charset=latin1><p>x", "declares the encoding latin1, but"),
+        (
+            ("--format", "xliff"),
+            b"<?xml version='1.0' encoding='ISO-8859-1'?><xliff/>",
+            "declares the encoding ISO-8859-1",
+        ),
     ],
 )
 def test_mistakes_are_one_message(options, content, message, tiny, tmp_path, cli):

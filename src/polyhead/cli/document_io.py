@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +17,8 @@ from polyhead.data.readers.detect_encoding import detect_encoding
 
 if TYPE_CHECKING:
     from polyhead.run.run import Run
+
+_ENCODING = re.compile(r"<(?:meta|\?xml)\b[^<>]*\b(?:charset|encoding)\s*=\s*[\"']?([\w.:-]+)", re.IGNORECASE)
 
 
 def check_document_options(source: str, format: str, options: Sequence[str]) -> None:
@@ -45,8 +48,11 @@ def hint_format(source: str) -> None:
         print_warning(tr(message, path=source, format=format))
 
 
-def read_document(source: str) -> str:
-    """Read a file (gzip or not), standard input for ``-``, or the text itself; a UserError if not UTF-8."""
+def read_document(source: str, format: str) -> str:
+    """Read a file (gzip or not), standard input for ``-``, or the text itself; a UserError if not UTF-8.
+
+    Or if HTML or XLIFF declares another encoding: UTF-8 would be written under that declaration.
+    """
     if source == "-":
         data = sys.stdin.buffer.read()
     elif not is_file(source):
@@ -54,12 +60,19 @@ def read_document(source: str) -> str:
     else:
         with files.open_lines(Path(source)) as file:
             data = file.read()
+    name = "standard input" if source == "-" else source
     try:
-        return data.decode()
+        text = data.decode()
     except UnicodeDecodeError:
-        name = "standard input" if source == "-" else source
         hint = files.describe_encoding(detect_encoding(data[: files.SAMPLE_BYTES]))
         raise UserError(f"{name} is not UTF-8{f'; {hint}' * bool(hint)}") from None
+    declared = _ENCODING.search(text[:1024]) if format in ("html", "xliff") else None
+    if declared and declared[1].lower() not in ("utf-8", "utf8"):
+        raise UserError(
+            f"{name} declares the encoding {declared[1]}, but its translation is UTF-8: change the "
+            "declaration to UTF-8"
+        )
+    return text
 
 
 def translate_whole(run: Run, text: str, format: str, changes: dict[str, Any], output: Path | None) -> None:

@@ -161,7 +161,7 @@ def run(
         used = {"--prefix": prefix, "--n-best": (n_best or 1) > 1}
         used |= {f"--{name.replace('_', '-')}": value for name, value in columns._asdict().items()}
         check_document_options(source, format := format or "text", [name for name in used if used[name]])
-        text = read_document(source)
+        text = read_document(source, format)
         translator = load_run(directory, others, dtype, device, "encoder-decoder")
         terms = {} if terminology is None else {"terminology": read_terminology(terminology)}
         counter = LineCounter(prints_to_stdout=output is None)

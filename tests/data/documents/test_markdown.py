@@ -78,6 +78,14 @@ def test_page_keeps_all_but_its_text():
     assert blocks == list_tokens(PAGE)[0]
 
 
+def test_mark_of_a_footnote_stays_before_its_text():
+    page = "Ein Text[^a].\n\n[^a]: Ein Hund.\n\n> [^b]:\tEin Hund.\n> [^c]: Zwei\n"
+    table = {"Ein Text.": ("A text.", [(0, 0), (1, 1)]), "Ein Hund.": ("Dogs.", []), "Zwei": ("Two", [])}
+    assert translate_with(page, "markdown", table) == (
+        "A text[^a].\n\n[^a]: Dogs.\n\n> [^b]:\tDogs.\n> [^c]: Two\n"
+    )
+
+
 parts = texts.map(escape_markdown) | st.sampled_from(
     ["`ein code`", "<http://a.b>", "![alt](x)", "https://a.b/c_d"]
 )

@@ -20,7 +20,8 @@ _FRONT_MATTER = re.compile(r"---[^\S\n]*\n.*?^---[^\S\n]*$", re.DOTALL | re.MULT
 _TARGET = r"\((?:[^()\\\n]|\\.|\([^()\n]*\))*+\)|\[[^\[\]]*+\]"  # of a link
 # what is copied: code, images, brackets without a target (references, footnotes, boxes of tasks), addresses
 _PART = re.compile(
-    rf"(?P<atom>(?P<ticks>`++)(?:(?!(?P=ticks)).){{1,1000}}?(?P=ticks)(?!`)|!\[[^\[\]]*+\](?:{_TARGET})?"
+    r"(?P<note>(?m:^)\[\^[^\[\]]++\]:[ \t]*)"  # the mark of a footnote, before its text
+    rf"|(?P<atom>(?P<ticks>`++)(?:(?!(?P=ticks)).){{1,1000}}?(?P=ticks)(?!`)|!\[[^\[\]]*+\](?:{_TARGET})?"
     rf"|\[[^\[\]]*+\](?!\(|\[)|<[a-z][\w+.-]*:[^\s<>]*+>|{URL.pattern})"
     rf"|(?P<html><(?P<slash>/?)(?P<tag>[a-zA-Z][\w-]*+)[^<>]*+>)"
     rf"|(?P<close>\](?:{_TARGET}))|(?P<open>\[)|(?P<mark>\*\*|__|~~|[*_])"
@@ -71,7 +72,7 @@ def _read_pieces(content: str, places: list[int]) -> Iterator[Piece]:
         if match["mark"] and (raw != "_" or not (before.isalnum() and after.isalnum())) and (before or after):
             yield Piece("close" if before and raw in opened else "open", place, raw, name=raw)
             opened ^= {raw}
-        elif match["break"] or (match["tag"] or "").lower() == "br":
+        elif match["note"] or match["break"] or (match["tag"] or "").lower() == "br":
             yield Piece("break", place, raw)
         elif match["tag"] and not raw.endswith("/>"):
             yield Piece("close" if match["slash"] else "open", place, raw, name=f"<{match['tag']}>")
