@@ -77,6 +77,15 @@ def test_first_dimensions_are_compared(directory, dimensions, capsys):
     )
 
 
+def test_blank_lines_are_not_found(directory):
+    run, reranker = ph.load(directory / "vectors"), ph.load(directory / "scores")
+    texts = ["", "old dog", " \u200b", "old dog"]
+    vectors = run.embed(texts, normalize=True).numpy()
+    for query in ("", "old dog"):
+        assert [hit.line for hit in search_texts(run, query, texts, vectors, 3)] == [2, 4]
+        assert [hit.line for hit in search_texts(run, query, texts, vectors, 3, reranker)] == [2, 4]
+
+
 def test_reranker_orders_nearest_texts(directory, capsys):
     run, reranker = ph.load(directory / "vectors"), ph.load(directory / "scores")
     texts = [*TEXTS, *(f"{text} {i}" for i, text in enumerate(TEXTS))]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from polyhead.core.blank_text import is_blank
 from polyhead.core.errors import UserError
 from polyhead.run.run import Run
 
@@ -34,15 +36,16 @@ def check_reranker(reranker: Run) -> None:
 def search_texts(
     run: Run, query: str, texts: list[str], vectors: NDArray[np.float32], k: int, reranker: Run | None = None
 ) -> list[Hit]:
-    """The k texts nearest to a query, the best first; ``vectors`` (N, C) are those of the texts, of length 1.
+    """The k texts nearest to a query, the best first, blank ones never; ``vectors`` (N, C) are of length 1.
 
     They may be the first dimensions of the model's vectors.
 
     A ``reranker`` reads the query with each of the 10 k nearest texts, and its scores decide.
     """
     scores = vectors @ run.embed([query], normalize=True, dimensions=vectors.shape[1])[0].numpy()
-    order = np.argsort(-scores, kind="stable")[: k * (RERANK_FACTOR if reranker else 1)].tolist()
-    hits = [Hit(i + 1, float(scores[i]), texts[i]) for i in order]
+    order = (i for i in np.argsort(-scores, kind="stable").tolist() if not is_blank(texts[i]))
+    nearest = islice(order, k * (RERANK_FACTOR if reranker else 1))
+    hits = [Hit(i + 1, float(scores[i]), texts[i]) for i in nearest]
     if reranker and hits:
         results = reranker.classify([(query, hit.text) for hit in hits])
         hits = [
