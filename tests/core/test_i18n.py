@@ -47,6 +47,10 @@ def test_messages_are_translated_into_known_languages(cli):
     i18n.set_language("zh")
     assert i18n.translate_message(message) == TYPO
     assert i18n.translate_message("interrupted") == "已中断"
+    message = "unknown key of a.jsonl 'labels'; known: text"
+    assert i18n.translate_message(message) == "a.jsonl 没有名为 'labels' 的键；有这些：text"
+    message = "unknown task supported by init 'x'; known: chat"
+    assert i18n.translate_message(message) == "没有名为 'x' 的 init 支持的任务；有这些：chat"
     assert i18n.tr("no such text {n}", n=3) == "no such text 3"
     assert i18n.translate_message("no such text") == "no such text"
     for words in ("--lang xy train", "train --lang"):

@@ -29,6 +29,10 @@ ZERO, NO_INTEGER = "0 is out of range: expected more than 0", "vocab_size: 'many
         (lambda: GenerationConfig(beam_sise=3), ["beam_sise: unknown key; did you mean 'beam_size'?"]),
         (lambda: DataConfig(), ["train: missing; this key has no default"]),
         (lambda: Recipe(**TREE, init_from={"run": "x", "lyer_stride": 2}), [f"init_from.{STRIDE}"]),
+        (
+            lambda: Recipe(**TREE, tokenizer={"extend": -4}),
+            ["tokenizer.extend: -4 is out of range: expected more than 0, and is not a path"],
+        ),
         (lambda: Recipe(**TREE | INVALID), [f"model.{D_MODEL}", f"train.steps: {ZERO}"]),
     ],
 )

@@ -36,7 +36,7 @@ _RANGES = {
 }
 
 # pydantic's location entries for members of a union
-_UNION_BRANCH = re.compile(r"bool|float|literal\[.*\]")
+_UNION_BRANCH = re.compile(r"bool|float|constrained-int|(literal|lax-or-strict)\[.*\]")
 _UNION_TAG = re.compile(r"\[\w+\]")  # of a member that is chosen by the form of the value
 
 

@@ -115,8 +115,8 @@ class EmbeddingTask:
             raise UserError("model.lm_head=true is not trained by task 'embedding': remove it")
         if recipe.model.pooling and recipe.generation.pooling != "own" and recipe.init_from is None:
             raise UserError(
-                f"model.pooling has no effect with generation.pooling={recipe.generation.pooling}: remove "
-                "it, or set generation.pooling=own"
+                f"model.pooling has no effect with generation.pooling={recipe.generation.pooling}: set "
+                "model.pooling=null or generation.pooling=own"
             )
         for split in recipe.data.splits:
             open_split_pairs(recipe, split)
