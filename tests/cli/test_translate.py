@@ -146,6 +146,8 @@ def test_damaged_lines_are_reported_and_keep_their_place(tiny, tmp_path, cli):
     assert out.count("\n") == 3 and err == warning
     path.write_bytes(b"ein\n" + b"\xff\xfe\n" * 4)
     assert cli("translate", tiny, path).err == f"{warning}polyhead: 4 lines in total are not UTF-8\n"
+    chinese = cli("--lang", "zh", "translate", tiny, path).err
+    assert chinese == "polyhead: 第 2 行不是 UTF-8；无效的字节换成 U+FFFD\npolyhead: 共有 4 行不是 UTF-8\n"
     path.write_text("x" * (1 << 20) + "ü\nein\n" + "x" * (1 << 20) + "ü\n")
     out, err = cli("translate", tiny, path)
     assert out.split("\n") == ["", *polyhead.load(tiny).translate(["ein"]), "", ""]

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
 
 from polyhead.core.blank_text import is_blank
 from polyhead.core.errors import UserError, did_you_mean
-from polyhead.core.i18n import tr
+from polyhead.core.i18n import tr, translate_message
 from polyhead.core.output_paths import did_you_mean_path, list_folder_texts
 from polyhead.data.readers import files
 from polyhead.data.readers.detect_encoding import detect_encoding
@@ -175,8 +175,8 @@ def _cut_inside_character(line: bytes) -> bytes:
 
 
 def print_warning(message: str) -> None:
-    """Print a warning on standard error."""
-    print(f"polyhead: {message}", file=sys.stderr)
+    """Print a warning on standard error, in the current language."""
+    print(f"polyhead: {translate_message(message)}", file=sys.stderr)
 
 
 def stdin_has_data() -> bool:

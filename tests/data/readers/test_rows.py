@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from polyhead.core.errors import UserError
+from polyhead.core.i18n import use_language
 from polyhead.data.readers.conversations import ConversationReport, open_conversations
 from polyhead.data.readers.labeled import LabeledReport, open_labeled, read_labeled
 from polyhead.data.readers.parallel_corpus import CorpusReport, merge_corpora, open_corpus
@@ -93,3 +94,11 @@ def test_number_of_a_line_ends_before_a_comma(place):
     report.count_problem("unknown_label", place)
     text = report.describe(lambda text, **values: text.replace("line {line}", "<{line}>").format(**values))
     assert re.sub(r"line ([\d,]*\d)", r"<\1>", place) in text
+
+
+def test_reason_of_the_first_line_is_translated():
+    report = LabeledReport("a.tsv", used=1, total=2)
+    report.count_problem("malformed: label [1], expected a number", "a.tsv, line 2")
+    assert "(first: a.tsv, line 2, label [1], expected a number)" in str(report)
+    with use_language("zh"):
+        assert "（首例：a.tsv, 第 2 行，标签 [1]，应为数字）" in report.describe()

@@ -16,11 +16,12 @@ from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
 
 from polyhead.core.blank_text import is_blank
 from polyhead.core.errors import MAX_INT, UserError
-from polyhead.core.i18n import Translate, format_english, tr
+from polyhead.core.i18n import Translate, format_english, tr, translate_message
 from polyhead.data.readers.tabular import ColumnsByRole, check_columns, find_non_string, read_rows
 
 _Row = TypeVar("_Row")
 T = TypeVar("T")
+_LINE = re.compile(r"\bline (\d+(?:,\d{3})*)(?:, (.*))?", re.DOTALL)  # with the reason, if there is one
 _MAX_EXAMPLES = 5  # locations kept for each kind of problem
 # how messages call the counters of a report
 _KIND_WORDS = {
@@ -133,11 +134,12 @@ class ReadReport(PartsReport):
         if self.parts:
             return super().describe(tr)
 
+        def translate_place(match: re.Match[str]) -> str:
+            reason = match[2] if tr is format_english else translate_message(match[2] or "")
+            return tr("line {line}", line=match[1]) + (tr(", ") + reason if reason else "")
+
         def first(kind: str) -> str:
-            location = self.examples[kind][0]
-            return re.sub(
-                r"\bline (\d+(?:,\d{3})*)", lambda match: tr("line {line}", line=match[1]), location, count=1
-            )
+            return _LINE.sub(translate_place, self.examples[kind][0], count=1)
 
         text = tr(self.counts, where=self.source_label, kept=self.used, read=self.total, answers=self.answers)
         skipped = [
