@@ -53,7 +53,7 @@ def test_columns_determine_the_task(name, rows, task, roles):
         ({"a": "a b", "b": "c d", "score": 0.5}, "regression", ["a", "b"]),
     ],
 )
-def test_text_column_is_the_given_one_or_the_scored_pair(row, task, text):
+def test_text_columns_of_labels(row, task, text):
     path = write_table("a.jsonl", [row | {"score": i} if "score" in row else row for i in range(60)])
     given = {} if text == ["a", "b"] else {"text": text}
     assert inspect_data([path], given, task).data["text"] == text
