@@ -17,9 +17,9 @@ from polyhead.run.run import Run
 from polyhead.tokenizers.unknown_tokens import UnknownTokens
 from polyhead.train.loggers import Reporters
 from polyhead.train.reference import load_reference_model, read_reference, set_references
-from polyhead.train.tasks.base import HasValidationStore
 from polyhead.train.tasks.embedding import EmbeddingTask
 from polyhead.train.tasks.preferences import PreferenceTask
+from polyhead.train.tasks.store_task import StoreTask
 
 
 def evaluate_token_recovery(run: Run, files: Sequence[str], split: Split) -> JsonMeasures:
@@ -81,6 +81,6 @@ def evaluate_token_recovery(run: Run, files: Sequence[str], split: Split) -> Jso
     ):
         baselines = task.compute_baselines(counts, run, "valid")
     unknown = UnknownTokens()
-    if isinstance(task, HasValidationStore):
+    if isinstance(task, StoreTask):
         unknown = task.valid.count_unknown(run.tokenizer)
     return print_table(run, values, remarks, baselines, unknown)

@@ -30,13 +30,6 @@ class TaskLogits(NamedTuple):
     host_labels: Tensor  # the labels on the CPU
 
 
-@runtime_checkable
-class HasValidationStore(Protocol):
-    """A task with the tokens of its validation text."""
-
-    valid: Any
-
-
 def report_split(
     report: Reporter, split: str, *counts: str, unknown: UnknownTokens = UnknownTokens()
 ) -> None:

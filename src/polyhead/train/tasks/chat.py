@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import ClassVar
 
 from torch import nn
 
@@ -11,7 +10,6 @@ from polyhead.config.recipe import Recipe, TrainConfig
 from polyhead.core.choice import Choice
 from polyhead.core.i18n import tr
 from polyhead.core.registry import TASK
-from polyhead.data.batching.length_bucketing import LengthBucketSampler, shard_rows
 from polyhead.data.batching.token_windows import (
     TokenWindows,
     make_dummy_windows,
@@ -34,14 +32,14 @@ from polyhead.train.tasks.common import (
     causal_lm_token_loss,
     check_causal_lm_decoding,
     check_rows,
-    collect_split_facts,
     count_causal_lm_labels,
     measure_token_loss,
 )
+from polyhead.train.tasks.store_task import RowTask
 
 
 @TASK.register("chat")
-class ChatTask:
+class ChatTask(RowTask[ConversationStore]):
     """Supervised fine-tuning on conversations: the labels are the assistant's messages and ends of turn.
 
     A line of JSONL is a conversation: {"messages": [{"role": "user", "content": ...}, {"role": "assistant",
@@ -58,26 +56,17 @@ class ChatTask:
     kind = "decoder"
     label_smoothing = 0.0
     metrics = ("loss",)
-    labels: tuple[str, ...] = ()
     chat = Choice("plain")  # default chat template
     title = "A chat model"
     usage = "polyhead chat ."
-    valid_facts: ClassVar[dict[str, str]] = {}
-    collect_facts = collect_split_facts
-    shard = staticmethod(shard_rows)
     dummy_batch = staticmethod(make_dummy_windows)
     shard_sequence = staticmethod(shard_windows)
     count_labels = staticmethod(count_causal_lm_labels)
     compute_logits = staticmethod(causal_lm_logits)
 
     def __init__(self, stores: Mapping[str, ConversationStore], pad_id: int, config: TrainConfig) -> None:
-        self.stores, self.pad_id, self.config = stores, pad_id, config
-        self.train, self.valid = stores["train"], stores["valid"]
-        self.identity = {split: stores[split].directory.name for split in ("train", "valid")}
-        self.epoch_batches = self.make_sampler(self.train).epoch_batches
-        self.largest_batch = self.make_sampler(self.train).largest_batch
-        for split in stores:
-            self.plan_eval(split)  # raises if a row is larger than a batch
+        super().__init__(stores, config)
+        self.pad_id = pad_id
 
     @classmethod
     def check(cls, recipe: Recipe) -> None:
@@ -140,14 +129,6 @@ class ChatTask:
         """Baselines from token frequencies."""
         labels = count_answer_tokens(self.stores[split], counts.vocab_size)
         return unigram_baselines(counts.token_counts(), labels)
-
-    def make_sampler(self, store: ConversationStore) -> LengthBucketSampler:
-        """Batch sampler over the conversations of a store."""
-        return LengthBucketSampler(store.lengths, store.lengths, self.config.max_tokens, self.config.seed)
-
-    def plan_eval(self, split: str) -> list[IdArray]:
-        """The conversations of every batch for evaluation."""
-        return self.make_sampler(self.stores[split]).epoch_batches()
 
     def eval_batches(self, split: str) -> Iterator[tuple[IdArray, TokenWindows]]:
         """Numbers and batch of the conversations, of every batch for evaluation."""

@@ -17,7 +17,6 @@ from polyhead.core.i18n import tr
 from polyhead.core.option_types import Decay
 from polyhead.core.registry import TASK
 from polyhead.data.batching.encoder_inputs import EncoderBatch, make_dummy_input
-from polyhead.data.batching.length_bucketing import LengthBucketSampler, shard_rows
 from polyhead.data.readers.labeled import (
     LabeledFiles,
     LabelKind,
@@ -39,6 +38,7 @@ from polyhead.tokenizers.tokenizer import Tokenizer
 from polyhead.train.distributed.process_group import MapFn
 from polyhead.train.loggers import Reporter
 from polyhead.train.tasks.base import TaskLogits, report_split, warn_learned_texts
+from polyhead.train.tasks.store_task import RowTask
 
 # a class without validation texts is reported if at least this many are expected; fewer may be chance
 MIN_EXPECTED_TEXTS = 5
@@ -51,11 +51,10 @@ class ClassificationBatch(NamedTuple):
     labels: Tensor  # (B,) int64
 
 
-class LabeledTextTask:
+class LabeledTextTask(RowTask[LabeledStore]):
     """An opened task on labeled texts; the objective has what is learned of them."""
 
     kind = "encoder"
-    shard = staticmethod(shard_rows)
 
     def __init__(
         self,
@@ -67,14 +66,8 @@ class LabeledTextTask:
     ) -> None:
         self.objective, self.problem_type = objective, objective.problem_type
         self.title, self.usage = objective.title, objective.usage
-        self.stores, self.labels = stores, tuple(labels)
-        self.train, self.valid = stores["train"], stores["valid"]
-        self.tokenizer, self.config = tokenizer, recipe.train
-        self.identity = {split: stores[split].directory.name for split in ("train", "valid")}
-        self.epoch_batches = self.make_sampler(self.train).epoch_batches
-        self.largest_batch = self.make_sampler(self.train).largest_batch
-        for split in [split for split in stores if split != "train"]:
-            self.plan_eval(split)  # raises if a row is larger than a batch
+        super().__init__(stores, recipe.train)
+        self.labels, self.tokenizer = tuple(labels), tokenizer
 
     def retokenize(self, other_run: Run, recipe: Recipe) -> LabeledTextTask:
         """The same texts, row by row, with tokenizer and max_len of another run, without token dropout."""
@@ -181,18 +174,10 @@ class LabeledTextTask:
         store = self.stores[split]
         return self.objective.baselines(counts, store.targets(range(len(store))), self.labels)
 
-    def make_sampler(self, store: LabeledStore) -> LengthBucketSampler:
-        """Batch sampler over the texts of a store."""
-        return LengthBucketSampler(store.lengths, store.lengths, self.config.max_tokens, self.config.seed)
-
     def eval_batches(self, split: str) -> Iterator[tuple[IdArray, ClassificationBatch]]:
         """Row numbers and batch of the texts, of every batch for evaluation."""
         store, pad_id = self.stores[split], self.tokenizer.pad_id
         return ((rows, ClassificationBatch(*store.collate(rows, pad_id))) for rows in self.plan_eval(split))
-
-    def plan_eval(self, split: str) -> list[IdArray]:
-        """The texts of every batch for evaluation."""
-        return self.make_sampler(self.stores[split]).epoch_batches()
 
     def _drop_tokens(self, tokens: Tensor) -> Tensor:
         """Replace a share of the tokens by the mask, drawn from torch's generator: (B, T) -> (B, T)."""

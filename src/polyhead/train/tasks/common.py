@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -23,6 +24,8 @@ from polyhead.core.output_paths import expand_folders
 from polyhead.core.registry import CHAT
 from polyhead.cost.decoding import cache_shape
 from polyhead.data.batching.collate import PairBatch
+from polyhead.data.batching.mixture import mix_segments
+from polyhead.data.batching.packing import Segments, count_segments, cut_segments, split_corpora
 from polyhead.data.batching.token_windows import TokenWindows
 from polyhead.data.readers.detect_language import describe_mixed_languages
 from polyhead.data.readers.plain_text import TextFiles, merge_texts, open_text, read_text_lines
@@ -44,7 +47,8 @@ from polyhead.tokenizers.tokenizer import Tokenizer
 from polyhead.train.distributed.process_group import MapFn
 from polyhead.train.loggers import Reporter
 from polyhead.train.tasks.base import TaskLogits, report_split, warn_learned_texts
-from polyhead.train.tasks.corpora import make_text_rules, name_losses
+from polyhead.train.tasks.corpora import list_shares, make_mixture, make_text_rules, name_losses
+from polyhead.train.tasks.store_task import StoreTask
 
 
 def open_split_text(recipe: Recipe, split: str) -> TextFiles:
@@ -151,19 +155,62 @@ def compute_label_baselines(counts: TrainingCounts, labels: Iterable[Tensor]) ->
     return unigram_baselines(counts.token_counts(), label_counts)
 
 
-def collect_split_facts(task: Any, run: Run, map_fn: MapFn = map) -> dict[str, str]:
-    """Facts for the README.md: some metrics of the validation text, all of the test text if there is one.
+class SegmentTask(StoreTask[TokenStore]):
+    """An opened task on segments of documents, which are cut at another offset in every epoch."""
 
-    ``task.valid_facts`` maps metrics to their names; the validation loss is a fact already.
-    """
-    facts: dict[str, str] = {}
-    if task.valid_facts:
-        metrics = task.evaluate(run.model, map_fn)
-        facts = {f"valid {fact}": f"{metrics[name]:.4f}" for name, fact in task.valid_facts.items()}
-    if "test" in task.stores:
-        metrics = task.evaluate(run.model, map_fn, "test")
-        facts |= {f"test {name}": f"{value:.4f}" for name, value in metrics.items()}
-    return facts
+    iter_texts = staticmethod(iter_training_texts)
+
+    def __init__(
+        self,
+        stores: Mapping[str, TokenStore],
+        tokenizer: Tokenizer,
+        data: DataConfig,
+        config: TrainConfig,
+        segment_len: int,
+    ) -> None:
+        super().__init__(stores, config)
+        self.tokenizer, self.segment_len = tokenizer, segment_len
+        self.corpora = split_corpora(self.train, tokenizer.eos_id)
+        self.mixture = make_mixture(data, config.seed)
+        sizes = [count_segments(documents, segment_len) for documents in self.corpora]
+        self.shares = list_shares(self.mixture, sizes, self.train.report)
+        if not self.epoch_batches(0):
+            raise UserError(f"{self.train.report.source_label}: no tokens to train on")
+
+    @abstractmethod
+    def epoch_batches(self, epoch: int) -> Sequence[Any]:
+        """The rows of every batch of an epoch, in order."""
+
+    @abstractmethod
+    def plan_eval_batches(self, segments: Segments) -> list[Any]:
+        """The batches of segments for evaluation."""
+
+    @abstractmethod
+    def collate_eval(self, split: str, batch: Any) -> Any:
+        """Batch for evaluation. It does not depend on ``train.seed``: models are comparable."""
+
+    def cut_epoch(self, epoch: int, rng: np.random.Generator) -> Segments:
+        """The segments of an epoch."""
+        if self.mixture:
+            return mix_segments(self.mixture, self.corpora, self.segment_len, epoch)
+        return cut_segments(self.corpora[0], self.segment_len, rng)
+
+    def plan_corpora(self, split: str) -> list[list[Any]]:
+        """The batches of each corpus; documents are split from their start, without an offset."""
+        corpora = split_corpora(self.stores[split], self.tokenizer.eos_id)
+        return [self.plan_eval_batches(cut_segments(part, self.segment_len, None)) for part in corpora]
+
+    def plan_eval(self, split: str) -> list[Any]:
+        """The rows of every batch for evaluation."""
+        return [batch for plan in self.plan_corpora(split) for batch in plan]
+
+    def eval_batches(self, split: str) -> Iterator[tuple[IdArray, Any]]:
+        """Row numbers and batches of a text for evaluation."""
+        return ((batch.rows, self.collate_eval(split, batch)) for batch in self.plan_eval(split))
+
+    def compute_baselines(self, counts: TrainingCounts, run: Run, split: str) -> Baselines:
+        """Baselines from token frequencies, on the tokens to predict."""
+        return compute_label_baselines(counts, (batch.labels for _, batch in self.eval_batches(split)))
 
 
 @torch.no_grad()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import ClassVar, Literal, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple
 
 import numpy as np
 from torch import nn
@@ -23,35 +23,30 @@ from polyhead.data.batching.masking import (
     row_rng,
     span_counts,
 )
-from polyhead.data.batching.mixture import mix_segments
-from polyhead.data.batching.packing import Segments, count_segments, cut_segments, split_corpora
+from polyhead.data.batching.packing import Segments
 from polyhead.data.stores.build_cache import IdArray
 from polyhead.data.stores.token_store import TokenStore
-from polyhead.evaluate.baselines import Baselines, TrainingCounts, count_tokens
+from polyhead.evaluate.baselines import TrainingCounts, count_tokens
 from polyhead.evaluate.perplexity import TokenLoss, token_losses
 from polyhead.models.ensemble import Ensemble
 from polyhead.models.seq2seq import Seq2Seq
 from polyhead.nn.device import to_model_device
 from polyhead.nn.loss import Loss
-from polyhead.run.run import Run
 from polyhead.tokenizers.tokenizer import Tokenizer
 from polyhead.tokenizers.word_boundaries import find_word_boundaries
 from polyhead.train.distributed.process_group import MapFn
 from polyhead.train.loggers import Reporter
 from polyhead.train.tasks.common import (
+    SegmentTask,
     check_seq2seq_decoding,
     check_text,
-    collect_split_facts,
-    compute_label_baselines,
     count_pair_labels,
-    iter_training_texts,
     measure_token_loss,
     open_stores,
     seq2seq_features,
     seq2seq_logits,
     seq2seq_loss,
 )
-from polyhead.train.tasks.corpora import list_shares, make_mixture
 
 _PLAN_KEY, _NOISE_KEY, _EVAL_KEY = 4, 5, 6  # first element of a random key: what is drawn
 DEFAULT_SHARES = {
@@ -79,7 +74,7 @@ class TextRows(NamedTuple):
 
 
 @TASK.register("denoising")
-class DenoisingTask:
+class DenoisingTask(SegmentTask):
     """The encoder reads a corrupted text, and the decoder reconstructs all of it, or the missing spans.
 
     "infilling" (BART): spans with lengths drawn from Poisson(``span``), also empty ones, are replaced by one
@@ -101,12 +96,9 @@ class DenoisingTask:
     kind = "encoder-decoder"
     label_smoothing = 0.0
     metrics = ("loss", "accuracy")
-    labels = ()
     title = "A denoising encoder-decoder"
     usage = "polyhead train recipe.yaml init_from=."
-    valid_facts: ClassVar[dict[str, str]] = {"accuracy": "accuracy"}
-    collect_facts = collect_split_facts
-    iter_texts = staticmethod(iter_training_texts)
+    valid_facts: Mapping[str, str] = {"accuracy": "accuracy"}
     shard = staticmethod(TextRows.shard)
     dummy_batch = staticmethod(make_dummy_pairs)
     shard_sequence = staticmethod(shard_pair_tokens)
@@ -125,21 +117,13 @@ class DenoisingTask:
         span: float = 3.0,
         permute: bool = False,
     ) -> None:
-        self.stores, self.tokenizer, self.config = stores, tokenizer, config
-        self.train, self.valid = stores["train"], stores["valid"]
         self.noise, self.share, self.span = noise, DEFAULT_SHARES[noise] if share is None else share, span
-        self.max_segment_len = data.max_len - tokenizer.seq2seq_template.max_special
+        segment_len = data.max_len - tokenizer.seq2seq_template.max_special
         self.sentence_ends = find_word_boundaries(tokenizer).ends_sentence if permute else None
         self.sentinels = np.array(tokenizer.sentinel_ids, dtype=np.int64)
         if noise == "spans":
-            _check_spans(self.max_segment_len, self.share, span, len(self.sentinels))
-        self.corpora = split_corpora(self.train, tokenizer.eos_id)
-        self.mixture = make_mixture(data, config.seed)
-        sizes = [count_segments(documents, self.max_segment_len) for documents in self.corpora]
-        self.shares = list_shares(self.mixture, sizes, self.train.report)
-        self.identity = {split: stores[split].directory.name for split in ("train", "valid")}
-        if not self.epoch_batches(0):
-            raise UserError(f"{self.train.report.source_label}: no tokens to train on")
+            _check_spans(segment_len, self.share, span, len(self.sentinels))
+        super().__init__(stores, tokenizer, data, config, segment_len)
 
     @classmethod
     def check(cls, recipe: Recipe) -> None:
@@ -198,11 +182,10 @@ class DenoisingTask:
         assert isinstance(model, Seq2Seq | Ensemble)
 
         def measure_batch(text_rows: TextRows) -> TokenLoss:
-            batch = to_model_device(model, self._collate_eval(split, text_rows))
+            batch = to_model_device(model, self.collate_eval(split, text_rows))
             return token_losses(seq2seq_features(model, batch), model.head, batch.labels)
 
-        plans = self._plan_corpora(split)
-        return measure_token_loss(measure_batch, plans, map_fn, self.stores[split].report)
+        return measure_token_loss(measure_batch, self.plan_corpora(split), map_fn, self.stores[split].report)
 
     def count_training_tokens(self, tokenizer: Tokenizer) -> TrainingCounts:
         """Counts of the target tokens in the first batches of an epoch."""
@@ -213,16 +196,8 @@ class DenoisingTask:
                 break
         return TrainingCounts.from_token_counts(counts)
 
-    def compute_baselines(self, counts: TrainingCounts, run: Run, split: str) -> Baselines:
-        """Baselines from token frequencies, on the target tokens."""
-        return compute_label_baselines(counts, (batch.labels for _, batch in self.eval_batches(split)))
-
     def _cut_segments(self, epoch: int) -> Segments:
-        if self.mixture:
-            return mix_segments(self.mixture, self.corpora, self.max_segment_len, epoch)
-        return cut_segments(
-            self.corpora[0], self.max_segment_len, row_rng([_PLAN_KEY, self.config.seed, epoch])
-        )
+        return self.cut_epoch(epoch, row_rng([_PLAN_KEY, self.config.seed, epoch]))
 
     def _max_lengths(self, segments: Segments) -> tuple[IdArray, IdArray]:
         """Maximum lengths of source and target of each segment: (N,), (N,)."""
@@ -239,6 +214,9 @@ class DenoisingTask:
 
     def _make_sampler(self, segments: Segments, seed: int) -> LengthBucketSampler:
         return LengthBucketSampler(*self._max_lengths(segments), self.config.max_tokens, seed)
+
+    def plan_eval_batches(self, segments: Segments) -> list[TextRows]:
+        return self._plan_batches(segments, 0, 0)
 
     def _plan_batches(self, segments: Segments, epoch: int, seed: int) -> list[TextRows]:
         plan = self._make_sampler(segments, seed).epoch_batches(epoch)
@@ -264,23 +242,7 @@ class DenoisingTask:
             source, poisson_spans(len(ids), self.share, self.span, rng), self.tokenizer.mask_id
         ), ids
 
-    def eval_batches(self, split: str) -> Iterator[tuple[IdArray, PairBatch]]:
-        """Row numbers and batches of a text for evaluation."""
-        for text_rows in self.plan_eval(split):
-            yield text_rows.rows, self._collate_eval(split, text_rows)
-
-    def plan_eval(self, split: str) -> list[TextRows]:
-        """The rows of every batch for evaluation; documents are split from their start, without an offset."""
-        return [text_rows for plan in self._plan_corpora(split) for text_rows in plan]
-
-    def _plan_corpora(self, split: str) -> list[list[TextRows]]:
-        return [
-            self._plan_batches(cut_segments(documents, self.max_segment_len, None), 0, 0)
-            for documents in split_corpora(self.stores[split], self.tokenizer.eos_id)
-        ]
-
-    def _collate_eval(self, split: str, text_rows: TextRows) -> PairBatch:
-        """Batch for evaluation. Its noise does not depend on ``train.seed``: models are comparable."""
+    def collate_eval(self, split: str, text_rows: TextRows) -> PairBatch:
         return self._corrupt_rows(self.stores[split], text_rows, [_EVAL_KEY, 0])
 
 

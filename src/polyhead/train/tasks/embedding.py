@@ -17,7 +17,6 @@ from polyhead.core.errors import UserError
 from polyhead.core.option_types import PositiveFloat, PositiveInt, TwoOrMore
 from polyhead.core.registry import TASK
 from polyhead.data.batching.encoder_inputs import make_dummy_input
-from polyhead.data.batching.length_bucketing import LengthBucketSampler
 from polyhead.data.readers.text_pairs import TextPairs, open_text_pairs, read_pair_texts
 from polyhead.data.stores.build_cache import IdArray
 from polyhead.data.stores.text_pair_store import TextPairBatch, TextPairStore, open_text_pair_store
@@ -42,14 +41,14 @@ from polyhead.tokenizers.tokenizer import Tokenizer
 from polyhead.train.distributed.process_group import MapFn
 from polyhead.train.loggers import Reporter
 from polyhead.train.tasks.base import report_split, warn_learned_texts
-from polyhead.train.tasks.common import collect_split_facts
+from polyhead.train.tasks.store_task import RowTask
 
 Blocks = list[IdArray]
 """The pairs of a batch in blocks, inside of which texts are negatives of each other."""
 
 
 @TASK.register("embedding")
-class EmbeddingTask:
+class EmbeddingTask(RowTask[TextPairStore]):
     """Texts that belong together get similar vectors: search, sentence similarity, pairs of translations.
 
     A line of JSONL is {"anchor": ..., "positive": ..., "negatives": [...]}, of which negatives are optional
@@ -74,8 +73,6 @@ class EmbeddingTask:
     kind = "encoder"
     label_smoothing = 0.0
     metrics = ("loss", "ndcg", "mrr", "pearson", "spearman")
-    labels: tuple[str, ...] = ()
-    collect_facts = collect_split_facts
     title, usage = "A model of text embeddings", 'polyhead search . texts.txt --query "a house by the sea"'
 
     def __init__(
@@ -90,17 +87,14 @@ class EmbeddingTask:
         in_batch: TwoOrMore = 64,
         widths: tuple[PositiveInt, ...] = (),
     ) -> None:
-        self.stores, self.tokenizer, self.config = stores, tokenizer, config
-        self.train, self.valid, self.pooling = stores["train"], stores["valid"], generation.pooling
-        self.n_excluded = n_excluded  # tokens of a prompt that are in no vector
         self.temperature, self.in_batch, self.widths = temperature, in_batch, widths
-        self.identity = {split: stores[split].directory.name for split in ("train", "valid")}
+        super().__init__(stores, config)
+        self.tokenizer, self.pooling = tokenizer, generation.pooling
+        self.n_excluded = n_excluded  # tokens of a prompt that are in no vector
         names = ["spearman"] if self.valid.is_scored else ["ndcg", "mrr"]
         columns = {"ndcg": "nDCG@10", "mrr": "MRR", "spearman": "Spearman"}
         self.valid_facts = {name: columns[name] for name in names}
         self.valid_facts |= {(name := f"{names[0]}_{width}"): name for width in widths}
-        for split in stores:
-            self.plan_eval(split)  # raises if a pair is larger than a batch
 
     @classmethod
     def check(cls, recipe: Recipe) -> None:
@@ -152,21 +146,9 @@ class EmbeddingTask:
         report.info(task.make_sampler(task.train).describe())
         return task
 
-    def epoch_batches(self, epoch: int = 0) -> list[Blocks]:
-        """The blocks of every batch of an epoch."""
-        return [*map(self.split_blocks, self.make_sampler(self.train).epoch_batches(epoch))]
-
-    def largest_batch(self) -> Blocks:
-        """The batch that needs the most memory."""
-        return self.split_blocks(self.make_sampler(self.train).largest_batch())
-
-    def split_blocks(self, rows: IdArray) -> Blocks:
+    def split_rows(self, rows: IdArray) -> Blocks:
         """Blocks of about ``in_batch`` pairs, of equal sizes but for one."""
         return np.array_split(rows, max(1, round(len(rows) / self.in_batch)))
-
-    def shard(self, blocks: Blocks, n: int) -> list[Blocks]:
-        """Distribute the blocks of a batch over n processes; no shard is empty."""
-        return [blocks[rank::n] for rank in range(min(n, len(blocks)))]
 
     def collate(self, blocks: Blocks) -> TextPairBatch:
         """Batch of some training pairs."""
@@ -251,14 +233,6 @@ class EmbeddingTask:
         measures = measure_vectors(store, vectors.astype(np.float32))
         baselines = {name: Baseline(value, "random vectors") for name, value in measures.items()}
         return {"loss": Baseline(total / len(store), "equal vectors"), **baselines}
-
-    def make_sampler(self, store: TextPairStore) -> LengthBucketSampler:
-        """Batch sampler over the pairs of a store; all texts of a pair count."""
-        return LengthBucketSampler(store.lengths, store.lengths, self.config.max_tokens, self.config.seed)
-
-    def plan_eval(self, split: str) -> list[Blocks]:
-        """The blocks of every batch for evaluation."""
-        return [*map(self.split_blocks, self.make_sampler(self.stores[split]).epoch_batches())]
 
 
 def find_equal_texts(anchors: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
 from operator import add
-from typing import ClassVar
 
 import numpy as np
 from torch import nn
@@ -39,7 +38,6 @@ from polyhead.train.tasks.common import (
     causal_lm_loss,
     check_causal_lm_decoding,
     check_text,
-    collect_split_facts,
     count_causal_lm_labels,
     count_predicted_tokens,
     iter_training_texts,
@@ -47,10 +45,11 @@ from polyhead.train.tasks.common import (
     rows_per_batch,
 )
 from polyhead.train.tasks.corpora import list_shares, make_mixture, name_losses
+from polyhead.train.tasks.store_task import StoreTask
 
 
 @TASK.register("language-model")
-class LanguageModelingTask:
+class LanguageModelingTask(StoreTask[TokenStore]):
     """Every token of a long text predicts the next one.
 
     The text is split into rows of ``data.max_len`` tokens, at another offset in every epoch. If it has
@@ -65,11 +64,8 @@ class LanguageModelingTask:
     kind = "decoder"
     label_smoothing = 0.0  # perplexity needs unsmoothed probabilities
     metrics = ("loss",)
-    labels: tuple[str, ...] = ()
     title = "A language model"
     usage = 'polyhead generate . "Once upon a time"'
-    valid_facts: ClassVar[dict[str, str]] = {}
-    collect_facts = collect_split_facts
     check = staticmethod(check_text)
     iter_texts = staticmethod(iter_training_texts)
     shard = staticmethod(shard_rows)
@@ -78,8 +74,7 @@ class LanguageModelingTask:
     compute_logits = staticmethod(causal_lm_logits)
 
     def __init__(self, stores: Mapping[str, TokenStore], data: DataConfig, config: TrainConfig) -> None:
-        self.stores, self.config = stores, config
-        self.train, self.valid = stores["train"], stores["valid"]
+        super().__init__(stores, config)
         self.width, self.has_documents = data.max_len, len(self.train.document_starts) > 1
         self.batch_rows = rows_per_batch(config, self.width)
         for split, name in {"valid": "validation", "test": "test"}.items():
@@ -88,7 +83,6 @@ class LanguageModelingTask:
                     f"the {name} text is only one token, so there is nothing to predict; use more text"
                 )
         self.mixture = make_mixture(data, config.seed)
-        self.identity = {split: stores[split].directory.name for split in ("train", "valid")}
         self.epoch_batches(0)  # raises if the text is too short
         sizes = [count_windows(length, self.width) for length in np.diff(self.train.corpus_starts).tolist()]
         self.shares = list_shares(self.mixture, sizes, self.train.report)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import ClassVar, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,42 +15,34 @@ from polyhead.core.errors import UserError
 from polyhead.core.registry import TASK
 from polyhead.data.batching.length_bucketing import describe_batches
 from polyhead.data.batching.masking import mask_row, row_rng
-from polyhead.data.batching.mixture import mix_segments
 from polyhead.data.batching.packing import (
     SPECIAL_PER_SEGMENT,
     PackedRows,
+    Segments,
     collate_packed_rows,
-    count_segments,
-    cut_segments,
     plan_packed_rows,
-    split_corpora,
 )
 from polyhead.data.batching.token_windows import SequenceShard, make_dummy_windows
-from polyhead.data.stores.build_cache import IdArray
 from polyhead.data.stores.token_store import TokenStore
-from polyhead.evaluate.baselines import Baselines, TrainingCounts, count_tokens
+from polyhead.evaluate.baselines import TrainingCounts, count_tokens
 from polyhead.evaluate.perplexity import TokenLoss, token_losses
 from polyhead.models import Ensemble, MaskedLM
 from polyhead.nn.device import place_batch, to_model_device
 from polyhead.nn.loss import IGNORE_INDEX, Loss, cross_entropy, labeled_rows, select_labels
 from polyhead.nn.packed_rows import token_rows
 from polyhead.nn.positions import Positions
-from polyhead.run.run import Run
 from polyhead.tokenizers.tokenizer import Tokenizer
 from polyhead.tokenizers.word_boundaries import find_word_boundaries
 from polyhead.train.distributed.process_group import MapFn
 from polyhead.train.loggers import Reporter
 from polyhead.train.tasks.base import TaskLogits
 from polyhead.train.tasks.common import (
+    SegmentTask,
     check_text,
-    collect_split_facts,
-    compute_label_baselines,
-    iter_training_texts,
     measure_token_loss,
     open_stores,
     rows_per_batch,
 )
-from polyhead.train.tasks.corpora import list_shares, make_mixture
 
 _PLAN_KEY, _MASK_KEY, EVAL_KEY = 1, 2, 3  # first element of a random key: what is drawn
 
@@ -70,7 +62,7 @@ def count_masked_labels(batch: MaskedBatch) -> int:
 
 
 @TASK.register("masked-lm")
-class MaskedLMTask:
+class MaskedLMTask(SegmentTask):
     """Predict randomly selected tokens of a text, most of them masked, from the context on both sides.
 
     Of the selected tokens 80 % are replaced by the mask, 10 % by another token, and 10 % are unchanged.
@@ -90,12 +82,9 @@ class MaskedLMTask:
     kind = "encoder"
     label_smoothing = 0.0
     metrics = ("loss", "accuracy")
-    labels = ()
     title = "A masked language model"
     usage = 'polyhead fill-mask . "The <mask> sat down."'
-    valid_facts: ClassVar[dict[str, str]] = {"accuracy": "accuracy"}
-    collect_facts = collect_split_facts
-    iter_texts = staticmethod(iter_training_texts)
+    valid_facts: Mapping[str, str] = {"accuracy": "accuracy"}
     shard = staticmethod(PackedRows.shard)
     count_labels = staticmethod(count_masked_labels)
 
@@ -109,21 +98,12 @@ class MaskedLMTask:
         mask: float = 0.15,
         whole_word: bool = False,
     ) -> None:
-        self.stores, self.tokenizer, self.config, self.mask = stores, tokenizer, config, mask
-        self.train, self.valid = stores["train"], stores["valid"]
-        self.width, self.batch_rows = data.max_len, rows_per_batch(config, data.max_len)
+        self.mask, self.width, self.batch_rows = mask, data.max_len, rows_per_batch(config, data.max_len)
         self.word_boundaries = find_word_boundaries(tokenizer) if whole_word else None
         self.is_special = np.zeros(tokenizer.vocab_size, dtype=bool)
         self.is_special[tokenizer.special_ids] = True
         self.mask_id = tokenizer.mask_id
-        self.corpora = split_corpora(self.train, tokenizer.eos_id)
-        self.mixture = make_mixture(data, config.seed)
-        self.segment_len = self.width - SPECIAL_PER_SEGMENT
-        sizes = [count_segments(documents, self.segment_len) for documents in self.corpora]
-        self.shares = list_shares(self.mixture, sizes, self.train.report)
-        self.identity = {split: stores[split].directory.name for split in ("train", "valid")}
-        if not self.epoch_batches(0):
-            raise UserError(f"{self.train.report.source_label}: no tokens to train on")
+        super().__init__(stores, tokenizer, data, config, self.width - SPECIAL_PER_SEGMENT)
 
     @classmethod
     def check(cls, recipe: Recipe) -> None:
@@ -148,12 +128,10 @@ class MaskedLMTask:
     def epoch_batches(self, epoch: int) -> Sequence[PackedRows]:
         """The packed rows of every batch of an epoch, in order."""
         rng = row_rng([_PLAN_KEY, self.config.seed, epoch])
-        segments = (
-            mix_segments(self.mixture, self.corpora, self.segment_len, epoch)
-            if self.mixture
-            else cut_segments(self.corpora[0], self.segment_len, rng)
-        )
-        return plan_packed_rows(segments, self.width, self.batch_rows, epoch, rng)
+        return plan_packed_rows(self.cut_epoch(epoch, rng), self.width, self.batch_rows, epoch, rng)
+
+    def plan_eval_batches(self, segments: Segments) -> list[PackedRows]:
+        return plan_packed_rows(segments, self.width, self.batch_rows, 0, row_rng([EVAL_KEY]))
 
     def largest_batch(self) -> PackedRows:
         """The first batch: all full batches have the same size."""
@@ -202,18 +180,13 @@ class MaskedLMTask:
             labels = batch.labels[batch.labels != IGNORE_INDEX]
             return token_losses(masked_lm_features(model, batch), model.head, labels)
 
-        plans = self._plan_corpora(split)
-        return measure_token_loss(measure_batch, plans, map_fn, self.stores[split].report)
+        return measure_token_loss(measure_batch, self.plan_corpora(split), map_fn, self.stores[split].report)
 
     def count_training_tokens(self, tokenizer: Tokenizer) -> TrainingCounts:
         """Counts of all tokens that can be masked."""
         counts = count_tokens([self.train.ids], tokenizer.vocab_size)
         counts[self.is_special] = 0
         return TrainingCounts.from_token_counts(counts)
-
-    def compute_baselines(self, counts: TrainingCounts, run: Run, split: str) -> Baselines:
-        """Baselines from token frequencies, on the tokens to predict."""
-        return compute_label_baselines(counts, (batch.labels for _, batch in self.eval_batches(split)))
 
     def _mask_rows(self, store: TokenStore, packed_rows: PackedRows, key: list[int]) -> MaskedBatch:
         tokens, pos = collate_packed_rows(store, packed_rows, self.tokenizer)
@@ -228,29 +201,7 @@ class MaskedLMTask:
             torch.from_numpy(tokens), None if is_full else torch.from_numpy(pos), torch.from_numpy(labels)
         )
 
-    def eval_batches(self, split: str) -> Iterator[tuple[IdArray, MaskedBatch]]:
-        """Row numbers and batches of a text for evaluation."""
-        for packed_rows in self.plan_eval(split):
-            yield packed_rows.rows, self.collate_eval(split, packed_rows)
-
-    def plan_eval(self, split: str) -> list[PackedRows]:
-        """The packed rows of every evaluation batch; documents are split from their start, without offset."""
-        return [packed_rows for plan in self._plan_corpora(split) for packed_rows in plan]
-
-    def _plan_corpora(self, split: str) -> list[list[PackedRows]]:
-        return [
-            plan_packed_rows(
-                cut_segments(documents, self.segment_len, None),
-                self.width,
-                self.batch_rows,
-                0,
-                row_rng([EVAL_KEY]),
-            )
-            for documents in split_corpora(self.stores[split], self.tokenizer.eos_id)
-        ]
-
     def collate_eval(self, split: str, packed_rows: PackedRows) -> MaskedBatch:
-        """Batch of rows for evaluation. The masks do not depend on ``train.seed``: models are comparable."""
         return self._mask_rows(self.stores[split], packed_rows, [EVAL_KEY, 0])
 
 

@@ -16,7 +16,7 @@ from polyhead.core.errors import UserError
 from polyhead.core.i18n import tr
 from polyhead.core.option_types import PositiveFloat
 from polyhead.core.registry import TASK
-from polyhead.data.batching.length_bucketing import LengthBucketSampler, shard_rows
+from polyhead.data.batching.length_bucketing import shard_rows
 from polyhead.data.batching.token_windows import TokenWindows, make_dummy_windows
 from polyhead.data.readers.preferences import Preferences, open_preferences, read_preference_texts
 from polyhead.data.stores.build_cache import IdArray
@@ -39,7 +39,8 @@ from polyhead.train.distributed.process_group import MapFn
 from polyhead.train.loggers import Reporter
 from polyhead.train.tasks.base import report_split, warn_learned_texts
 from polyhead.train.tasks.chat import ChatTask
-from polyhead.train.tasks.common import causal_lm_features, check_causal_lm_decoding, collect_split_facts
+from polyhead.train.tasks.common import causal_lm_features, check_causal_lm_decoding
+from polyhead.train.tasks.store_task import RowTask
 
 
 class ScoredAnswers(NamedTuple):
@@ -56,17 +57,15 @@ class PreferenceBatch(NamedTuple):
     answers: tuple[ScoredAnswers, ...]  # the N answers; where z0 is read, also each prompt with another's
 
 
-class PreferenceTask:
+class PreferenceTask(RowTask[PreferenceStore]):
     """An opened task of preferences; its reference log-probabilities are set before it is trained.
 
     They are 0 before, with which a loss costs as much.
     """
 
     kind = "decoder"
-    labels: tuple[str, ...] = ()
     usage = 'polyhead generate . "Once upon a time"'
-    valid_facts: ClassVar[dict[str, str]] = {"accuracy": "accuracy", "margin": "margin", "kl": "kl"}
-    collect_facts = collect_split_facts
+    valid_facts: Mapping[str, str] = {"accuracy": "accuracy", "margin": "margin", "kl": "kl"}
 
     def __init__(
         self,
@@ -75,19 +74,14 @@ class PreferenceTask:
         pad_id: int,
         config: TrainConfig,
     ) -> None:
-        self.stores, self.objective, self.pad_id, self.config = stores, objective, pad_id, config
-        self.train, self.valid, self.title = stores["train"], stores["valid"], objective.title
-        self.identity = {split: stores[split].directory.name for split in ("train", "valid")}
+        self.objective, self.pad_id, self.title = objective, pad_id, objective.title
+        super().__init__(stores, config)
         # of the answers of a split and, where z0 is read, of the mismatched ones: (1 or 2, N)
         self.reference = {
             split: torch.zeros(2 if objective.needs_kl or split != "train" else 1, len(store))
             for split, store in stores.items()
         }
         self.shard = objective.shard
-        self.epoch_batches = self.make_sampler(self.train).epoch_batches
-        self.largest_batch = self.make_sampler(self.train).largest_batch
-        for split in stores:
-            self.plan_eval(split)  # raises if an item is larger than a batch
 
     def collate(self, rows: IdArray) -> PreferenceBatch:
         """Batch of some training items."""
@@ -172,15 +166,11 @@ class PreferenceTask:
         """Loss and accuracy of the reference model."""
         return self.objective.compute_baselines(self.stores[split].is_chosen)
 
-    def make_sampler(self, store: PreferenceStore) -> LengthBucketSampler:
-        """Batch sampler over the items of a store; the answers of an item count together."""
+    def measure_rows(self, store: PreferenceStore) -> IdArray:
+        """Number of tokens of each item, whose answers count together."""
         n = self.objective.n_answers
-        lengths = n * np.maximum(store.lengths, store.mismatched_lengths).reshape(-1, n).max(1)
-        return LengthBucketSampler(lengths, lengths, self.config.max_tokens, self.config.seed)
-
-    def plan_eval(self, split: str) -> list[IdArray]:
-        """The items of every batch for evaluation."""
-        return self.make_sampler(self.stores[split]).epoch_batches()
+        longest: IdArray = np.maximum(store.lengths, store.mismatched_lengths).reshape(-1, n).max(1)
+        return n * longest
 
 
 def log_ratios(model: nn.Module, answers: ScoredAnswers, host: ScoredAnswers) -> Tensor:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, NamedTuple
+from collections.abc import Mapping
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from polyhead.core.registry import TASK
 from polyhead.data.batching.masking import row_rng
 from polyhead.data.batching.packing import PackedRows
 from polyhead.data.batching.token_windows import SequenceShard
+from polyhead.data.stores.token_store import TokenStore
 from polyhead.evaluate.baselines import Baseline, Baselines, TrainingCounts
 from polyhead.evaluate.perplexity import loss_to_perplexity, token_losses
 from polyhead.models import ReplacedTokenDetector
@@ -27,7 +29,7 @@ from polyhead.run.run import Run
 from polyhead.tokenizers.tokenizer import Tokenizer
 from polyhead.train.distributed.process_group import MapFn
 from polyhead.train.loggers import Reporter
-from polyhead.train.tasks.common import collect_split_facts, iter_training_texts
+from polyhead.train.tasks.common import iter_training_texts
 from polyhead.train.tasks.masked import (
     EVAL_KEY,
     MaskedBatch,
@@ -36,6 +38,7 @@ from polyhead.train.tasks.masked import (
     count_masked_labels,
     masked_lm_features,
 )
+from polyhead.train.tasks.store_task import StoreTask
 
 SAMPLING_KEY = 4  # first element of a random key, as those in masked.py
 
@@ -67,7 +70,7 @@ class DetectionSums(NamedTuple):
 
 
 @TASK.register("replaced-token-detection")
-class ReplacedTokenDetectionTask:
+class ReplacedTokenDetectionTask(StoreTask[TokenStore]):
     """A small generator fills in masked tokens, and the encoder detects which tokens were replaced.
 
     The encoder is thus trained on every token, not only on masked ones. Rows, masks and the generator's loss
@@ -89,11 +92,9 @@ class ReplacedTokenDetectionTask:
     kind, generator = "encoder", True
     label_smoothing = 0.0
     metrics = ("loss", "f1")
-    labels = ()
     title = "An encoder that detects replaced tokens"
     usage = 'polyhead embed . "The cat sat down."'
-    valid_facts: ClassVar[dict[str, str]] = {"f1": "F1 of replaced tokens"}
-    collect_facts = collect_split_facts
+    valid_facts: Mapping[str, str] = {"f1": "F1 of replaced tokens"}
     check = staticmethod(check_masking)
     iter_texts = staticmethod(iter_training_texts)
     shard = staticmethod(PackedRows.shard)
@@ -107,7 +108,7 @@ class ReplacedTokenDetectionTask:
         weight: NonNegativeFloat = 50.0,
     ) -> None:
         self.masked_lm, self.weight, self.mask = masked_lm, weight, mask
-        self.identity, self.stores = masked_lm.identity, masked_lm.stores
+        super().__init__(masked_lm.stores, masked_lm.config)
         self.epoch_batches, self.largest_batch = masked_lm.epoch_batches, masked_lm.largest_batch
         self.shares = masked_lm.shares
         self.count_training_tokens = masked_lm.count_training_tokens

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain, pairwise
@@ -69,6 +69,7 @@ from polyhead.train.tasks.common import (
 )
 from polyhead.train.tasks.corpora import list_shares, make_mixture, make_text_rules, name_losses
 from polyhead.train.tasks.guided_alignment import ALIGNMENT_WEIGHT, LinkStore, check_guided, guided_loss
+from polyhead.train.tasks.store_task import StoreTask
 from polyhead.train.tasks.swapped_sides import check_corpora_sides
 
 MeasureFn = Callable[[Seq2Seq, MapFn], dict[str, float]]
@@ -78,7 +79,7 @@ MAP_CHUNK_TOKENS = 2048  # approximate source tokens of one item for ``map_fn``
 
 
 @TASK.register("translation")
-class TranslationTask:
+class TranslationTask(StoreTask[PairStore]):
     """Translate a source into a target: the decoder reads the target shifted by one, all positions at once.
 
     Equation: -Σ_t log p(y_t | y_1 ... y_{t-1}, x)
@@ -97,7 +98,6 @@ class TranslationTask:
     augmenter: PairAugmenter | None = None
     label_smoothing = 0.1  # Vaswani et al., 2017, sec. 5.4
     metrics = ("loss", *(metric.name for metric in MAIN_TRANSLATION_METRICS))
-    labels: tuple[str, ...] = ()
     usage = "polyhead translate . input.txt"
     shard = staticmethod(EpochRows.shard)
     dummy_batch = staticmethod(make_dummy_pairs)
@@ -120,11 +120,10 @@ class TranslationTask:
         alignment_weight: NonNegativeFloat = ALIGNMENT_WEIGHT,
     ) -> None:
         self.alignment_weight, self.links = alignment_weight, links
-        self.train, self.valid, self.tokenizer = train, valid, tokenizer
-        self.stores: Mapping[str, PairStore] = {"train": train, "valid": valid}
-        self.config, self.measure_fns = config, measure_fns
+        super().__init__({"train": train, "valid": valid}, config)
+        self.tokenizer, self.measure_fns = tokenizer, measure_fns
         self.token_splitters = _make_token_splitters(tokenizer, token_split)
-        self.title, self.identity = title, {"train": train.directory.name, "valid": valid.directory.name}
+        self.title = title
         self.identity |= {} if links is None else {"alignments": links.directory.name}
         self.shares = list_shares(mixture, np.diff(train.corpus_starts).tolist(), train.report)
         self.mixture = mixture
