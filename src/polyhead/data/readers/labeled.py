@@ -17,10 +17,17 @@ from typing import Any, Literal, NamedTuple
 from polyhead.core.blank_text import is_blank
 from polyhead.core.errors import UserError, did_you_mean, format_value
 from polyhead.core.i18n import Translate, tr
-from polyhead.data.readers.answers import is_squad, parse_answers, read_squad
 from polyhead.data.readers.files import check_files
 from polyhead.data.readers.rows import ReadReport, Rows, read_limited
-from polyhead.data.readers.spans import TextSpan, list_span_labels, parse_spans, read_conll
+from polyhead.data.readers.spans import (
+    TextSpan,
+    is_squad,
+    list_span_labels,
+    parse_answers,
+    parse_spans,
+    read_conll,
+    read_squad,
+)
 from polyhead.data.readers.tabular import ColumnKey, infer_table_format, name_text_columns
 from polyhead.tokenizers.scripts import fold_text
 
