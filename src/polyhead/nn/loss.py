@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.utils.checkpoint import checkpoint
 
 from polyhead.nn.device import at_least_fp32, move_tensor, product_dtype, true_indices
 from polyhead.nn.embedding import Head
@@ -206,3 +208,82 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         d_bias = None if d_bias is None else d_bias * grad
         d_weight = None if d_weight is None else d_weight * grad
         return d_features * grad, d_weight, d_bias, *[None] * 6
+
+
+def contrastive_losses(
+    anchors: Tensor, candidates: Tensor, is_excluded: Tensor, temperature: float
+) -> Tensor:
+    """-log e^(cos(a_i, c_i)/t) / Σ_j e^(cos(a_i, c_j)/t): (N, C), (M, C), (N, M) -> (N,).
+
+    InfoNCE (van den Oord et al., 2018, eq. 4): candidate i belongs to anchor i, and all others that are not
+    excluded are its negatives (Henderson et al., 2017, sec. 4).
+    """
+    logits = _normalize(anchors) @ _normalize(candidates).T / temperature
+    labels = torch.arange(len(anchors), device=logits.device)
+    return F.cross_entropy(logits.masked_fill(is_excluded, -torch.inf), labels, reduction="none")
+
+
+def score_order_loss(a: Tensor, b: Tensor, scores: Tensor, temperature: float) -> Tensor:
+    """log(1 + Σ_{s_i > s_j} e^((cos_j - cos_i)/t)) of pairs with scores: (N, C), (N, C), (N,) -> ().
+
+    CoSENT (Su, 2022): only the order of the scores counts, not their range.
+    """
+    cosines = (_normalize(a) * _normalize(b)).sum(-1) / temperature
+    differences = cosines[None] - cosines[:, None]
+    differences = differences.masked_fill(scores[:, None] <= scores[None], -torch.inf)
+    return torch.cat([differences.new_zeros(1), differences.flatten()]).logsumexp(0)
+
+
+def _normalize(x: Tensor) -> Tensor:
+    return F.normalize(at_least_fp32(x), dim=-1)
+
+
+KL_BLOCK = 8  # answers with one estimate of the divergence
+
+
+def sequence_log_probs(
+    features: Tensor, head: Callable[[Tensor], Tensor], labels: Tensor, host: Tensor
+) -> Tensor:
+    """Sum of log p of the labels of each row: features (B, T, C), labels (B, T) with -100 to ignore -> (B,).
+
+    ``host`` are the labels on the CPU. Logits are computed in chunks, again in the backward pass.
+    """
+    rows = labeled_rows(labels, host)
+    x, y = features.flatten(0, 1).index_select(0, rows), labels.flatten().index_select(0, rows)
+    parts = [
+        checkpoint(_label_log_probs, head, *part, use_reentrant=False, preserve_rng_state=False)
+        for part in zip(x.split(LOGITS_CHUNK), y.split(LOGITS_CHUNK), strict=True)
+    ]
+    log_p = torch.cat(parts)
+    return log_p.new_zeros(len(labels)).index_add(0, rows // labels.size(1), log_p)
+
+
+def _label_log_probs(head: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> Tensor:
+    return at_least_fp32(head(x)).log_softmax(-1).gather(1, y[:, None])[:, 0]
+
+
+def dpo_losses(chosen_ratios: Tensor, rejected_ratios: Tensor, beta: float, smoothing: float = 0.0) -> Tensor:
+    """-log σ(β (chosen - rejected log-ratio)) (Rafailov et al., 2023, eq. 7): (N,), (N,) -> (N,).
+
+    Smoothing e is the probability that a preference is wrong (cDPO; Mitchell, 2023).
+    """
+    margin = beta * (chosen_ratios - rejected_ratios)
+    return -(1 - smoothing) * F.logsigmoid(margin) - smoothing * F.logsigmoid(-margin)
+
+
+def kto_losses(
+    ratios: Tensor, is_chosen: Tensor, kl: Tensor, beta: float, weights: tuple[float, float]
+) -> Tensor:
+    """λ (1 - σ(±β (ratio - z0))) (Ethayarajh et al., 2024, eq. 8): (N,), (N,), (N,) -> (N,).
+
+    ``kl`` are the z0; ``weights`` are the λ of desirable and of undesirable answers.
+    """
+    sign = torch.where(is_chosen, 1.0, -1.0)
+    weight = torch.where(is_chosen, *weights)
+    return weight * (1 - torch.sigmoid(sign * beta * (ratios - kl)))
+
+
+def block_divergences(ratios: Tensor) -> Tensor:
+    """z0 of each answer: the mean log-ratio of ``KL_BLOCK`` mismatched answers, at least 0: (N,) -> (N,)."""
+    blocks = [block.mean().clamp(min=0).expand_as(block) for block in ratios.split(KL_BLOCK)]
+    return torch.cat(blocks) if len(ratios) else ratios

@@ -20,7 +20,7 @@ from polyhead.core.registry import TASK
 from polyhead.estimate.inputs import batch_shape_of
 from polyhead.nn.device import place_batch
 from polyhead.nn.lora import merge_lora_tensors
-from polyhead.nn.preference_loss import KL_BLOCK
+from polyhead.nn.loss import KL_BLOCK
 from polyhead.nn.state import named_state
 from polyhead.run.recipe import load_recipe
 from polyhead.train.reference import (

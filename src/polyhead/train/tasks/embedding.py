@@ -32,9 +32,8 @@ from polyhead.evaluate.embed import (
 from polyhead.evaluate.retrieval import Vectors, rank_relevant, retrieval_measures
 from polyhead.evaluate.text_numbers import number_measures
 from polyhead.models import SentenceEncoder
-from polyhead.nn.contrastive_loss import contrastive_losses, score_order_loss
 from polyhead.nn.device import PlacedBatch, place_batch
-from polyhead.nn.loss import Loss
+from polyhead.nn.loss import Loss, contrastive_losses, score_order_loss
 from polyhead.nn.positions import plain_positions
 from polyhead.run.run import Run
 from polyhead.tokenizers.tokenizer import Tokenizer

@@ -25,9 +25,9 @@ from polyhead.evaluate.baselines import Baseline, Baselines, TrainingCounts
 from polyhead.generation.prompt_template import get_prompt_template
 from polyhead.models import CausalLM, Ensemble
 from polyhead.nn.device import PlacedBatch, place_batch
-from polyhead.nn.loss import Loss
-from polyhead.nn.preference_loss import (
+from polyhead.nn.loss import (
     KL_BLOCK,
+    Loss,
     block_divergences,
     dpo_losses,
     kto_losses,
