@@ -9,9 +9,8 @@ from polyhead.config.model import ModelConfig
 from polyhead.core.choice import Choice
 from polyhead.core.registry import POOLING
 from polyhead.nn.dropout import Dropout
-from polyhead.nn.embedding import Embedding, Head
+from polyhead.nn.embedding import Embedding, Head, HeadTransform
 from polyhead.nn.feed_forward.mlp import MLP_ACTIVATIONS
-from polyhead.nn.head_transform import HeadTransform
 from polyhead.nn.loss import LOGITS_CHUNK
 from polyhead.nn.pooling import DenseMap
 from polyhead.nn.positions import AnyPositions, plain_positions

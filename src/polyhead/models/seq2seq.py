@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from polyhead.config.model import ModelConfig
 from polyhead.nn.cache import Cache, CacheShape
-from polyhead.nn.embedding import Embedding, Head
-from polyhead.nn.head_transform import HeadTransform
+from polyhead.nn.embedding import Embedding, Head, HeadTransform
 from polyhead.nn.kv import EncoderMemory
 from polyhead.nn.positions import AnyPositions, plain_positions
 from polyhead.nn.stack import Stack, build_common_position, build_stack
