@@ -16,7 +16,7 @@ from polyhead.checkpoint.checkpoint import save_checkpoint
 from polyhead.checkpoint.weight_selection import WeightSelection
 from polyhead.config.generation_config import GenerationConfig
 from polyhead.core.errors import UserError
-from polyhead.run import run as run_module
+from polyhead.run import parts
 from polyhead.run.run import Run
 from polyhead.run.run_directory import write_run_manifest
 
@@ -247,7 +247,7 @@ def test_interrupted_save_loads_the_new_weights(run_copy, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(run_module, "write_run_manifest", interrupt)
+        patch.setattr(parts, "write_run_manifest", interrupt)
         with pytest.raises(KeyboardInterrupt):
             other.save(run_copy)
     assert_weights(run_copy, other.model.named_parameters())

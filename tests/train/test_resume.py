@@ -69,6 +69,17 @@ def digest_run(recipe: Recipe) -> dict:
     return digests | {"metrics": [{k: v for k, v in row.items() if k not in skipped_keys} for row in rows]}
 
 
+def assert_resumes(make_recipe) -> Recipe:
+    """A run that is killed at step 5 of 8 resumes bit for bit; returns its recipe."""
+    settings = {"steps": 8, "eval_every": 4, "save_every": 4, "log_every": 1}
+    whole, killed = (make_recipe(name, **settings) for name in ("whole", "killed"))
+    assert train_in_child(whole) == 0
+    assert train_in_child(killed, report=KillAt(5)) == KILLED_CODE
+    assert train_in_child(killed, resume=True) == 0
+    assert digest_run(killed) == digest_run(whole)
+    return killed
+
+
 @pytest.fixture(scope="module")
 def corpus_dir(no_report, tmp_path_factory):
     import_lazy_modules()  # once here, not in every fork

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Final, Literal, NamedTuple, Self
+from typing import Any, ClassVar, Final, Literal, NamedTuple, Protocol, Self, runtime_checkable
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
@@ -170,6 +170,18 @@ ProblemType = Literal[
     "question_answering",
 ]
 """What a classifier outputs for a text, by the names of transformers; those of PER_TOKEN: for each token."""
+
+
+@runtime_checkable
+class HasProblemType(Protocol):
+    """A task of a classifier, or its factory."""
+
+    problem_type: ProblemType
+
+
+def get_problem_type(task: object) -> ProblemType:
+    """What the model of a task outputs for a text, if it is a classifier."""
+    return task.problem_type if isinstance(task, HasProblemType) else SINGLE_LABEL
 
 
 class ModelSpec(FrozenSettings):

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from polyhead.config.corpora import CorpusConfig, as_corpora
 from polyhead.config.data_config import DataConfig
-from polyhead.config.model import PER_TOKEN, ModelConfig
+from polyhead.config.model import PER_TOKEN, ModelConfig, get_problem_type
 from polyhead.config.recipe import Recipe, TokenizerConfig, TrainConfig
 from polyhead.core import hub
 from polyhead.core.choice import Choice
@@ -41,7 +41,7 @@ from polyhead.train.distill import (
 from polyhead.train.loggers import Reporters
 from polyhead.train.loop import updates_of_epochs
 from polyhead.train.loss_module import LossTask
-from polyhead.train.tasks.base import HasClasses, Task, TaskFactory, get_problem_type
+from polyhead.train.tasks.base import HasClasses, Task, TaskFactory
 from polyhead.train.tasks.common import count_causal_lm_labels
 from polyhead.train.tasks.corpora import MixesCorpora
 from polyhead.train.tasks.preferences import PreferenceBatch

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from polyhead.config.model import SINGLE_LABEL, LayerOverride, ModelConfig, ProblemType
+from polyhead.config.model import HasProblemType, LayerOverride, ModelConfig, get_problem_type
 from polyhead.config.recipe import Recipe
 from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError, format_value
@@ -215,10 +215,9 @@ def find_recipe_obstacles(recipe: Recipe) -> dict[str, str]:
     """
     tokenizer = make_sample_tokenizer(recipe)
     task = TASK.get(recipe.task.name)
-    labels = ("0", "1") if hasattr(task, "read_classes") else ()
-    problem_type: ProblemType = task.problem_type if hasattr(task, "problem_type") else SINGLE_LABEL
+    labels = ("0", "1") if isinstance(task, HasProblemType) else ()
     sizes = tokenizer.target_tokenizer.vocab_size, tokenizer.source_size
-    config = recipe.model.with_vocabulary(sizes[0], labels, problem_type, sizes[1])
+    config = recipe.model.with_vocabulary(sizes[0], labels, get_problem_type(task), sizes[1])
     return find_obstacles(config, tokenizer)
 
 

@@ -1,4 +1,4 @@
-"""Token embeddings, and the head that maps features to logits."""
+"""Token embeddings, and the head that maps features to logits, with the transform before it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cross-entropy as sums, computed in chunks so that the logits of a whole batch are never stored."""
+"""Losses as sums; cross-entropy in chunks, so that the logits of a whole batch are never stored."""
 
 from __future__ import annotations
 

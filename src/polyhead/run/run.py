@@ -3,21 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, overload
 
-import torch
 from torch import Tensor
 
-from polyhead.checkpoint.manifest import FileEntry
-from polyhead.checkpoint.weight_selection import WeightSelection
-from polyhead.config.generation_config import GenerationConfig
-from polyhead.config.model import ModelConfig
-from polyhead.config.recipe import Recipe
-from polyhead.core.atomic_io import replace_file
 from polyhead.core.choice import Choice
-from polyhead.core.errors import UserError, format_value
-from polyhead.core.output_paths import check_output_dir
+from polyhead.core.errors import UserError
 from polyhead.core.registry import SPECULATIVE
 from polyhead.core.strict_kwargs import strict_methods
 from polyhead.data.readers.labeled import LabeledExample
@@ -60,7 +51,6 @@ from polyhead.generation.batch_decode import restore_order
 from polyhead.generation.chat import ChatSession, parse_conversation
 from polyhead.generation.detokenizer import decode_complete_chars
 from polyhead.generation.engine.request import Hypothesis
-from polyhead.generation.prompt_template import PromptTemplate, get_prompt_template
 from polyhead.generation.settings import beam_config, sampling_config, with_overrides
 from polyhead.generation.shortlist.shortlist import Shortlist, load_shortlist
 from polyhead.generation.speculative.verify import Proposer
@@ -80,95 +70,20 @@ from polyhead.introspect.compute_attention import (
     cross_attention_weights,
 )
 from polyhead.introspect.word_alignment import AlignedPair
-from polyhead.kernels.pack_model import is_packed
-from polyhead.models import Model
-from polyhead.models.build import check_model_kind, get_model_kind
-from polyhead.run.run_directory import (
-    RECIPE_FILE,
-    has_weights,
-    remove_run_manifest,
-    write_config_files,
-    write_run_manifest,
-    write_weights,
-)
+from polyhead.run.parts import RunParts
 from polyhead.run.translate_document import align_outputs, translate_document
-from polyhead.tokenizers.display import visible_token
 from polyhead.tokenizers.input_validation import (
     normalize_stop_strings,
-    validate_each,
     validate_list,
     validate_text,
     validate_texts_or_ids,
 )
 from polyhead.tokenizers.languages import with_languages
-from polyhead.tokenizers.tokenizer import Tokenizer
 
 
 @strict_methods
-class Run:
+class Run(RunParts):
     """A trained model of any kind with its tokenizer: text in, text out. Made by ``ph.load(directory)``."""
-
-    def __init__(
-        self, model: Model, tokenizer: Tokenizer, generation: GenerationConfig, recipe: Recipe | None = None
-    ) -> None:
-        rows = model.config.encoder_spec.vocab_size, model.config.vocab_size
-        for side, n_rows in zip((tokenizer, tokenizer.target_tokenizer), rows, strict=True):
-            if (n_ids := max(side.vocab_size, side.max_id + 1)) > n_rows:
-                raise UserError(
-                    f"the tokenizer has {n_ids} tokens, but the model only "
-                    f"{n_rows}: they belong to different runs"
-                )
-        self.model, self.tokenizer, self.generation, self.recipe = model.eval(), tokenizer, generation, recipe
-        self.members: list[tuple[Any, Tokenizer]] = [(model, tokenizer)]
-        self.get_shortlist: Callable[[], Shortlist | None] = lambda: None  # loaded on demand
-        self.family: str | None = None  # the published family that it came from, and is exported as
-        self.directory: Path | None = None  # the directory that it was loaded from
-        self.weights_entry: FileEntry | None = None  # of its verified model.safetensors
-        self.saved_prompt_template: PromptTemplate | None = None  # that of its config.json
-        self._cached_proposer: tuple[Choice, Proposer] | None = None
-        self._own_directories = set[Path]()  # that it was saved to
-
-    def replace_model(self, model: Model) -> None:
-        """Use another model of the same config."""
-        self.model, self.members = model.eval(), [(model, self.tokenizer)]
-
-    def __repr__(self) -> str:
-        ensemble = f"{len(self.members)} runs, " if len(self.members) > 1 else ""
-        return (
-            f"Run({ensemble}{self.config.kind}, {self.config.n_layers} layers of {self.config.d_model}, "
-            f"{self.tokenizer.vocab_size:,} tokens)"
-        )
-
-    @property
-    def config(self) -> ModelConfig:
-        return self.model.config
-
-    @property
-    def kind(self) -> str:
-        """The kind in its config, or "classifier" for an encoder with class labels."""
-        return get_model_kind(self.config)
-
-    @property
-    def device(self) -> torch.device:
-        """The device of the weights."""
-        return next(self.model.parameters()).device
-
-    def _require_kind(self, *kinds: str, **texts_by_verb: tuple[object, ...]) -> Any:
-        """Return the model; a UserError if it is of none of ``kinds``, or if the texts of a verb are invalid.
-
-        ``texts_by_verb`` has the lists of texts of the calling verb.
-        """
-        check_model_kind(self.config, kinds)
-        for verb, lists in texts_by_verb.items():
-            validate_each(lists, f"run.{verb}")
-        return self.model
-
-    def _require_single(self, action: str) -> None:
-        if len(self.members) > 1:
-            raise UserError(
-                f"{action} supported for a single run only, and this is an ensemble of "
-                f"{len(self.members)}: load one"
-            )
 
     @overload
     def generate(self, prompts: Sequence[str], *, n: None = None, **changes: Any) -> list[str]: ...
@@ -225,9 +140,7 @@ class Run:
         """
         model = self._require_kind("encoder-decoder", "decoder")
         template = self.prompt_template if self.kind == "decoder" else None
-        options["shortlist"] = load_shortlist(
-            self.get_shortlist, options.get("shortlist"), self.kind, len(self.members) > 1, self.directory
-        )
+        options["shortlist"] = self._load_shortlist(options.get("shortlist"))
         speculative = options.pop("speculative", None)
         if self.kind == "decoder":
             choice = Choice.from_config(speculative) if speculative else self.generation.speculative
@@ -259,6 +172,10 @@ class Run:
             self._cached_proposer = choice, SPECULATIVE.build(choice, self)
         return None if choice is None or self._cached_proposer is None else self._cached_proposer[1]
 
+    def _load_shortlist(self, enabled: bool | None) -> Shortlist | None:
+        is_ensemble = len(self.members) > 1
+        return load_shortlist(self.get_shortlist, enabled, self.kind, is_ensemble, self.directory)
+
     def _encode_prompts(self, prompts: Sequence[str]) -> list[list[int]]:
         """The prompts of a language model as tokens."""
         return [self.prompt_template.build_prompt(ids) for ids in self.tokenizer.encode(prompts)]
@@ -268,16 +185,6 @@ class Run:
         self._require_kind("decoder", find_long_prompts=(prompts,))
         rows = enumerate(self._encode_prompts(prompts))
         return {i: len(ids) for i, ids in rows if len(ids) > self.config.max_len}
-
-    @property
-    def prompt_template(self) -> PromptTemplate:
-        """The special tokens around a text for a language model."""
-        return self.saved_prompt_template or get_prompt_template(self.recipe, self.tokenizer)
-
-    @property
-    def embedding_template(self) -> PromptTemplate | None:
-        """The special tokens around a text that a language model embeds; None for encoders."""
-        return self.prompt_template if self.config.kind == "decoder" or self.config.causal else None
 
     def hypotheses(
         self,
@@ -294,9 +201,7 @@ class Run:
         """
         model = self._require_kind("encoder-decoder", "decoder", hypotheses=(texts,))
         max_len = self.config.max_len
-        shortlist_tokens = load_shortlist(
-            self.get_shortlist, shortlist, self.kind, len(self.members) > 1, self.directory
-        )
+        shortlist_tokens = self._load_shortlist(shortlist)
         if self.config.kind == "decoder" and changes.get("prefix") is None:
             changes.pop("prefix", None)
             config = with_overrides(self.generation, changes, "beam search")
@@ -422,6 +327,11 @@ class Run:
         model = self._require_kind("encoder", find_unfillable=(texts,))
         return find_unfillable_texts(model, self.tokenizer, texts)
 
+    def _require_embedder(self) -> Any:
+        """Return the model if it can embed texts, which an encoder-decoder cannot."""
+        self._require_single("embeddings are")
+        return self._require_kind("encoder" if self.kind == "encoder-decoder" else self.kind)
+
     def embed(
         self, texts: Sequence[str | Sequence[int]], *, layers: Layers | None = None, **changes: Any
     ) -> Tensor:
@@ -441,8 +351,7 @@ class Run:
         **changes: Any,
     ) -> Embeddings:
         """As ``embed``, with the number of truncated texts."""
-        self._require_single("embeddings are")
-        model = self._require_kind("encoder" if self.kind == "encoder-decoder" else self.kind)
+        model = self._require_embedder()
         args = self.tokenizer, texts, with_overrides(self.generation, changes, "text embeddings")
         return embed_texts(model, *args, self.embedding_template, layers=layers, dimensions=dimensions)
 
@@ -458,8 +367,7 @@ class Run:
 
         ``normalize`` is false unless it is given here.
         """
-        self._require_single("embeddings are")
-        model = self._require_kind("encoder" if self.kind == "encoder-decoder" else self.kind)
+        model = self._require_embedder()
         validate_texts_or_ids(texts, "run.embed_tokens", self.tokenizer.vocab_size)
         config = with_overrides(self.generation, {"normalize": False} | changes, "token embeddings")
         args = self.tokenizer, texts, config, self.embedding_template
@@ -507,10 +415,6 @@ class Run:
         args = self.model, self.tokenizer, self.prompt_template, text, hypotheses
         return build_beam_attention(*args, template)
 
-    def display_token(self, token: int) -> str:
-        """A token for display; bytes that are no complete character are written as ⟨E4 B8⟩."""
-        return visible_token(self.tokenizer, token)
-
     def evaluate(
         self,
         sources: Sequence[str],
@@ -532,43 +436,3 @@ class Run:
         check_metrics(metrics)
         outputs = self.translate(sources, truncate=True, **changes)
         return evaluate_translations(outputs, references, lang, metrics, sources, N_RESAMPLES)
-
-    def save(self, directory: str | Path, facts: str = "", selection: WeightSelection | None = None) -> None:
-        """Write the run as a Hugging Face style directory, with a manifest of its files.
-
-        ``facts`` is the content of README.md, ``selection`` the checkpoints that the weights are from. The
-        directory of another run is a UserError.
-        """
-        if is_packed(self.model):
-            raise UserError(
-                "a run that was loaded for inference only cannot be saved; load it in fp32 or bf16 "
-                "without fast"
-            )
-        if not isinstance(selection, WeightSelection | None):
-            raise UserError(f"selection is {format_value(selection)}; expected WeightSelection")
-        directory = check_output_dir(Path(directory), "directory")
-        own_directories = self._own_directories | ({self.directory.resolve()} if self.directory else set())
-        if has_weights(directory) and directory.resolve() not in own_directories:
-            raise UserError(f"{directory} already has a run; choose another directory")
-        self.save_config_files(directory)
-        if facts:
-            replace_file(directory / "README.md", facts.encode())
-        remove_run_manifest(directory)
-        weights = write_weights(directory, self.model, self.tokenizer)
-        write_run_manifest(directory, weights, selection)
-
-    def save_config_files(self, directory: str | Path) -> None:
-        """Write all files of the directory but the weights: what a checkpoint needs to be loaded."""
-        self._require_single("saving is")
-        write_config_files(
-            directory := check_output_dir(Path(directory), "directory"),
-            self.model,
-            self.tokenizer,
-            self.generation,
-            family=self.family,
-            prompt_template=self.embedding_template,
-            recipe=self.recipe,
-        )
-        if self.recipe:
-            replace_file(directory / RECIPE_FILE, self.recipe.dump_yaml().encode())
-        self._own_directories.add(directory.resolve())

@@ -14,7 +14,6 @@ from pydantic import BaseModel, ValidationError
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from polyhead.chat.detect_template import build_template
 from polyhead.checkpoint import checkpoint
 from polyhead.checkpoint.manifest import (
     MANIFEST_FILE,
@@ -52,10 +51,10 @@ MODEL_TYPE = "polyhead"
 SPECIAL_IDS = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")
 # keys that Hugging Face tools read or write in these files; we ignore them: the tokenizer has its own ids
 _HF_KEYS = {"model_type", "architectures", "dtype", "torch_dtype", "transformers_version", *SPECIAL_IDS}
-_FAMILY_KEY = "family"  # the published family that a model came from; it does not change the model
-_PROMPT_TEMPLATE_KEY = "prompt_template"  # the special tokens around a prompt
-_RECIPE_KEY = "recipe"  # the recipe of the run without its model, for the case that recipe.yaml is lost
-_RUN_KEYS = {_FAMILY_KEY, _PROMPT_TEMPLATE_KEY, _RECIPE_KEY}
+FAMILY_KEY = "family"  # the published family that a model came from; it does not change the model
+PROMPT_TEMPLATE_KEY = "prompt_template"  # the special tokens around a prompt
+RECIPE_KEY = "recipe"  # the recipe of the run without its model, for the case that recipe.yaml is lost
+_RUN_KEYS = {FAMILY_KEY, PROMPT_TEMPLATE_KEY, RECIPE_KEY}
 _MAX_JSON_BYTES = 4 << 20  # bytes; a recipe may name thousands of files
 _MAX_SHOWN = 8  # runs named in a message about a directory of runs
 _MIN_LAYER_BYTES = 500
@@ -144,12 +143,12 @@ def _parse_run_config(objects: Mapping[str, dict[str, Any]], directory: Path) ->
         problem = "has no model_type" if kind is None else f"model_type is {kind!r}"
         raise UserError(f"{path}: {problem}; a run has {MODEL_TYPE!r}, a checkpoint the name of its family")
     config = _parse_settings(fields, ModelConfig, path)
-    family, recipe = fields.get(_FAMILY_KEY), fields.get(_RECIPE_KEY)
+    family, recipe = fields.get(FAMILY_KEY), fields.get(RECIPE_KEY)
     with prefix_errors(str(path)):
         check_model(config)
         if recipe is not None and not isinstance(recipe, dict):
-            raise UserError(f"{_RECIPE_KEY} must be an object")
-        template = _parse_prompt_template(fields.get(_PROMPT_TEMPLATE_KEY), config.vocab_size)
+            raise UserError(f"{RECIPE_KEY} must be an object")
+        template = _parse_prompt_template(fields.get(PROMPT_TEMPLATE_KEY), config.vocab_size)
     return RunConfig(config, family if isinstance(family, str) else None, template, recipe)
 
 
@@ -198,7 +197,7 @@ def _parse_prompt_template(value: Any, vocab_size: int) -> PromptTemplate | None
         ):
             return PromptTemplate(prefix, suffix, always)
     raise UserError(
-        f"{_PROMPT_TEMPLATE_KEY} must have prefix_ids and suffix_ids, tokens of the vocabulary, and "
+        f"{PROMPT_TEMPLATE_KEY} must have prefix_ids and suffix_ids, tokens of the vocabulary, and "
         "always_add_prefix, true or false"
     )
 
@@ -208,7 +207,7 @@ def _restore_recipe(config: RunConfig, directory: Path) -> Recipe | None:
     if config.recipe is None:
         return None
     model = config.model.model_dump(mode="json", include={*ModelSpec.model_fields})
-    with prefix_errors(f"{directory / CONFIG_FILE}: {_RECIPE_KEY}"):
+    with prefix_errors(f"{directory / CONFIG_FILE}: {RECIPE_KEY}"):
         return validate_recipe(config.recipe | {"model": model, "out": str(directory)}, from_run=True)
 
 
@@ -276,42 +275,12 @@ def load_run_weights(model: Model, files: RunFiles) -> None:
         tensor.data = check_weight(name, tensors[name], source)
 
 
-def write_config_files(
-    directory: Path,
-    model: Model,
-    tokenizer: Tokenizer,
-    generation: GenerationConfig,
-    *,
-    family: str | None = None,
-    prompt_template: PromptTemplate | None = None,
-    recipe: Recipe | None = None,
-) -> None:
-    """Write config.json, generation_config.json and the files of the tokenizer; create the directory.
-
-    With ``prompt_template`` and ``recipe`` in config.json, a lost recipe.yaml changes no output.
-    """
-    for name in (*TEXT_FILES, WEIGHTS_FILE, MANIFEST_FILE, "README.md"):
-        if (directory / name).is_dir():
-            raise UserError(f"{directory / name} is a directory; expected a file")
-    directory.mkdir(parents=True, exist_ok=True)
-    roles = zip(SPECIAL_IDS, ("pad_token", "bos_token", "eos_token", "bos_token"), strict=True)
-    role_ids = tokenizer.target_tokenizer.role_ids
-    ids = {name: role_ids[role] for name, role in roles if role in role_ids}
-    if model.config.kind == "encoder-decoder":
-        ids["decoder_start_token_id"] = tokenizer.seq2seq_template.decoder_start_id
-    fields = {"model_type": MODEL_TYPE, "architectures": [type(model).__name__], "dtype": "float32", **ids}
-    fields |= {_FAMILY_KEY: family} if family else {}
-    fields |= {_PROMPT_TEMPLATE_KEY: prompt_template._asdict()} if prompt_template else {}
-    fields |= model.config.model_dump(mode="json")
-    # the directory may be moved, and the model is here already
-    fields |= {_RECIPE_KEY: recipe.model_dump(mode="json", exclude={"model", "out"})} if recipe else {}
-    write_json_atomic(directory / CONFIG_FILE, fields)
-    write_json_atomic(directory / GENERATION_FILE, ids | generation.model_dump(mode="json"))
-    tokenizer.save(directory, chat_template=build_template(generation.chat) if generation.chat else "")
-
-
 def write_weights(directory: Path, model: Model, tokenizer: Tokenizer) -> FileEntry:
-    """Write model.safetensors in fp32, with the tokenizer's digest as metadata; returns size and hash."""
+    """Write model.safetensors in fp32, with the tokenizer's digest as metadata; returns size and hash.
+
+    The manifest is removed before: a crash in between must not look like damage.
+    """
+    remove(directory / MANIFEST_FILE)
     tensors = {name: tensor.float() for name, tensor in named_state(model).items()}
     with atomic_writer(directory / WEIGHTS_FILE) as out:
         write_safetensors(out, tensors, {"format": "pt", _TOKENIZER_DIGEST_KEY: tokenizer.sha256})
@@ -371,11 +340,6 @@ def write_run_manifest(
 def has_weights(directory: Path) -> bool:
     """Whether a directory has a run with weights, finished or not."""
     return file_exists(directory / WEIGHTS_FILE) or bool(checkpoint.list_steps(directory / "checkpoints"))
-
-
-def remove_run_manifest(directory: Path) -> None:
-    """Remove the manifest before the weights are replaced: a crash in between must not look like damage."""
-    remove(directory / MANIFEST_FILE)
 
 
 def read_run_manifest(directory: Path) -> Manifest | None:

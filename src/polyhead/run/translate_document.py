@@ -3,38 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from polyhead.config.model import ModelConfig
-from polyhead.config.recipe import Recipe, has_guided_head
+from polyhead.config.recipe import has_guided_head
 from polyhead.core.errors import UserError, format_value
 from polyhead.core.i18n import tr
 from polyhead.data.documents.document import Document
 from polyhead.generation.detokenizer import decode_complete_chars
-from polyhead.generation.engine.request import Hypothesis
 from polyhead.introspect.word_alignment import AlignedPair, align_pairs
 from polyhead.tokenizers.input_validation import has_lone_surrogate
 from polyhead.tokenizers.languages import default_languages, with_languages
-from polyhead.tokenizers.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from polyhead.run.run import Run
 
 Languages = tuple[str | None, str | None]
 """Source and target; None: those of the run."""
 
 
-class Translator(Protocol):
-    """What a run offers that translates."""
-
-    tokenizer: Tokenizer
-    recipe: Recipe | None
-    members: list[tuple[Any, Tokenizer]]
-
-    @property
-    def config(self) -> ModelConfig: ...
-    def hypotheses(self, texts: Sequence[str], **changes: Any) -> list[list[Hypothesis]]: ...
-
-
 def translate_document(
-    run: Translator, text: str, format: str, refusals: dict[int, str] | None, changes: dict[str, Any]
+    run: Run, text: str, format: str, refusals: dict[int, str] | None, changes: dict[str, Any]
 ) -> str:
     """Translate a document: see ``Run.translate_document``."""
     for name in ("prefix", "n_best"):
@@ -56,7 +44,7 @@ def translate_document(
 
 
 def open_document(
-    run: Translator, text: str, format: str, source_lang: str | None, target_lang: str | None
+    run: Run, text: str, format: str, source_lang: str | None, target_lang: str | None
 ) -> Document:
     """Read a document in the languages of a run; a UserError if it is not of its format."""
     if has_lone_surrogate(text):
@@ -67,7 +55,7 @@ def open_document(
 
 
 def render_translations(
-    run: Translator, document: Document, tokens: Sequence[Sequence[int]], languages: Languages
+    run: Run, document: Document, tokens: Sequence[Sequence[int]], languages: Languages
 ) -> str:
     """The document with the tokens of its translated sentences, whose words the first model aligns."""
     outputs = decode_complete_chars(run.tokenizer.target_tokenizer, list(map(list, tokens)))
@@ -81,7 +69,7 @@ def render_translations(
 
 
 def align_outputs(
-    run: Translator,
+    run: Run,
     sources: Sequence[str],
     targets: Sequence[Sequence[int]],
     languages: Languages,

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from polyhead.config.config_sections import LoraConfig
 from polyhead.config.generation_config import USED_KEYS, GenerationConfig
-from polyhead.config.model import ModelConfig, ModelSpec
+from polyhead.config.model import ModelConfig, ModelSpec, get_problem_type
 from polyhead.config.recipe import HEADLESS_TASKS, Recipe
 from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError, prefix_errors
@@ -25,7 +25,7 @@ from polyhead.nn.state import named_state
 from polyhead.nn.validate_model import check_model
 from polyhead.run.load import load
 from polyhead.run.run import Run
-from polyhead.train.tasks.base import HasClasses, get_problem_type
+from polyhead.train.tasks.base import HasClasses
 from polyhead.train.trainable_parameters import (
     check_new_weights,
     group_by_module,

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from polyhead.checkpoint import checkpoint
-from polyhead.config.model import ModelConfig
+from polyhead.config.model import ModelConfig, get_problem_type
 from polyhead.config.recipe import Recipe, TrainConfig
 from polyhead.core.atomic_io import replace_file
 from polyhead.core.errors import UserError
@@ -81,7 +81,7 @@ from polyhead.train.schedule import warn_factor, warn_long_warmup
 from polyhead.train.signals import interrupt_on_signal, stop_on_signal
 from polyhead.train.strategies.base import Strategy
 from polyhead.train.strategies.parallelize import check_parallel, parallelize
-from polyhead.train.tasks.base import Task, TaskFactory, get_problem_type
+from polyhead.train.tasks.base import Task, TaskFactory
 from polyhead.train.tasks.classification import LabeledTextTask
 from polyhead.train.tasks.corpora import MixesCorpora, corpus_facts, format_shares
 from polyhead.train.tasks.preferences import PreferenceTask

@@ -2,7 +2,6 @@
 
 import json
 import math
-import signal
 from itertools import pairwise
 
 import numpy as np
@@ -13,7 +12,7 @@ from tests.hf.conftest import TEXTS
 from tests.hf.sentence_helpers import read_json, reference_vectors
 from tests.train.conftest import Notes, user_error
 from tests.train.distributed.rank_runs import assert_same_run, train
-from tests.train.test_resume import KILLED_CODE, KillAt, digest_run, train_in_child
+from tests.train.test_resume import assert_resumes
 
 import polyhead as ph
 from polyhead.cli import main
@@ -169,14 +168,7 @@ def test_vectors_learn_order_of_scores(directory, capsys):
 
 
 def test_killed_run_resumes_bit_for_bit(directory):
-    whole, killed = (
-        make_recipe(directory, name, steps=8, eval_every=4, save_every=4, max_tokens=512, log_every=1)
-        for name in ("whole", "killed")
-    )
-    assert train_in_child(whole) == 0
-    assert train_in_child(killed, report=KillAt(5)) == KILLED_CODE == -signal.SIGKILL
-    assert train_in_child(killed, resume=True) == 0
-    assert digest_run(killed) == digest_run(whole)
+    assert_resumes(lambda name, **train: make_recipe(directory, name, max_tokens=512, **train))
 
 
 @pytest.mark.parametrize("parallel", [{}, {"shard": 2}])

@@ -2,8 +2,6 @@
 
 import json
 import math
-import os
-import signal
 
 import numpy as np
 import pytest
@@ -11,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 from tests.train.conftest import Notes, user_error
 from tests.train.distributed.rank_runs import assert_same_run, train
-from tests.train.test_resume import KILLED_CODE, KillAt, digest_run, train_in_child
+from tests.train.test_resume import assert_resumes
 
 import polyhead as ph
 from polyhead.cli import main
@@ -148,14 +146,7 @@ def test_reference_of_a_run_is_its_file(trained_run, directory):
 
 @pytest.mark.parametrize("task", ["dpo", "kto"])
 def test_killed_run_resumes_bit_for_bit(task, directory):
-    whole, killed = (
-        task_recipe(directory, f"{task}-{name}", task, steps=8, eval_every=4, save_every=4)
-        for name in ("whole", "killed")
-    )
-    assert train_in_child(whole) == 0
-    assert train_in_child(killed, report=KillAt(5)) == KILLED_CODE == -signal.SIGKILL
-    assert train_in_child(killed, resume=True) == 0
-    assert os.listdir(killed.out) and digest_run(killed) == digest_run(whole)
+    killed = assert_resumes(lambda name, **train: task_recipe(directory, f"{task}-{name}", task, **train))
     (killed.out / "reference.safetensors").unlink()
     with user_error("reference.safetensors is missing in the run or belongs to other texts"):
         run_training(load_recipe(killed.out / "recipe.yaml"), resume=True, report=Notes())

@@ -1,7 +1,6 @@
 import json
-import os
 import re
-import signal
+from functools import partial
 
 import numpy as np
 import pytest
@@ -9,7 +8,7 @@ import torch
 from tests.serve.conftest import serve_run
 from tests.train.conftest import Notes, user_error
 from tests.train.tasks.classification_helpers import recipe
-from tests.train.test_resume import KILLED_CODE, KillAt, digest_run, train_in_child
+from tests.train.test_resume import assert_resumes
 
 import polyhead as ph
 from polyhead.cli import main
@@ -150,13 +149,7 @@ def test_labels_and_loss_are_those_written_out(trained_run):
 
 
 def test_killed_run_resumes_bit_for_bit(directory):
-    whole, killed = (
-        task_recipe(directory, name, steps=8, eval_every=4, save_every=4) for name in ("whole", "killed")
-    )
-    assert train_in_child(whole) == 0
-    assert train_in_child(killed, report=KillAt(5)) == KILLED_CODE == -signal.SIGKILL
-    assert train_in_child(killed, resume=True) == 0
-    assert os.listdir(killed.out) and digest_run(killed) == digest_run(whole)
+    assert_resumes(partial(task_recipe, directory))
 
 
 def test_unsuitable_recipes_are_refused(directory):

@@ -1,6 +1,4 @@
 import json
-import os
-import signal
 
 import numpy as np
 import pytest
@@ -8,7 +6,7 @@ import torch
 from tests.serve.conftest import serve_run
 from tests.train.conftest import Notes, user_error
 from tests.train.tasks.classification_helpers import FILLERS, WORDS, recipe
-from tests.train.test_resume import KILLED_CODE, KillAt, digest_run, train_in_child
+from tests.train.test_resume import assert_resumes
 from torch.nn.functional import binary_cross_entropy_with_logits, mse_loss
 
 import polyhead as ph
@@ -123,14 +121,7 @@ def _classify(run, generation, text):
 
 @pytest.mark.parametrize("task", METRIC)
 def test_killed_run_resumes_bit_for_bit(task, directory):
-    whole, killed = (
-        task_recipe(directory, f"{task}-{name}", task, steps=8, eval_every=4, save_every=4)
-        for name in ("whole", "killed")
-    )
-    assert train_in_child(whole) == 0
-    assert train_in_child(killed, report=KillAt(5)) == KILLED_CODE == -signal.SIGKILL
-    assert train_in_child(killed, resume=True) == 0
-    assert os.listdir(killed.out) and digest_run(killed) == digest_run(whole)
+    assert_resumes(lambda name, **train: task_recipe(directory, f"{task}-{name}", task, **train))
 
 
 def test_losses_are_those_of_torch():

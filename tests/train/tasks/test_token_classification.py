@@ -1,6 +1,4 @@
 import json
-import os
-import signal
 from collections import Counter
 from pathlib import Path
 
@@ -12,7 +10,7 @@ from tests.hf.sentence_helpers import BERT, set_template
 from tests.serve.conftest import serve_run
 from tests.train.conftest import Notes, user_error
 from tests.train.tasks.classification_helpers import FILLERS, recipe
-from tests.train.test_resume import KILLED_CODE, KillAt, digest_run, train_in_child
+from tests.train.test_resume import assert_resumes
 
 import polyhead as ph
 from polyhead.cli import main
@@ -187,14 +185,7 @@ def test_published_encoder_is_fine_tuned(directory):
 
 @pytest.mark.parametrize("suffix", ["jsonl", "conll"])
 def test_killed_run_resumes_bit_for_bit(suffix, directory):
-    whole, killed = (
-        task_recipe(directory, f"{suffix}-{name}", suffix=suffix, steps=8, eval_every=4, save_every=4)
-        for name in ("whole", "killed")
-    )
-    assert train_in_child(whole) == 0
-    assert train_in_child(killed, report=KillAt(5)) == KILLED_CODE == -signal.SIGKILL
-    assert train_in_child(killed, resume=True) == 0
-    assert os.listdir(killed.out) and digest_run(killed) == digest_run(whole)
+    assert_resumes(lambda name, **train: task_recipe(directory, f"{suffix}-{name}", suffix=suffix, **train))
 
 
 def open_task(directory, **options):

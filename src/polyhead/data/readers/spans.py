@@ -1,4 +1,4 @@
-"""Labeled spans of a text: read from JSON and from CoNLL files, and converted to labels of words and back."""
+"""Labeled spans of a text, and answers in a context: read, checked, and converted to tags and back."""
 
 from __future__ import annotations
 

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
-from polyhead.config.model import SINGLE_LABEL, ProblemType
 from polyhead.config.recipe import Recipe
 from polyhead.core.i18n import tr
 from polyhead.data.readers.conversations import ConversationReport
@@ -142,18 +141,6 @@ class TaskFactory(Protocol):
     def open(self, recipe: Recipe, tokenizer: Tokenizer, report: Reporter) -> Task:
         """Open the task with its tokenized text. Errors in the test text are raised here, before training."""
         ...
-
-
-@runtime_checkable
-class HasProblemType(Protocol):
-    """A task of a classifier, or its factory."""
-
-    problem_type: ProblemType
-
-
-def get_problem_type(task: object) -> ProblemType:
-    """What the model of a task outputs for a text, if it is a classifier."""
-    return task.problem_type if isinstance(task, HasProblemType) else SINGLE_LABEL
 
 
 @runtime_checkable
