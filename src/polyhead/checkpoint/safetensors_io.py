@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -37,17 +37,21 @@ class TensorSpec(NamedTuple):
         return prod(self.shape) * self.dtype.itemsize
 
 
-@runtime_checkable
-class HasSpecs(Protocol):
-    """Tensors that are described without reading them."""
+class DescribedTensors(Mapping[str, Tensor]):
+    """Tensors that are described without reading them; each is read when it is looked up."""
 
-    @property
-    def specs(self) -> Mapping[str, TensorSpec]: ...
+    specs: Mapping[str, TensorSpec]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.specs)
+
+    def __len__(self) -> int:
+        return len(self.specs)
 
 
 def describe_tensors(tensors: Mapping[str, Tensor]) -> Mapping[str, TensorSpec]:
     """The specs of tensors; of one that is sharded over processes, the spec of the full tensor."""
-    if isinstance(tensors, HasSpecs):
+    if isinstance(tensors, DescribedTensors):
         return tensors.specs
     return {name: TensorSpec(tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
 
@@ -200,7 +204,7 @@ class _Part(NamedTuple):
         return torch.frombuffer(data, dtype=torch.uint8).view(self.spec.dtype).reshape(self.spec.shape)
 
 
-class LazyTensors(Mapping[str, Tensor]):
+class LazyTensors(DescribedTensors):
     """The tensors of safetensors files, each read when it is looked up, on the CPU.
 
     A tensor may be in parts in several files, as torch's ``HuggingFaceStorageWriter`` writes them.
@@ -242,12 +246,6 @@ class LazyTensors(Mapping[str, Tensor]):
         for part in parts:
             full[tuple(map(slice, part.offsets, part.end))] = part.read()
         return full
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.specs)
-
-    def __len__(self) -> int:
-        return len(self.specs)
 
 
 def _read_header(path: Path) -> tuple[dict[str, Any], int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import polyhead
 from polyhead.checkpoint.checkpoint import Checkpoint
-from polyhead.checkpoint.safetensors_io import TensorSpec, describe_tensors
+from polyhead.checkpoint.safetensors_io import DescribedTensors, TensorSpec, describe_tensors
 from polyhead.config.recipe import Recipe
 from polyhead.core.errors import UserError
 from polyhead.data.readers.files import fingerprint
@@ -23,7 +23,7 @@ from polyhead.tokenizers.tokenizer import Tokenizer
 from polyhead.train.distributed.process_group import ProcessGroup
 
 
-class SharedTensors(Mapping[str, Tensor]):
+class SharedTensors(DescribedTensors):
     """Tensors of rank 0, each broadcast when it is looked up, which all ranks do in the same order.
 
     So a rank needs memory for one of them at a time.
@@ -39,12 +39,6 @@ class SharedTensors(Mapping[str, Tensor]):
         tensor = torch.empty(shape, dtype=dtype) if self._source is None else self._source[name]
         self._ranks.broadcast([tensor])
         return tensor
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.specs)
-
-    def __len__(self) -> int:
-        return len(self.specs)
 
 
 def share_tensors(

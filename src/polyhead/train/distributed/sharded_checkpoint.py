@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 from torch import Tensor
@@ -34,6 +34,8 @@ from polyhead.core.atomic_io import fsync_path
 from polyhead.core.errors import UserError
 from polyhead.train.distributed.local_tensor import full_tensor
 from polyhead.train.distributed.process_group import ProcessGroup
+from polyhead.train.distributed.stage_state import StageTensors
+from polyhead.train.train_state import SavedState
 
 # written by rank 0 before the others ask whether it is alive: less than any disk writes within train.timeout
 SYNC_BYTES = 64 * 2**20
@@ -44,32 +46,8 @@ T = TypeVar("T")
 Groups = Mapping[str, Mapping[str, Tensor]]
 
 
-@runtime_checkable
-class StagedTensors(Protocol):
-    """A mapping of tensors of which a rank has some only, as in a pipeline.
-
-    All ranks have the ``specs`` of all. They look a tensor up at the same time, and it is whole on rank 0.
-    """
-
-    @property
-    def specs(self) -> Mapping[str, TensorSpec]: ...
-    @property
-    def own_tensors(self) -> Mapping[str, Tensor]: ...
-
-
-class ShardedState(Protocol):
-    """A checkpoint of all ranks: each has its parts of the tensors, and the same state."""
-
-    @property
-    def step(self) -> int: ...
-    @property
-    def tensors(self) -> Groups: ...
-    @property
-    def state(self) -> Mapping[str, Any]: ...
-
-
 def save_sharded(
-    root: Path, saved_state: ShardedState, extra: Mapping[str, Any], ranks: ProcessGroup, is_sharded: bool
+    root: Path, saved_state: SavedState, extra: Mapping[str, Any], ranks: ProcessGroup, is_sharded: bool
 ) -> None:
     """Write ``root/step-N`` as ``save_checkpoint`` does; all ranks call it.
 
@@ -211,7 +189,7 @@ class _PartsWriter:
         self.directory, self.planner = directory, DefaultSavePlanner()
         numbers = _number_files(describe_tensors(tensors), MAX_PART_BYTES * ranks.world_size)
         self.writer = HuggingFaceStorageWriter(str(directory), numbers, save_distributed=True)
-        own_tensors = tensors.own_tensors if isinstance(tensors, StagedTensors) else tensors
+        own_tensors = tensors.own_tensors if isinstance(tensors, StageTensors) else tensors
         self.planner.set_up_planner(dict(own_tensors), is_coordinator=not ranks.rank)
         self.writer.set_up_storage_writer(is_coordinator=not ranks.rank)
         self.local_plan: SavePlan = self.planner.create_local_plan()

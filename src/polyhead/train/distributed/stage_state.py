@@ -6,7 +6,7 @@ those of the whole model, so a checkpoint can be resumed on any number of proces
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from polyhead.checkpoint.optimizer_state_io import flatten_optimizer, unflatten_optimizer
-from polyhead.checkpoint.safetensors_io import TensorSpec, describe_tensors
+from polyhead.checkpoint.safetensors_io import DescribedTensors, TensorSpec, describe_tensors
 from polyhead.nn.state import named_state
 from polyhead.train.distributed.local_tensor import full_tensor, shard_like
 from polyhead.train.distributed.pipeline import PipelineModel
@@ -40,7 +40,7 @@ class ModelLayout:
         ]
 
 
-class StageTensors(Mapping[str, Tensor]):
+class StageTensors(DescribedTensors):
     """Tensors of all stages, each sent to the first stage when it is looked up.
 
     All processes of the pipeline look up the same names in the same order. On those without the first stage
@@ -70,12 +70,6 @@ class StageTensors(Mapping[str, Tensor]):
             found = torch.empty(shape, dtype=dtype, device=pipeline.device)
             dist.recv(found, group=pipeline.group, group_src=owner)
         return found
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.specs)
-
-    def __len__(self) -> int:
-        return len(self.specs)
 
 
 class StageState:
