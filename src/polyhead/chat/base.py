@@ -84,14 +84,12 @@ class ChatFormat(Protocol):
     @property
     def template(self) -> str:
         """The format as a Jinja template, for transformers' apply_chat_template."""
-        ...
 
     def render(self, messages: Sequence[Message], add_generation_prompt: bool) -> list[ChatPiece]:
         """Render a conversation, with ``add_generation_prompt`` up to the start of an assistant turn.
 
         An order of roles that the format does not allow raises UserError.
         """
-        ...
 
 
 EOS = ChatPiece("eos_token", "role")

@@ -80,13 +80,11 @@ class ToolCallFormat(Protocol):
     @property
     def tool_syntax(self) -> ToolCallSyntax | None:
         """The syntax of calls; None if they cannot be parsed."""
-        ...
 
     def render(
         self, messages: Sequence[Message], add_generation_prompt: bool, tools: ToolChoice = ToolChoice()
     ) -> list[ChatPiece]:
         """Render a conversation as in ChatFormat; ``tools`` are those that the answer may call."""
-        ...
 
 
 def get_tool_syntax(format: ChatFormat) -> ToolCallSyntax | None:

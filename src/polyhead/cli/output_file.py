@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 
 from polyhead.cli.line_io import escape_terminal, print_warning
 from polyhead.core.atomic_io import name_in_oserror
@@ -44,9 +43,7 @@ class PartialFile:
         self.num_texts += num_texts
         self.end_offset += len(content)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         with self.file:
             if self.is_direct:
                 return

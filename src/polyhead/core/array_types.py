@@ -18,7 +18,6 @@ class HasToList(Protocol):
 
     def tolist(self) -> Any:
         """Its numbers as nested lists."""
-        ...
 
 
 def is_named_tuple(value: object) -> bool:

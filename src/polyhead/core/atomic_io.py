@@ -11,7 +11,6 @@ import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 
 from polyhead.core.errors import UserError
 
@@ -78,9 +77,7 @@ class HashingWriter:
     def __enter__(self) -> HashingWriter:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         try:
             if kind is None:
                 self._flush()

@@ -95,20 +95,16 @@ class LayerCache(Protocol):
     @property
     def weights_hook(self) -> WeightsHook | None:
         """Called with the attention weights of each step; None if there is no hook."""
-        ...
 
     def update(self, kv: KV) -> KV:
         """Store the new slots (B, K, T, D), return all that may be attended to (B, K, S, D)."""
-        ...
 
     def select(self, rows: Tensor) -> None:
         """Row i becomes the old row ``rows[i]``: reorder, fork or drop sequences."""
-        ...
 
     @property
     def nbytes(self) -> int:
         """Bytes of allocated storage, used or not."""
-        ...
 
 
 class Cache(Protocol):
@@ -127,26 +123,21 @@ class Cache(Protocol):
     @property
     def block_size(self) -> int:
         """Tokens per allocation unit: those of a block, or 1."""
-        ...
 
     @property
     def num_rows(self) -> int:
         """Number of rows, empty ones included."""
-        ...
 
     @property
     def layers(self) -> Sequence[LayerCache]:
         """One layer cache for each decoder layer."""
-        ...
 
     @property
     def nbytes(self) -> int:
         """Bytes of allocated storage over all layers."""
-        ...
 
     def memory_usage(self) -> CacheMemory:
         """Bytes allocated, bytes used by tokens, and the peak."""
-        ...
 
     def prepare_step(self, rows: Sequence[int], pos: Tensor) -> None:
         """Allocate space for row ``rows[i]`` at positions ``pos[i]``, (B, T) int64, before the first layer.
@@ -155,38 +146,30 @@ class Cache(Protocol):
         to. A stored position is overwritten if the cache rewinds; otherwise the tokens of a row come once
         each, in the order of their positions.
         """
-        ...
 
     def free_tokens(self, extra_rows: int = 0) -> int:
         """Tokens that still fit, over all rows and ``extra_rows`` new ones, for the scheduler."""
-        ...
 
     def append_rows(self, n: int) -> None:
         """Append ``n`` empty rows."""
-        ...
 
     def fork(self, src: int, dst: int) -> None:
         """Row ``dst`` becomes a copy of row ``src``."""
-        ...
 
     def release(self, row: int) -> None:
         """Free one row; it may be filled again from position 0."""
-        ...
 
     def select(self, rows: Sequence[int]) -> None:
         """Row i becomes the old row ``rows[i]``; the number of rows becomes ``len(rows)``."""
-        ...
 
     def export_rows(self, rows: Sequence[int]) -> dict[str, Tensor]:
         """The content of some rows, between two steps: tensors by name, ``lengths`` (rows,) among them."""
-        ...
 
     def import_rows(self, tensors: Mapping[str, Tensor]) -> None:
         """Append the rows that ``export_rows`` of a cache of the same kind, options and model returned.
 
         UserError if the tensors do not fit this cache, which is then unchanged.
         """
-        ...
 
 
 @runtime_checkable
@@ -195,8 +178,6 @@ class PrefixCache(Protocol):
 
     def match_prefix(self, row: int, tokens: Sequence[int]) -> int:
         """Fill an empty row with cached tokens of this prefix; return how many tokens need no prefill."""
-        ...
 
     def insert_prefix(self, row: int, tokens: Sequence[int]) -> None:
         """Register the tokens of a row in the prefix cache, after the step that wrote them."""
-        ...

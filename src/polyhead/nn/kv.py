@@ -100,15 +100,12 @@ class EncoderMemory(Protocol):
 
     def select(self, rows: Tensor) -> Self:
         """Select batch rows, in the given order."""
-        ...
 
     def cat_rows(self, other: Self) -> Self:
         """Concatenate the rows of both."""
-        ...
 
     def contiguous_for_decoding(self) -> Self:
         """The same in a layout for reading at every step."""
-        ...
 
 
 def split_heads(x: Tensor, head_dim: int) -> Tensor:

@@ -43,7 +43,6 @@ class FindsShardObstacle(Protocol):
 
     def find_shard_obstacle(self, size: int) -> str | None:
         """The reason why the part cannot be sharded over ``size`` ranks, if there is one."""
-        ...
 
 
 @runtime_checkable
@@ -52,7 +51,6 @@ class KeepsShard(Protocol):
 
     def keep_shard(self, rank: int, size: int) -> None:
         """Keep the tables of the heads of one of ``size`` ranks."""
-        ...
 
 
 class VocabularyShard(NamedTuple):

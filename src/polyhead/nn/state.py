@@ -19,7 +19,6 @@ class ComputesBuffers(Protocol):
 
     def compute_buffers(self) -> None:
         """Compute the buffers on the default device."""
-        ...
 
 
 def named_state(model: nn.Module) -> dict[str, Tensor]:

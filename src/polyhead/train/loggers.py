@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Protocol, Self
 
 from polyhead.config.recipe import Recipe, TrainConfig
@@ -58,9 +57,7 @@ class Reporters:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 

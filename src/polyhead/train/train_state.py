@@ -46,19 +46,15 @@ class StateLayout(Protocol):
     @property
     def weights(self) -> Mapping[str, Tensor]:
         """The weights of the whole model, perhaps without values."""
-        ...
 
     def collect(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Tensors of the whole model by the names of weights: the weights, or their moving averages."""
-        ...
 
     def flatten_optimizers(self, optimizers: Sequence[Optimizer]) -> Sequence[OptimizerState]:
         """The states of the optimizers of the whole model."""
-        ...
 
     def load_optimizers(self, optimizers: Sequence[Optimizer], states: Sequence[OptimizerState]) -> None:
         """Load the part of this rank."""
-        ...
 
 
 OptimizerState = tuple[Mapping[str, Tensor], Any]

@@ -111,31 +111,24 @@ class ComparedTask(Protocol):
 
     def tokens_per_step(self, task: Any) -> float:
         """Tokens, or texts, that a training batch predicts: the mean over an epoch."""
-        ...
 
     def typical_batch(self, task: Any) -> EvalBatch:
         """A batch of ordinary length; its forward pass gives the cost of a token."""
-        ...
 
     def make_batch(self, batch: Any) -> EvalBatch:
         """The evaluation batch of a batch of the task."""
-        ...
 
     def evaluate(self, run: Run, recipe: Recipe, task: Any) -> tuple[JsonDict, JsonDict]:
         """``split``, ``signatures`` and all metrics; and the outputs that ``unit_statistics`` needs later."""
-        ...
 
     def unit_statistics(self, outputs: JsonDict, base: Recipe) -> dict[str, Floats]:
         """For each metric the per-unit statistics whose sums give its score: (N, K)."""
-        ...
 
     def measure_decode_speed(self, run: Run, recipe: Recipe) -> float | None:
         """Tokens per second of decoding; None if nothing is decoded."""
-        ...
 
     def encode_memory(self, run: Run) -> Any:
         """Encoder output of the shortest text; None if there is no decoder or it attends to no encoder."""
-        ...
 
 
 def decode_nothing(run: Run, recipe: Recipe | None = None) -> None:

@@ -32,30 +32,24 @@ class DecodingState(Protocol):
     @property
     def strategy(self) -> DecodingStrategy:
         """The strategy; states that share one are advanced together."""
-        ...
 
     @property
     def width(self) -> int:
         """The maximum number of rows."""
-        ...
 
     @property
     def max_new_tokens(self) -> int:
         """The maximum number of new tokens of a row."""
-        ...
 
     @property
     def forced_tokens(self) -> Sequence[int]:
         """Tokens of the output that do not depend on the model's prediction."""
-        ...
 
     def best_hypotheses(self) -> list[Hypothesis]:
         """The results of a finished request."""
-        ...
 
     def abort(self, number: int) -> None:
         """Continue without one of the sequences."""
-        ...
 
 
 class DecodingStrategy(Protocol):
@@ -68,15 +62,12 @@ class DecodingStrategy(Protocol):
 
         ``shortlist_head`` maps the columns to tokens, where they are not the whole vocabulary.
         """
-        ...
 
     def plan_greedy(self, states: Sequence[DecodingState]) -> GreedyPlan | None:
         """The next steps of states with one row, if only the most likely tokens matter; else None."""
-        ...
 
     def extend_greedy(self, states: Sequence[DecodingState], ids: Tensor, log_probs: Tensor) -> None:
         """Advance each state by the tokens of planned steps and their log-probabilities, (N, B) each."""
-        ...
 
 
 class TokenDrafter(Protocol):
@@ -84,7 +75,6 @@ class TokenDrafter(Protocol):
 
     def propose(self, output_ids: Sequence[int], max_tokens: int) -> Sequence[int]:
         """At most ``max_tokens`` tokens that may follow ``output_ids``."""
-        ...
 
 
 class FinishStatus(NamedTuple):
@@ -99,15 +89,12 @@ class RequestRunner(Protocol):
 
     def step(self) -> object:
         """Run one step of the model for all running requests."""
-        ...
 
     def cancel(self, request: Request) -> None:
         """Cancel a request and free its memory."""
-        ...
 
     def stop(self, request: Request, number: int) -> None:
         """End one sequence of a request."""
-        ...
 
 
 class Request:
@@ -224,12 +211,10 @@ class Decoder(Protocol):
     @property
     def encode(self) -> Callable[..., list[EncoderMemory]] | None:
         """The encoder; None if it reads no source."""
-        ...
 
     @property
     def decode_greedy(self) -> Any:
         """Several greedy steps in one call; None if the kernels do not have them for this model."""
-        ...
 
     def decode(
         self, tokens: Tensor, pos: AnyPositions, cache: Cache | None, memory: list[EncoderMemory] | None

@@ -90,11 +90,9 @@ class Drafter(Protocol):
 
         They may depend only on this text and ``random_streams.streams[streams[i]]``.
         """
-        ...
 
     def reorder(self, rows: Sequence[int]) -> None:
         """Row i continues from the previous row ``rows[i]``; rows may repeat."""
-        ...
 
 
 class Proposer(Protocol):
@@ -102,7 +100,6 @@ class Proposer(Protocol):
 
     def start(self, prompts: Sequence[Sequence[int]], context: DraftContext) -> Drafter:
         """Create a drafter for texts that start with these prompts."""
-        ...
 
 
 def speculative_generate(

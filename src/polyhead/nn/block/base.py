@@ -19,7 +19,6 @@ class ProjectsKV(Protocol):
 
     def project_kv(self, x: Tensor, pos: Tensor | None) -> EncoderMemory:
         """The encoder's output (B, S, C) as it is read at every step."""
-        ...
 
 
 class Mixer(ProjectsKV, Protocol):
@@ -35,11 +34,9 @@ class Mixer(ProjectsKV, Protocol):
     @property
     def state(self) -> StateShape | None:
         """The state shapes of a decoding row; None if the cache holds keys and values."""
-        ...
 
     def __call__(self, *inputs: Any) -> Tensor:
         """(B, T, C), ... -> (B, T, C)."""
-        ...
 
 
 class AttentionPart(Mixer, Protocol):
@@ -50,7 +47,6 @@ class AttentionPart(Mixer, Protocol):
 
     def visibility_in_blocks(self) -> Visibility | None:
         """Which keys a query sees, if it can be computed in blocks; None if it needs all weights."""
-        ...
 
 
 class Layer(Mixer, Protocol):

@@ -38,7 +38,6 @@ class ShardsSequence(Protocol):
 
     def shard_sequence(self, batch: BatchT, shard: SequenceShard) -> BatchT:
         """One rank's part of the tokens of a batch, with their positions and labels."""
-        ...
 
 
 def shard_batch(task: object, batch: BatchT, place: RankPlace) -> BatchT:

@@ -52,27 +52,21 @@ class ProcessGroup(Protocol):
 
     def use_threads(self, n_threads: int | None) -> None:
         """Set the CPU threads: ``n_threads``, or all, divided among the processes of this machine."""
-        ...
 
     def form_mesh(self, parallel: ParallelConfig, device_type: str) -> None:
         """Arrange the ranks in a mesh; a UserError if their number does not fit."""
-        ...
 
     def shard(self, task: Shardable, rows: Any) -> list[Any]:
         """The shard of a batch for this rank, in a list; empty if there are fewer rows than shards."""
-        ...
 
     def all_reduce(self, *numbers: float) -> list[float]:
         """Sum each number over all ranks; bit-identical on all of them."""
-        ...
 
     def sum_counted(self, *numbers: float) -> list[float]:
         """As ``all_reduce``, but of ranks with the same losses and labels only one counts."""
-        ...
 
     def translate_errors(self) -> AbstractContextManager[None]:
         """Context in which a failed collective of torch raises as one of these methods does."""
-        ...
 
     def share_batch(self, model: nn.Module) -> AbstractContextManager[None]:
         """Context for the forward and backward pass of one batch, or of this rank's part of one.
@@ -80,52 +74,42 @@ class ProcessGroup(Protocol):
         Batch norms and loads of experts inside it are those of the whole batch, and attention reads the keys
         and values of all tokens of its rows.
         """
-        ...
 
     def replicate(self, root: LossModule) -> nn.Module:
         """The module to call instead of ``root``: gradients of its backward pass are sums over all ranks."""
-        ...
 
     def sum_gradients(self, model: nn.Module) -> None:
         """Sum the gradients of a model of which this rank has a part, over the ranks with the same part."""
-        ...
 
     def on_rank0(self, work: Callable[[], T]) -> T:
         """Run ``work`` on rank 0; return its result (JSON types) on all ranks, which wait while it lives.
 
         There must be no collective in ``work``: the other ranks do not take part.
         """
-        ...
 
     def map(self, work: Callable[[Any], Any], items: Sequence[Any]) -> Iterable[Any]:
         """Results (JSON types) of ``work`` for each item, in order, on all ranks; items are dealt in turn."""
-        ...
 
     def map_in_lockstep(self, work: Callable[[Any], Any], items: Sequence[Any]) -> Iterable[Any]:
         """As ``map``, with the same number of calls on every rank, so that ``work`` may be a collective.
 
         A rank without an item of its own repeats the last one and drops its result.
         """
-        ...
 
     def interrupt(self) -> None:
         """Forward a signal that ends work at once to all ranks."""
-        ...
 
     def rank0_first(self, work: Callable[[], T]) -> T:
         """Run ``work`` on every rank: rank 0 first, then one rank of each machine, then the rest.
 
         Cached files are thus built once per file system, whether or not machines share one.
         """
-        ...
 
     def broadcast(self, tensors: Iterable[Tensor]) -> None:
         """Copy the tensors of rank 0 into those of all ranks, in place."""
-        ...
 
     def broadcast_replicas(self, tensors: Iterable[Tensor]) -> None:
         """Copy tensors into those of all ranks that hold a copy of them, in place."""
-        ...
 
 
 class SingleProcess:

@@ -38,7 +38,6 @@ class TrainingTask(LossTask, Protocol):
 
         It changes no loss, gradient or statistic: a rank without rows runs it to join the collectives.
         """
-        ...
 
     def evaluate(self, model: nn.Module, map_fn: MapFn = map) -> dict[str, float]: ...
 

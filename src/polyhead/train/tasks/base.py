@@ -99,19 +99,15 @@ class Task(TrainingTask, Protocol):
 
     def evaluate(self, model: nn.Module, map_fn: MapFn = map, split: str = "valid") -> dict[str, float]:
         """Metrics of a model on a split, the loss first; ``map_fn`` shares the batches over ranks."""
-        ...
 
     def collect_facts(self, run: Run, map_fn: MapFn = map) -> dict[str, str]:
         """Metrics of the final weights besides the loss, formatted for the README.md."""
-        ...
 
     def count_training_tokens(self, tokenizer: Tokenizer) -> TrainingCounts:
         """Counts of the training text that the baselines need."""
-        ...
 
     def compute_baselines(self, counts: TrainingCounts, run: Run, split: str) -> Baselines:
         """Baselines of the validation or test split, by metric."""
-        ...
 
 
 @runtime_checkable
@@ -120,7 +116,6 @@ class SupportsDistillation(Task, Protocol):
 
     def compute_logits(self, model: nn.Module, batch: Any) -> TaskLogits:
         """Logits of a batch."""
-        ...
 
 
 class TaskFactory(Protocol):
@@ -132,15 +127,12 @@ class TaskFactory(Protocol):
 
     def check(self, recipe: Recipe) -> None:
         """Raise a UserError if a file is missing or has the wrong format."""
-        ...
 
     def iter_texts(self, recipe: Recipe) -> Iterator[str]:
         """The texts that a tokenizer is trained on."""
-        ...
 
     def open(self, recipe: Recipe, tokenizer: Tokenizer, report: Reporter) -> Task:
         """Open the task with its tokenized text. Errors in the test text are raised here, before training."""
-        ...
 
 
 @runtime_checkable
@@ -149,10 +141,8 @@ class HasClasses(TaskFactory, Protocol):
 
     def read_classes(self, recipe: Recipe) -> tuple[str, ...]:
         """The classes of the training text."""
-        ...
 
     def open_with_labels(
         self, labels: Sequence[str], recipe: Recipe, tokenizer: Tokenizer, report: Reporter
     ) -> Task:
         """As ``open``, with known classes; the text need not have all of them."""
-        ...

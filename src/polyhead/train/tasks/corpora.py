@@ -57,7 +57,6 @@ class MixesCorpora(Protocol):
     @property
     def shares(self) -> Sequence[CorpusShare]:
         """The share of each training corpus; empty for a single one."""
-        ...
 
 
 def list_shares(mixture: Mixture | None, sizes: Sequence[int], report: PartsReport) -> list[CorpusShare]:
