@@ -29,8 +29,7 @@ from polyhead.evaluate.embed import (
     select_pooling,
     token_limit,
 )
-from polyhead.evaluate.retrieval import Vectors, rank_relevant, retrieval_measures
-from polyhead.evaluate.text_numbers import number_measures
+from polyhead.evaluate.text_numbers import Vectors, number_measures, rank_relevant, retrieval_measures
 from polyhead.models import SentenceEncoder
 from polyhead.nn.device import PlacedBatch, place_batch
 from polyhead.nn.loss import Loss, contrastive_losses, score_order_loss
