@@ -14,8 +14,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyhead.core.array_types import Floats
-from polyhead.evaluate.bootstrap import N_RESAMPLES, bootstrap_p_value, draw_counts
-from polyhead.evaluate.metrics import Metric, References, make_scorer, reference_lists, to_streams
+from polyhead.evaluate.metrics import (
+    N_RESAMPLES,
+    Metric,
+    References,
+    bootstrap_p_value,
+    draw_counts,
+    make_scorer,
+    reference_lists,
+    to_streams,
+)
 from polyhead.evaluate.text_scorers import ScoredTexts
 
 if TYPE_CHECKING:

@@ -14,7 +14,6 @@ from polyhead.core.strict_kwargs import strict_methods
 from polyhead.data.readers.labeled import LabeledExample
 from polyhead.data.readers.plain_text import TextFiles
 from polyhead.evaluate.answering import ContextAnswer, answer_questions
-from polyhead.evaluate.bootstrap import N_RESAMPLES
 from polyhead.evaluate.classify import (
     ClassPrediction,
     ClassPredictions,
@@ -32,6 +31,7 @@ from polyhead.evaluate.embed import (
 )
 from polyhead.evaluate.fill_mask import MaskPrediction, fill_mask, find_unfillable_texts
 from polyhead.evaluate.metrics import (
+    N_RESAMPLES,
     Evaluation,
     References,
     check_metrics,

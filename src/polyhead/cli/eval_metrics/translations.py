@@ -49,8 +49,13 @@ from polyhead.evaluate.baselines import (
     translation_baselines,
     unigram_baselines,
 )
-from polyhead.evaluate.bootstrap import N_RESAMPLES
-from polyhead.evaluate.metrics import Evaluation, check_metrics, compare_scores, evaluate_translations
+from polyhead.evaluate.metrics import (
+    N_RESAMPLES,
+    Evaluation,
+    check_metrics,
+    compare_scores,
+    evaluate_translations,
+)
 from polyhead.run.run import Run
 from polyhead.tokenizers.languages import default_languages, is_same_language, with_languages
 from polyhead.tokenizers.unknown_tokens import count_unknown

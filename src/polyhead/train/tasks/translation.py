@@ -41,9 +41,9 @@ from polyhead.evaluate.baselines import (
     translation_baselines,
     unigram_baselines,
 )
-from polyhead.evaluate.bootstrap import N_RESAMPLES
 from polyhead.evaluate.metrics import (
     MAIN_TRANSLATION_METRICS,
+    N_RESAMPLES,
     describe_tokenizer_mismatch,
     evaluate_translations,
     score_translations,
