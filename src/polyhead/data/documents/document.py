@@ -14,9 +14,9 @@ from polyhead.data.documents.segment import (
     Segment,
     SegmentText,
     WordLinks,
+    find_paragraphs,
     group_pieces,
 )
-from polyhead.data.documents.sentences import find_paragraphs
 from polyhead.data.documents.subtitles import SRT
 from polyhead.data.documents.xliff import XLIFF
 
