@@ -14,6 +14,8 @@ from polyhead.generation.decoding.sampling import (
     RandomStreams,
     Sampling,
     apply_repetition_penalty,
+    ban_tokens,
+    banned_ngrams,
     sample_inverse_cdf,
 )
 from polyhead.generation.settings import with_overrides
@@ -181,3 +183,22 @@ def test_logits_are_changed_by_the_formula(name):
     assert torch.equal(logits, original)
     tokens = sampling.sample(logits, [], [], (0,), output_ids)
     assert tokens == [max(range(V), key=row.__getitem__) for row in expected]
+
+
+@pytest.mark.parametrize("n", range(6))
+def test_banned_tokens_would_repeat_an_ngram(n):
+    rng, all_banned = np.random.default_rng(n), set()
+    for length in [*range(8), *[40] * 20]:
+        text = rng.integers(0, 3, length).tolist()
+        ngrams = {tuple(text[i : i + n]) for i in range(length - n + 1)} if n else set()
+        suffix = tuple(text[length - n + 1 :])
+        expected = {token for token in range(3) if n and (*suffix, token)[-n:] in ngrams and length >= n}
+        assert set(banned_ngrams(text, n)) == expected
+        all_banned |= expected
+    assert all_banned == (set(range(3)) if n else set())
+
+
+def test_banned_logits_are_minus_infinity():
+    logits = torch.arange(6.0).view(2, 3)
+    assert ban_tokens(logits, [[1, 1], []]).tolist() == [[0, -torch.inf, 2], [3, 4, 5]]
+    assert logits[0, 1] == 1 and ban_tokens(logits, [[], []]) is logits

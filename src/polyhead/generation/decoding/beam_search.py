@@ -22,8 +22,7 @@ from polyhead.generation.constraints.lexical_constraints import (
     LexicalConstraints,
 )
 from polyhead.generation.constraints.unfinished_word import UnfinishedWord
-from polyhead.generation.decoding.no_repeat_ngram import banned_ngrams
-from polyhead.generation.decoding.sampling import topk_log_probs
+from polyhead.generation.decoding.sampling import banned_ngrams, topk_log_probs
 from polyhead.generation.engine.engine import Engine
 from polyhead.generation.engine.request import (
     Decoder,

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from polyhead.core.errors import NOT_FINITE
 from polyhead.generation.constraints.unfinished_word import UnfinishedWord
-from polyhead.generation.decoding.no_repeat_ngram import banned_ngrams, force_tokens
-from polyhead.generation.decoding.sampling import RandomStreams, Sampling
+from polyhead.generation.decoding.sampling import RandomStreams, Sampling, banned_ngrams, force_tokens
 from polyhead.generation.engine.request import DecodingState, GreedyPlan, Hypothesis, TokenOutput, TopLogprobs
 from polyhead.generation.shortlist.shortlist import ShortlistHead
 from polyhead.grammar.grammar_constraint import DEAD_END_ERROR, GrammarConstraint
