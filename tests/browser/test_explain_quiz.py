@@ -16,8 +16,7 @@ from tests.explain.explain_helpers import (
     walk_model,
 )
 
-from polyhead.explain.chapter_quiz import parse_measure
-from polyhead.explain.chapters import load_chapters
+from polyhead.explain.chapters import load_chapters, parse_measure
 from polyhead.explain.document import explain
 from polyhead.explain.walk_page import render_walk_page
 from polyhead.nn.attention.softmax import Attention

@@ -6,7 +6,7 @@ import torch
 from tests.explain.levers.levers_helpers import make_input, make_model
 
 from polyhead.config.recipe import read_recipe
-from polyhead.explain.chapters import STEPS, load_chapters, parse_chapter
+from polyhead.explain.chapters import STEPS, load_chapters, parse_chapter, parse_measure, parse_question
 from polyhead.explain.levers.table import LEVERS
 from polyhead.explain.watch import watch_model
 from polyhead_lab.registry import EXPERIMENTS
@@ -220,3 +220,21 @@ def test_error_in_chapter_names_file(old, new, message):
     assert old in text
     with pytest.raises(ValueError, match=rf"05-scale\.md: .*(?:{message})"):
         parse_chapter("05-scale.md", text.replace(old, new), "en")
+
+
+def test_measure_has_name_part_and_setting():
+    assert parse_measure("tokens") == {"name": "tokens"}
+    assert parse_measure("config:d_model") == {"name": "config", "of": "d_model"}
+    setting = {"cache": {"name": "h2o", "budget": 8}, "layer": 0}
+    measure = parse_measure("kl:cache?cache.name=h2o&cache.budget=8&layer=0")
+    assert measure == {"name": "kl", "of": "cache", "setting": setting}
+    assert parse_measure("effect:scale", is_text=True) == {"name": "effect", "of": "scale", "setting": {}}
+    with pytest.raises(ValueError, match="unknown measure 'effect'"):
+        parse_measure("effect:scale")
+
+
+def test_question_has_tolerance_or_options():
+    question = parse_question({"ask": "How many?", "truth": "tokens", "tolerance": 0})
+    assert question == {"ask": "How many?", "truth": {"name": "tokens"}, "tolerance": 0}
+    with pytest.raises(ValueError, match="either tolerance or options and bounds"):
+        parse_question({"ask": "How many?", "truth": "tokens"})
