@@ -46,7 +46,6 @@ from polyhead.train.distributed.rank_sync import (
     share_checkpoint,
 )
 from polyhead.train.init_from import check_parts, inherit_settings, load_init_from, load_init_weights
-from polyhead.train.learning_marks import LearningMarks
 from polyhead.train.lock import RunLock
 from polyhead.train.loggers import (
     EtaReporter,
@@ -87,7 +86,7 @@ from polyhead.train.tasks.corpora import MixesCorpora, corpus_facts, format_shar
 from polyhead.train.tasks.preferences import PreferenceTask
 from polyhead.train.train_state import TrainState, load_final_weights
 from polyhead.train.trainable_parameters import parameter_summary, quantize_base
-from polyhead.train.validation_examples import save_validation_examples
+from polyhead.train.validation_examples import LearningMarks, save_validation_examples
 from polyhead.viz.run_record import format_seconds, read_metrics
 
 Evaluator = Callable[[Run, Any], dict[str, str]]
