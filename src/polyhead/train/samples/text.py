@@ -13,6 +13,7 @@ from polyhead.models import CausalLM
 from polyhead.nn.device import to_model_device
 from polyhead.nn.loss import IGNORE_INDEX
 from polyhead.run.run import Run
+from polyhead.run.search_texts import search_texts
 from polyhead.train.samples.base import (
     collect_self_attention,
     decode_readable,
@@ -26,6 +27,7 @@ from polyhead.train.samples.base import (
 )
 from polyhead.train.tasks.chat import ChatTask, open_split_conversations
 from polyhead.train.tasks.common import causal_lm_features
+from polyhead.train.tasks.embedding import EmbeddingTask, open_split_pairs
 from polyhead.train.tasks.language import LanguageModelingTask
 from polyhead.train.tasks.preferences import PreferenceTask, open_split_preferences
 from polyhead.viz.samples import Breakdown, Samples, break_down, group_by_length, group_by_name
@@ -146,3 +148,26 @@ def _break_down_losses(run: Run, rows: list[TokenWindows]) -> list[Breakdown]:
         break_down("Loss per token", "preceding tokens", group_by_length(positions), mean_loss),
         break_down("Loss per token", "kind of token", kinds, mean_loss),
     ]
+
+
+_N_TEXTS, _N_EXAMPLES = 200, 12
+
+
+@take_samples.register
+def embedding_samples(task: EmbeddingTask, run: Run) -> Samples:
+    """The text nearest to each of some validation anchors, and the one that belongs to it; none of scores."""
+    assert run.recipe is not None
+    if task.valid.is_scored:
+        return Samples()
+    pairs = [pair for _, pair in islice(open_split_pairs(run.recipe, "valid").read(), _N_TEXTS)]
+    texts = [*dict.fromkeys(pair.positive for pair in pairs)]
+    vectors = run.embed(texts, normalize=True).numpy()
+    examples = pairs[:_N_EXAMPLES]
+    nearest = [search_texts(run, pair.anchor, texts, vectors, 1)[0].text for pair in examples]
+    return Samples(
+        description="The nearest of the second texts of up to 200 validation pairs, compared with the text "
+        "that belongs to the first.",
+        columns=("Text", "Nearest", "Belongs"),
+        differences="none",
+        examples=make_examples([pair.anchor for pair in examples], nearest, [p.positive for p in examples]),
+    )
