@@ -11,7 +11,7 @@ import polyhead
 from polyhead.config.recipe import Recipe
 from polyhead.explain.marks import MARKS_DIRECTORY, describe_mark, read_marks
 from polyhead.run.run_examples import read_examples
-from polyhead.train import learning_marks
+from polyhead.train import validation_examples
 from polyhead.train.run_training import run_training
 from polyhead.train.validation_examples import save_validation_examples
 
@@ -94,7 +94,7 @@ def test_other_ranks_write_no_marks(tmp_path):
         calls = []
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(
-                learning_marks, "write_mark", lambda run, text, target, step, out: calls.append(step)
+                validation_examples, "write_mark", lambda run, text, target, step, out: calls.append(step)
             )
             run_training(recipe, report=Notes(), ranks=ranks)
         return calls
@@ -108,7 +108,7 @@ def test_error_of_mark_does_not_end_training(tmp_path, monkeypatch):
     def fail(*arguments):
         raise OSError("the disk is full")
 
-    monkeypatch.setattr(learning_marks, "write_mark", fail)
+    monkeypatch.setattr(validation_examples, "write_mark", fail)
     _, outcome = run_training(
         task_recipe(tmp_path, "language-model", tmp_path / "out", explain_every=1), report=(notes := Notes())
     )

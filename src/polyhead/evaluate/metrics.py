@@ -1,4 +1,4 @@
-"""The metrics of all tasks, each registered by its row here, and the scores of translations and summaries."""
+"""The metrics of all tasks, each registered by its row here; scores of translations and their intervals."""
 
 from __future__ import annotations
 

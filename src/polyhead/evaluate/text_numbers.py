@@ -1,4 +1,7 @@
-"""Measures of several labels per text, and of numbers. Shapes: N texts, L labels."""
+"""Measures of several labels per text, of numbers, and of the ranks of retrieved texts.
+
+Shapes: N texts or queries, L labels, M retrieved texts, C features.
+"""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ binds it to states of the page (``look``), to levers, to claims of ``polyhead ex
 chapter opens at the first station and card of ``at``, again a list of alternatives, by default those of
 ``look``. A paragraph that begins with ``{if NAME}`` or ``{if not NAME}`` is shown only if the condition holds
 for the model. Paragraphs have ``code``, **strong** and *emphasised* words, numbers of this page
-(``{kl:scale}``, see ``chapter_quiz``), and links: ``#step=...`` to a state of the page, ``#lever=...`` to a
+(``{kl:scale}``, see ``parse_measure``), and links: ``#step=...`` to a state of the page, ``#lever=...`` to a
 lever, with ``&at=weights`` to what it does to attention, ``https://...`` to a page elsewhere. ``recipe`` is
 the file of a recipe and its changes, which train the variant of the chapter; ``quiz`` has its questions.
 """
@@ -276,7 +276,7 @@ MEASURES = {
 LEVER_MEASURES = {"kl", "changed", "largest_kl"}
 TEXT_MEASURES = {"table", "difference", "greedy"}
 LEVER_TEXT_MEASURES = {"effect"}
-_KEYS = ({"ask", "truth", "tolerance"}, {"ask", "truth", "options", "bounds"})
+_QUESTION_KEYS = ({"ask", "truth", "tolerance"}, {"ask", "truth", "options", "bounds"})
 
 
 class Measure(TypedDict, total=False):
@@ -328,7 +328,7 @@ def parse_measure(text: str, *, is_text: bool = False) -> Measure:
 
 def parse_question(entry: dict[str, Any]) -> Question:
     """A question of the front matter, checked."""
-    if set(entry) not in _KEYS:
+    if set(entry) not in _QUESTION_KEYS:
         raise ValueError(
             f"a question must have ask, truth and either tolerance or options and bounds, got {entry}"
         )

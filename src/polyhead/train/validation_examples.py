@@ -1,4 +1,4 @@
-"""Validation texts that are kept in a run as its examples."""
+"""Validation texts that are kept in a run: as its examples, and one with marks during training."""
 
 from __future__ import annotations
 

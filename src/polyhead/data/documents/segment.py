@@ -1,4 +1,7 @@
-"""Segments of a document: text with inline markup, its sentences, and the same markup in a translation."""
+"""Segments of a document: text with inline markup, its sentences, and the same markup in a translation.
+
+Sentences are those of the rules and abbreviations of a language.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Samples of language models: continuations of the validation text, and loss by position and token kind."""
+"""Samples of language models and embeddings: continuations, loss by position, and the nearest texts."""
 
 from __future__ import annotations
 
