@@ -110,6 +110,19 @@ def open_tool(get_service, open_page):
     return open_one
 
 
+@pytest.fixture
+def open_design(open_page, tmp_path):
+    """A function that explains a config and opens the page; it returns the run, the document and the page."""
+    from tests.browser.explain_pages import open_document
+    from tests.explain.explain_helpers import explain_design
+
+    def open_one(config, **options):
+        run, document = explain_design(config)
+        return run, document, open_document(open_page, document, tmp_path / "page.html", **options)
+
+    return open_one
+
+
 @contextmanager
 def watch_pages(browser, shared_page):
     """A function that opens a URL or a file, the first one without options in the shared page.

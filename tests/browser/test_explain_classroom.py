@@ -6,7 +6,7 @@ import xml.etree.ElementTree as ET
 import pytest
 from tests.browser import explain_pages as pages
 from tests.browser.conftest import DARK_DESKTOP, DESKTOP, PHONE, check_accessibility, mark_slow, show_on
-from tests.explain.explain_helpers import DESIGNS, TARGET, TEXT, explain_walk, make_run
+from tests.explain.explain_helpers import DESIGNS
 
 OTHER = {
     "lstm": {"kind": "decoder", "block": "lstm"},
@@ -24,18 +24,6 @@ READ_SIZE = """() => Math.min(...[...document.querySelectorAll("#stage *")]
     const svg = one.closest("svg"), size = parseFloat(getComputedStyle(one).fontSize);
     return size * (svg ? svg.getBoundingClientRect().width / svg.viewBox.baseVal.width : one.currentCSSZoom);
   }))"""  # noqa: E501
-
-
-@pytest.fixture
-def open_design(open_page, tmp_path):
-    """A function that opens the page of a design."""
-
-    def open_one(design, **options):
-        run = make_run(**CONFIGS[design])
-        document = explain_walk(run, TEXT, TARGET if run.kind == "encoder-decoder" else None)
-        return pages.open_document(open_page, document, tmp_path / "page.html", **options)
-
-    return open_one
 
 
 def read_stage(page):
@@ -56,7 +44,7 @@ def check_fit(page, stage):
 @pytest.mark.parametrize("design", mark_slow(CONFIGS, "GPT-2"))
 def test_arrow_keys_go_through_stages(design, open_design):
     """At most 12 stages of one card each, for one token, each in one window; Escape leaves."""
-    page = open_design(design)
+    _, _, page = open_design(CONFIGS[design])
     page.get_by_role("button", name="Class mode").click()
     tokens, seen = page.evaluate("explain.state.tokens"), []
     while not seen or read_stage(page) != seen[-1]:
@@ -81,7 +69,7 @@ def test_arrow_keys_go_through_stages(design, open_design):
 
 
 def test_address_has_stage_token_and_number(open_design):
-    page = open_design("GPT-2")
+    _, _, page = open_design(CONFIGS["GPT-2"])
     page.evaluate("explain.go({ tokens: [2], station: 'output' }); goStage(4)")
     page.locator(".staged .heat").focus()
     page.keyboard.press("ArrowRight")
@@ -104,7 +92,7 @@ def test_address_has_stage_token_and_number(open_design):
 
 def test_drawing_is_saved_as_svg_and_png(open_design, tmp_path, open_page):
     """The SVG has its own styles: without the page it has the same pixels."""
-    page = open_design("GPT-2")
+    _, _, page = open_design(CONFIGS["GPT-2"])
     pages.go_to_station(page, "stack.layers.0.attn")
     menu = page.locator("#card-scores .save")
     menu.locator("summary").click()

@@ -11,20 +11,7 @@ from tests.browser.conftest import (
     mark_slow,
     show_on,
 )
-from tests.explain.explain_helpers import DESIGNS, TARGET, TEXT, explain_walk, make_run, read_document
-
-
-@pytest.fixture
-def open_design(open_page, tmp_path):
-    """A function that opens the page of a design; it returns its run, document and page."""
-
-    def open_one(design, **options):
-        run = make_run(**DESIGNS[design][0] if isinstance(design, str) else design)
-        document = explain_walk(run, TEXT, TARGET if run.kind == "encoder-decoder" else None)
-        page = pages.open_document(open_page, document, tmp_path / "page.html", **options)
-        return run, document, page
-
-    return open_one
+from tests.explain.explain_helpers import DESIGNS, read_document
 
 
 def read_cell(page):
@@ -126,7 +113,7 @@ class Reference:
 @pytest.mark.parametrize("design", mark_slow(DESIGNS, "Llama"))
 def test_logit_leads_to_embedding(design, open_design):
     """The way from a logit is that of the largest terms, and ends at a number of the file."""
-    run, document, page = open_design(design)
+    run, document, page = open_design(DESIGNS[design][0])
     reference, lens = Reference(run, document), document["lens"]
     at = -1
     choose_logit(page, lens["positions"][at], lens["tokens"][at][0])
@@ -152,7 +139,7 @@ def test_logit_leads_to_embedding(design, open_design):
 @pytest.mark.slow
 @pytest.mark.parametrize("design", DESIGNS)
 def test_all_shared_logits_lead_to_file(design, open_design):
-    run, document, page = open_design(design)
+    run, document, page = open_design(DESIGNS[design][0])
     reference, lens = Reference(run, document), document["lens"]
     for position, tokens in list(zip(lens["positions"], lens["tokens"], strict=True))[::4]:
         for token in tokens:
@@ -186,7 +173,7 @@ def test_other_parts_are_passed_to_embedding(design, open_design):
 
 def test_way_by_keyboard_and_touch(open_design):
     """F goes to the first link, Enter follows it; a tap does too, in the sheet of a phone."""
-    _, document, page = open_design("GPT-2", has_touch=True)
+    _, document, page = open_design(DESIGNS["GPT-2"][0], has_touch=True)
     step = pages.find_step(document, "attention")
     pages.go_to_station(page, step["path"])
     page.locator("#card-softmax .heat").focus()

@@ -4,14 +4,11 @@ import re
 
 import pytest
 from tests.browser.conftest import PHONE, check_accessibility, mark_slow, wait_until
-from tests.browser.explain_pages import open_document, open_walk
+from tests.browser.explain_pages import open_walk
 from tests.explain.explain_helpers import (
     DESIGNS,
-    TARGET,
-    TEXT,
     ReferenceWalk,
-    explain_walk,
-    make_run,
+    explain_design,
     walk_model,
 )
 
@@ -37,22 +34,6 @@ READ_BLOCKS = """() => [...document.querySelectorAll("svg.glance .block")]
   .map((one) => [one.dataset.focus, Number(one.querySelector(".weight")?.getAttribute("width") ?? 0)])"""
 
 
-def explain_design(config, text=TEXT):
-    run = make_run(**config)
-    return run, explain_walk(run, text, TARGET if run.kind == "encoder-decoder" else None)
-
-
-@pytest.fixture
-def open_glance(open_page, tmp_path):
-    """A function that opens the page of a config; it returns its run, document and page."""
-
-    def open_one(config, text=TEXT, **options):
-        run, document = explain_design(config, text)
-        return run, document, open_document(open_page, document, tmp_path / "page.html", **options)
-
-    return open_one
-
-
 def read_table(page):
     """The table of the drawing as block -> numbers, as text."""
     page.locator("#stage details.numbers summary").click()
@@ -61,8 +42,8 @@ def read_table(page):
     return {row.locator("th").inner_text(): row.locator("td").all_inner_texts() for row in rows}
 
 
-def test_lengths_and_weights_match_model(open_glance):
-    run, document, page = open_glance(DESIGNS["GPT-2"][0])
+def test_lengths_and_weights_match_model(open_design):
+    run, document, page = open_design(DESIGNS["GPT-2"][0])
     walk = ReferenceWalk()
     walk_model(run, document, walk)
     token = page.evaluate("explain.state.tokens[0]")
@@ -81,8 +62,8 @@ def test_lengths_and_weights_match_model(open_glance):
     assert ratio == pytest.approx(n_weights / attention, rel=1e-3)
 
 
-def test_note_counts_shared_weights(open_glance):
-    run, _, page = open_glance(KINDS["translator"])
+def test_note_counts_shared_weights(open_design):
+    run, _, page = open_design(KINDS["translator"])
     uses = [p.numel() for _, p in run.model.named_parameters(remove_duplicate=False)]
     n = sum(p.numel() for p in run.model.parameters())
     note = page.locator(".glance-card .below .note").inner_text()
@@ -90,12 +71,12 @@ def test_note_counts_shared_weights(open_glance):
     assert sum(uses) > n
     assert re.findall(r"[\d.]+\u2009k", note) == numbers
     assert read_table(page)["the model, shared weights once"][0] == f"{n:,}"
-    _, _, page = open_glance(KINDS["translator"] | {"tie_embeddings": "none"})
+    _, _, page = open_design(KINDS["translator"] | {"tie_embeddings": "none"})
     assert page.locator(".glance-card .below .note").count() == 0
 
 
-def test_width_of_line_is_length_of_vector(open_glance):
-    run, document, page = open_glance(DESIGNS["GPT-2"][0])
+def test_width_of_line_is_length_of_vector(open_design):
+    run, document, page = open_design(DESIGNS["GPT-2"][0])
     walk = ReferenceWalk()
     walk_model(run, document, walk)
     lines = page.evaluate("""() => [...document.querySelectorAll("svg.glance .streams:not(.pale) .stream")]
@@ -110,8 +91,8 @@ def test_width_of_line_is_length_of_vector(open_glance):
 
 
 @pytest.mark.parametrize("head", [0, 2])
-def test_links_are_weights_of_chosen_token(head, open_glance):
-    run, document, page = open_glance(DESIGNS["GPT-2"][0])
+def test_links_are_weights_of_chosen_token(head, open_design):
+    run, document, page = open_design(DESIGNS["GPT-2"][0])
     walk = ReferenceWalk()
     walk_model(run, document, walk)
     page.evaluate("head => explain.go({ head, tokens: [6] })", head)
@@ -123,8 +104,8 @@ def test_links_are_weights_of_chosen_token(head, open_glance):
 
 
 @pytest.mark.parametrize("kind", mark_slow(KINDS, "translator", "deep", "classifier"))
-def test_every_kind_of_model_is_drawn(kind, open_glance):
-    _, document, page = open_glance(KINDS[kind])
+def test_every_kind_of_model_is_drawn(kind, open_design):
+    _, document, page = open_design(KINDS[kind])
     for width in (390, 1280):
         page.set_viewport_size({"width": width, "height": 800})
         page.wait_for_timeout(50)
@@ -145,8 +126,8 @@ def test_every_kind_of_model_is_drawn(kind, open_glance):
         )
 
 
-def test_blocks_open_their_stations(open_glance):
-    _, _, page = open_glance({})
+def test_blocks_open_their_stations(open_design):
+    _, _, page = open_design({})
     names = page.locator("svg.glance .block").evaluate_all("all => all.map((one) => one.dataset.focus)")
     assert "block-decoder.layers.1.cross" in names
     for name in (names[1], "block-decoder.layers.1.cross", "block-output"):
@@ -156,8 +137,8 @@ def test_blocks_open_their_stations(open_glance):
         assert page.locator(".block.last").get_attribute("data-focus") == name
 
 
-def test_keyboard_moves_among_blocks_and_tokens(open_glance):
-    _, _, page = open_glance(KINDS["deep"])
+def test_keyboard_moves_among_blocks_and_tokens(open_design):
+    _, _, page = open_design(KINDS["deep"])
     blocks = page.locator("svg.glance .block[tabindex='0']")
     blocks.focus()
     for key in ("Home", "ArrowUp", "ArrowUp", "ArrowUp"):
@@ -208,6 +189,6 @@ def test_text_is_read_once_and_again(open_page, tmp_path):
 
 
 @pytest.mark.parametrize("kind", mark_slow(KINDS, "deep translator"))
-def test_glance_is_accessible(kind, open_glance):
-    _, _, page = open_glance(KINDS[kind], screen=PHONE, reduced_motion="reduce")
+def test_glance_is_accessible(kind, open_design):
+    _, _, page = open_design(KINDS[kind], screen=PHONE, reduced_motion="reduce")
     check_accessibility(page)

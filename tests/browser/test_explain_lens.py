@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 from tests.browser.conftest import check_accessibility
-from tests.browser.explain_pages import go_to_station, open_document, read_data_values, read_numbers
-from tests.explain.explain_helpers import DESIGNS, TARGET, TEXT, explain_walk, make_run, read_document
+from tests.browser.explain_pages import go_to_station, read_data_values, read_numbers
+from tests.explain.explain_helpers import DESIGNS, read_document
 
 READ_ALPHA = """canvas => {
   const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
@@ -14,20 +14,8 @@ READ_ALPHA = """canvas => {
 }"""
 
 
-@pytest.fixture
-def open_design(open_page, tmp_path):
-    """A function that opens the page of a design; it returns its document and page."""
-
-    def open_one(design):
-        run = make_run(**DESIGNS[design][0])
-        document = explain_walk(run, TEXT, TARGET if run.kind == "encoder-decoder" else None)
-        return document, open_document(open_page, document, tmp_path / "page.html")
-
-    return open_one
-
-
 def test_guesses_and_shares_are_those_of_document(open_design):
-    document, page = open_design("Vaswani et al.")
+    _, document, page = open_design(DESIGNS["Vaswani et al."][0])
     lens = json.loads(json.dumps(document["lens"]))
     go_to_station(page, "lens")
     at = 3
@@ -58,7 +46,7 @@ def test_guesses_and_shares_are_those_of_document(open_design):
 
 
 def test_grid_has_weights_of_all_heads(open_design):
-    document, page = open_design("GPT-2")
+    _, document, page = open_design(DESIGNS["GPT-2"][0])
     go_to_station(page, "stack.layers.0.attn")
     weights = read_document(document)("stack.layers.1.attn.weights")
     alpha = page.locator("[data-focus='thumb-1-2'] canvas").evaluate(READ_ALPHA)

@@ -6,7 +6,7 @@ import sys
 import pytest
 from tests.browser import explain_pages as pages
 from tests.browser.conftest import mark_slow
-from tests.explain.explain_helpers import DESIGNS, LLAMA, PRE_NORM, TARGET, TEXT, explain_walk, make_run
+from tests.explain.explain_helpers import DESIGNS, LLAMA, PRE_NORM, explain_design
 
 CONFIGS = {design: config for design, (config, _) in DESIGNS.items()} | {
     "map, segment, cap": {
@@ -44,10 +44,9 @@ def open_saved(open_page, tmp_path, monkeypatch):
     """A function that saves a run of a config and opens its page; its directory becomes the current one."""
 
     def open_one(config):
-        run = make_run(**config)
+        run, document = explain_design(config)
         run.save(tmp_path / "run")
         monkeypatch.chdir(tmp_path / "run")
-        document = explain_walk(run, TEXT, TARGET if run.kind == "encoder-decoder" else None)
         return pages.open_document(open_page, document, tmp_path / "page.html")
 
     return open_one

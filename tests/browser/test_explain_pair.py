@@ -2,7 +2,7 @@
 
 import pytest
 from tests.browser.conftest import PHONE
-from tests.explain.explain_helpers import TARGET, TEXT, explain_walk, make_run
+from tests.explain.explain_helpers import TEXT, explain_design
 
 from polyhead.explain.walk_page import render_pair_page, render_walk_page
 from polyhead.viz.html_page import save_page
@@ -19,9 +19,7 @@ def open_pair(open_page, tmp_path):
     def open_one(designs, texts=(TEXT, TEXT), address="", **options):
         pages = []
         for design, text in zip(designs, texts, strict=True):
-            run = make_run(**design)
-            target = TARGET if run.kind == "encoder-decoder" else None
-            pages.append(render_walk_page(explain_walk(run, text, target)))
+            pages.append(render_walk_page(explain_design(design, text)[1]))
         path = save_page(tmp_path / "pair.html", render_pair_page(pages, ["a", "b"]))
         page = open_page(f"file://{path}{address}", **options)
         frames = page.frames[1:]

@@ -55,12 +55,17 @@ def explain_walk(run, text=TEXT, target=None, **options):
     return explain(run, text, target, has_lever_cases=False, **options)
 
 
-def explain_config(config, target=None, **options):
-    """The document of a config, and a reader of its arrays; a translator has TARGET."""
+def explain_design(config, text=TEXT, target=None, **options):
+    """The run of a config and the explanation of a text; a translator has TARGET."""
     run = make_run(**config)
     if run.kind == "encoder-decoder":
         target = target or TARGET
-    document = explain_walk(run, TEXT, target, **options)
+    return run, explain_walk(run, text, target, **options)
+
+
+def explain_config(config, target=None, **options):
+    """The document of a config, and a reader of its arrays."""
+    _, document = explain_design(config, target=target, **options)
     return document, read_document(document)
 
 

@@ -22,9 +22,7 @@ OTHERS = {
 
 
 def explain_lens(config):
-    run = helpers.make_run(**config)
-    target = helpers.TARGET if run.kind == "encoder-decoder" else None
-    document = helpers.explain_walk(run, helpers.TEXT, target)
+    run, document = helpers.explain_design(config)
     with torch.inference_mode():
         logits = run.model(*helpers.make_inputs(document))[0].double()
     return run, document, logits

@@ -1,7 +1,15 @@
 from pathlib import Path
 
 import pytest
-from tests.explain.explain_helpers import TARGET, TEXT, explain_config, explain_walk, list_steps, make_run
+from tests.explain.explain_helpers import (
+    TARGET,
+    TEXT,
+    explain_config,
+    explain_design,
+    explain_walk,
+    list_steps,
+    make_run,
+)
 
 import polyhead
 from polyhead.cost.flops import count_forward, count_token
@@ -73,8 +81,7 @@ def test_source_line_is_method_of_part(position, method):
     ids=str,
 )
 def test_flops_of_steps_add_up(config):
-    run = make_run(**config)
-    document = explain_walk(run, TEXT, TARGET if run.kind == "encoder-decoder" else None)
+    run, document = explain_design(config)
     lengths = [len(side["tokens"]) for side in document["sides"]]
     shape = BatchShape(1, lengths[-1], lengths[0] if len(lengths) > 1 else 0)
     total = sum(work.total for work in count_forward(run.config, shape))
@@ -128,8 +135,7 @@ def test_prefill_of_translator_is_source_and_first_token():
     ids=str,
 )
 def test_weights_of_steps_add_up_to_parameters(config):
-    run = make_run(**config)
-    document = explain_walk(run, TEXT, TARGET if run.kind == "encoder-decoder" else None)
+    run, document = explain_design(config)
     own = [step["cost"]["weight_bytes"] - step["cost"]["shared_bytes"] for step in document["walk"]]
     assert sum(own) == 4 * sum(p.numel() for p in run.model.parameters())
     assert min(own) >= 0

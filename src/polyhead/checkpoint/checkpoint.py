@@ -88,6 +88,14 @@ class Checkpoint(NamedTuple):
     extra: dict[str, Any]
 
 
+class SavedState(NamedTuple):
+    """The content of a checkpoint."""
+
+    step: int
+    tensors: Mapping[str, Mapping[str, Tensor]]  # by group (model, ema, optimizer_0, ...) and name
+    state: dict[str, Any]  # counters and descriptions, as JSON
+
+
 def save_checkpoint(
     root: Path | str,
     step: int,

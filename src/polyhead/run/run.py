@@ -8,7 +8,8 @@ from typing import Any, overload
 from torch import Tensor
 
 from polyhead.core.choice import Choice
-from polyhead.core.errors import UserError
+from polyhead.core.errors import UserError, format_value
+from polyhead.core.i18n import tr
 from polyhead.core.registry import SPECULATIVE
 from polyhead.core.strict_kwargs import strict_methods
 from polyhead.data.readers.labeled import LabeledExample
@@ -71,7 +72,7 @@ from polyhead.introspect.compute_attention import (
 )
 from polyhead.introspect.word_alignment import AlignedPair
 from polyhead.run.parts import RunParts
-from polyhead.run.translate_document import align_outputs, translate_document
+from polyhead.run.translate_document import align_outputs, open_document, render_translations
 from polyhead.tokenizers.input_validation import (
     normalize_stop_strings,
     validate_list,
@@ -246,7 +247,25 @@ class Run(RunParts):
         """
         self._require_kind("encoder-decoder")
         validate_text("text", text)
-        return translate_document(self, text, format, refusals, changes)
+        for name in ("prefix", "n_best"):
+            if changes.get(name) is not None:
+                raise UserError(
+                    f"{name} is {format_value(changes[name])}: it is for lists of texts, not documents"
+                )
+        languages = changes.get("source_lang"), changes.get("target_lang")
+        document, refusals = (
+            open_document(self, text, format, *languages),
+            {} if refusals is None else refusals,
+        )
+        sentences, template = list(document.sentences), with_languages(self.tokenizer, *languages)
+        limit = self.config.max_len - len(template.encoder_input(()))
+        for i, ids in enumerate([] if changes.get("truncate") else self.tokenizer.encode(sentences)):
+            if len(ids) > limit:
+                message = "{count:,} tokens, the model's maximum is {most:,}"
+                refusals[i], sentences[i] = tr(message, count=len(ids), most=limit), ""
+        rows = self.hypotheses(sentences, n_best=1, refusals=refusals, **changes)
+        tokens = [best[0].tokens if best and i not in refusals else [] for i, best in enumerate(rows)]
+        return render_translations(self, document, tokens, languages)
 
     def align_pairs(
         self,

@@ -3,48 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
 
 from polyhead.config.recipe import has_guided_head
-from polyhead.core.errors import UserError, format_value
-from polyhead.core.i18n import tr
+from polyhead.core.errors import UserError
 from polyhead.data.documents.document import Document
 from polyhead.generation.detokenizer import decode_complete_chars
 from polyhead.introspect.word_alignment import AlignedPair, align_pairs
+from polyhead.run.parts import RunParts
 from polyhead.tokenizers.input_validation import has_lone_surrogate
 from polyhead.tokenizers.languages import default_languages, with_languages
-
-if TYPE_CHECKING:
-    from polyhead.run.run import Run
 
 Languages = tuple[str | None, str | None]
 """Source and target; None: those of the run."""
 
 
-def translate_document(
-    run: Run, text: str, format: str, refusals: dict[int, str] | None, changes: dict[str, Any]
-) -> str:
-    """Translate a document: see ``Run.translate_document``."""
-    for name in ("prefix", "n_best"):
-        if changes.get(name) is not None:
-            raise UserError(
-                f"{name} is {format_value(changes[name])}: it is for lists of texts, not documents"
-            )
-    languages = changes.get("source_lang"), changes.get("target_lang")
-    document, refusals = open_document(run, text, format, *languages), {} if refusals is None else refusals
-    sentences, template = list(document.sentences), with_languages(run.tokenizer, *languages)
-    limit = run.config.max_len - len(template.encoder_input(()))
-    for i, ids in enumerate([] if changes.get("truncate") else run.tokenizer.encode(sentences)):
-        if len(ids) > limit:
-            message = "{count:,} tokens, the model's maximum is {most:,}"
-            refusals[i], sentences[i] = tr(message, count=len(ids), most=limit), ""
-    rows = run.hypotheses(sentences, n_best=1, refusals=refusals, **changes)
-    tokens = [best[0].tokens if best and i not in refusals else [] for i, best in enumerate(rows)]
-    return render_translations(run, document, tokens, languages)
-
-
 def open_document(
-    run: Run, text: str, format: str, source_lang: str | None, target_lang: str | None
+    run: RunParts, text: str, format: str, source_lang: str | None, target_lang: str | None
 ) -> Document:
     """Read a document in the languages of a run; a UserError if it is not of its format."""
     if has_lone_surrogate(text):
@@ -55,7 +29,7 @@ def open_document(
 
 
 def render_translations(
-    run: Run, document: Document, tokens: Sequence[Sequence[int]], languages: Languages
+    run: RunParts, document: Document, tokens: Sequence[Sequence[int]], languages: Languages
 ) -> str:
     """The document with the tokens of its translated sentences, whose words the first model aligns."""
     outputs = decode_complete_chars(run.tokenizer.target_tokenizer, list(map(list, tokens)))
@@ -69,7 +43,7 @@ def render_translations(
 
 
 def align_outputs(
-    run: Run,
+    run: RunParts,
     sources: Sequence[str],
     targets: Sequence[Sequence[int]],
     languages: Languages,

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from polyhead.checkpoint import checkpoint
+from polyhead.checkpoint.checkpoint import SavedState
 from polyhead.checkpoint.optimizer_state_io import flatten_optimizer, unflatten_optimizer
 from polyhead.checkpoint.safetensors_io import check_tensors, describe_tensors
 from polyhead.checkpoint.weight_selection import WeightSelection
@@ -30,14 +31,6 @@ from polyhead.train.progress import Progress
 from polyhead.train.schedule import Schedule
 from polyhead.train.signals import interrupt_on_signal
 from polyhead.train.trainable_parameters import prepare_trainable, scale_rates, select_factors
-
-
-class SavedState(NamedTuple):
-    """The content of a checkpoint."""
-
-    step: int
-    tensors: Mapping[str, Mapping[str, Tensor]]  # by group (model, ema, optimizer_0, ...) and name
-    state: dict[str, Any]  # counters and descriptions, as JSON
 
 
 class StateLayout(Protocol):

@@ -28,7 +28,7 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.distributed.fsdp import fully_shard
 
 from polyhead import load
-from polyhead.checkpoint.checkpoint import open_lazy_checkpoint, read_checkpoint
+from polyhead.checkpoint.checkpoint import SavedState, open_lazy_checkpoint, read_checkpoint
 from polyhead.config.recipe import TrainConfig
 from polyhead.core.atomic_io import HashingWriter
 from polyhead.core.errors import UserError
@@ -39,7 +39,7 @@ from polyhead.train.distributed.process_group import SINGLE_PROCESS
 from polyhead.train.distributed.rank_sync import share_checkpoint
 from polyhead.train.distributed.sharded_checkpoint import _PartsWriter, check_shared_directory, save_sharded
 from polyhead.train.run_training import run_training
-from polyhead.train.train_state import SavedState, TrainState
+from polyhead.train.train_state import TrainState
 
 pytestmark = pytest.mark.usefixtures("no_report")
 MIXED_DTYPES = ("bfloat16", "float64", "int8")

@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 from torch.distributed.checkpoint.planner import SavePlan
 
-from polyhead.checkpoint.checkpoint import SPARE_BYTES, CheckpointDraft, encode_state
+from polyhead.checkpoint.checkpoint import SPARE_BYTES, CheckpointDraft, SavedState, encode_state
 from polyhead.checkpoint.manifest import FileEntry, hash_file
 from polyhead.checkpoint.safetensors_io import (
     TensorSpec,
@@ -35,7 +35,6 @@ from polyhead.core.errors import UserError
 from polyhead.train.distributed.local_tensor import full_tensor
 from polyhead.train.distributed.process_group import ProcessGroup
 from polyhead.train.distributed.stage_state import StageTensors
-from polyhead.train.train_state import SavedState
 
 # written by rank 0 before the others ask whether it is alive: less than any disk writes within train.timeout
 SYNC_BYTES = 64 * 2**20
