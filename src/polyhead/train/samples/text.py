@@ -7,7 +7,7 @@ from typing import Any
 
 from polyhead.data.batching.packing import split_documents
 from polyhead.data.batching.token_windows import TokenWindows, collate_windows
-from polyhead.data.readers.preferences import TextAnswer
+from polyhead.data.readers.conversations import TextAnswer
 from polyhead.introspect.attention_map import AttentionMap
 from polyhead.models import CausalLM
 from polyhead.nn.device import to_model_device
