@@ -5,8 +5,7 @@ from tests.generation.table_helpers import plain_beam_search
 
 from polyhead import Choice, ModelConfig, build
 from polyhead.cache.block_manager import OutOfBlocksError
-from polyhead.cache.composite import CompositeCache
-from polyhead.cache.factory import make_cache
+from polyhead.cache.factory import CompositeCache, make_cache
 from polyhead.core.registry import CACHE
 from polyhead.generation.decoding.beam_search import beam_search
 from polyhead.kernels.pack_model import pack_model

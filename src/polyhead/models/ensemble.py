@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from polyhead.cache.composite import CompositeCache
+from polyhead.cache.factory import CompositeCache
 from polyhead.nn.cache import Cache, CacheShape
 from polyhead.nn.kv import EncoderMemory
 from polyhead.nn.positions import AnyPositions

@@ -15,9 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyhead.cache.composite import CompositeCache
 from polyhead.cache.contiguous import DynamicCache, StaticCache
-from polyhead.cache.factory import make_cache
+from polyhead.cache.factory import CompositeCache, make_cache
 from polyhead.cache.h2o import H2OCache
 from polyhead.cache.low_rank import LowRankCache
 from polyhead.cache.paged import PagedCache
