@@ -8,6 +8,8 @@ from typing import Any
 from polyhead.data.batching.packing import split_documents
 from polyhead.data.batching.token_windows import TokenWindows, collate_windows
 from polyhead.data.readers.conversations import TextAnswer
+from polyhead.data.readers.parallel_corpus import read_pairs
+from polyhead.evaluate.metrics import SHORT_TEXT_METRIC, score_translations
 from polyhead.introspect.attention_map import AttentionMap
 from polyhead.models import CausalLM
 from polyhead.nn.device import to_model_device
@@ -15,12 +17,14 @@ from polyhead.nn.loss import IGNORE_INDEX
 from polyhead.run.run import Run
 from polyhead.run.search_texts import search_texts
 from polyhead.train.samples.base import (
+    collect_attention,
     collect_self_attention,
     decode_readable,
     group_mean,
     is_short,
     label_nlls,
     make_examples,
+    shorten_text,
     spread_evenly,
     take_samples,
     token_kinds,
@@ -30,7 +34,21 @@ from polyhead.train.tasks.common import causal_lm_features
 from polyhead.train.tasks.embedding import EmbeddingTask, open_split_pairs
 from polyhead.train.tasks.language import LanguageModelingTask
 from polyhead.train.tasks.preferences import PreferenceTask, open_split_preferences
-from polyhead.viz.samples import Breakdown, Samples, break_down, group_by_length, group_by_name
+from polyhead.train.tasks.translation import (
+    EVAL_PAIRS,
+    TranslationTask,
+    open_split_corpus,
+    translate_sources,
+    with_source_tags,
+)
+from polyhead.viz.samples import (
+    Breakdown,
+    Samples,
+    break_down,
+    group_by_length,
+    group_by_name,
+    spread_by_length,
+)
 
 _N_PROMPTS, _PROMPT_TOKENS, _OUTPUT_TOKENS = 6, 16, 40  # prompts; tokens of a prompt and of its continuation
 MAX_CONVERSATIONS = 64  # conversations that are searched for short enough ones
@@ -170,4 +188,48 @@ def embedding_samples(task: EmbeddingTask, run: Run) -> Samples:
         columns=("Text", "Nearest", "Belongs"),
         differences="none",
         examples=make_examples([pair.anchor for pair in examples], nearest, [p.positive for p in examples]),
+    )
+
+
+N_PAIRS = 32  # translated pairs
+
+
+@take_samples.register
+def translation_samples(task: TranslationTask, run: Run) -> Samples:
+    """Greedy translations of some of the first validation pairs, and scores and exact match by length."""
+    assert run.recipe is not None
+    corpora = open_split_corpus(run.recipe, "valid").parts
+    greedy = run.generation.model_copy(update={"beam_size": 1, "n_best": 1})
+    sources, references, outputs = list[str](), list[str](), list[str]()
+    for corpus in corpora:
+        all_sources, all_references, _ = read_pairs(corpus, EVAL_PAIRS)
+        model = with_source_tags(Run(run.model, run.tokenizer, greedy, run.recipe), corpus.source_tags)
+        rows = spread_by_length(all_sources, max(1, N_PAIRS // len(corpora)))
+        outputs += translate_sources(model, [all_sources[row] for row in rows], map)
+        sources += [all_sources[row] for row in rows]
+        references += [all_references[row] for row in rows]
+    lengths = [len(ids) for ids in run.tokenizer.encode(sources)]
+
+    def score(rows: list[int]) -> float:
+        texts = [outputs[row] for row in rows], [references[row] for row in rows]
+        return score_translations(SHORT_TEXT_METRIC, *texts).value
+
+    is_exact = [100 * (a == b) for a, b in zip(outputs, references, strict=True)]
+    groups, label = group_by_length(lengths), "length of the source in tokens"
+    # of the last corpus, whose tags the model has
+    pairs = list(zip(sources, outputs, strict=True))[-len(rows) :]
+    short_pairs = [(source, output) for source, output in pairs if is_short(run.tokenizer, source)]
+    maps = collect_attention(
+        model,
+        "cross",
+        *((s, shorten_text(run.tokenizer.target_tokenizer, o)) for s, o in reversed(short_pairs[-3:])),
+    )
+    return Samples(
+        description="Greedy translations of validation pairs, evenly spaced from short to long.",
+        examples=make_examples(sources, outputs, references),
+        breakdowns=[
+            break_down(SHORT_TEXT_METRIC.label, label, groups, score),
+            break_down("Exact match (%)", label, groups, group_mean(is_exact)),
+        ],
+        attention=maps,
     )
