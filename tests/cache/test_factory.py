@@ -9,7 +9,6 @@ from polyhead.cache.contiguous import StaticCache
 from polyhead.cache.factory import make_cache
 from polyhead.cache.paged import PagedCache
 from polyhead.cache.recurrent_state import StateCache
-from polyhead.core.choice import Choice
 from polyhead.core.errors import UserError
 from polyhead.core.registry import CACHE
 from polyhead.nn.cache import CacheShape
