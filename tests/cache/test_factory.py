@@ -88,7 +88,7 @@ def test_wrong_cache_kind_names_the_right_one():
 
 H2O = "expected a budget of at least"
 RANGE = "out of range: expected at least"
-WINDOW = "has a window of 6 and a sink of 1: set at least window=6, sink=1"
+WINDOW_MESSAGE = "has a window of 6 and a sink of 1: set at least window=6, sink=1"
 
 
 @pytest.mark.whole
@@ -115,8 +115,8 @@ WINDOW = "has a window of 6 and a sink of 1: set at least window=6, sink=1"
         (Choice("subgen", budget=4, recent=3, values="sampled"), {}, "1 slot, but values: sampled needs 2"),
         (Choice("subgen"), {"needs_distances": True}, r"for its position \(alibi, .*\): use cache 'h2o'"),
         (Choice("subgen"), {"windows": (Window(4), None)}, "for its window: use cache 'h2o'"),
-        (Choice("window", window=5, sink=1), {"windows": (None, Window(6, 1))}, WINDOW),
-        (Choice("window", window=9, sink=0), {"windows": (None, Window(6, 1))}, WINDOW),
+        (Choice("window", window=5, sink=1), {"windows": (None, Window(6, 1))}, WINDOW_MESSAGE),
+        (Choice("window", window=9, sink=0), {"windows": (None, Window(6, 1))}, WINDOW_MESSAGE),
         (Choice("window", window=0), {}, f"window of .*: 0 is {RANGE} 1"),
         (Choice("window", sink=-1), {}, f"sink of .*: -1 is {RANGE} 0"),
     ],

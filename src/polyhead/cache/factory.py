@@ -1,4 +1,4 @@
-"""Build the cache of a model."""
+"""Build the cache of a model, of several parts if its layers or models need different ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Read conversations from JSONL, one per line.
+"""Read conversations, and preferences between answers, from JSONL, one per line.
 
 Lines that cannot be used are counted, never dropped silently.
 """

@@ -1,4 +1,4 @@
-"""Samples of language models and embeddings: continuations, loss by position, and the nearest texts."""
+"""Samples of models that write or compare texts: outputs, scores by length, and the nearest texts."""
 
 from __future__ import annotations
 
