@@ -24,7 +24,7 @@ from polyhead.evaluate.perplexity import TokenLoss, token_losses
 from polyhead.nn.device import place_batch
 from polyhead.nn.loss import IGNORE_INDEX, Loss, cross_entropy
 from polyhead.train.distributed.process_group import MapFn
-from polyhead.train.loggers import MetricsRow
+from polyhead.train.loggers import MetricsRow, Reporter
 from polyhead.train.loop import train_model
 from polyhead.train.strategies.parallelize import parallelize
 from polyhead.train.tasks.common import seq2seq_features
@@ -372,22 +372,13 @@ def plot_loss_curves(label: str, runs: Mapping[str, Sequence[TrainingResult]]) -
 
 
 @dataclass
-class LossRecorder:
+class LossRecorder(Reporter):
     """Reporter that records the loss curve and prints nothing."""
 
     curve: list[tuple[float, float]] = field(default_factory=list)
 
     def log_train(self, row: MetricsRow) -> None:
         self.curve.append((float(row["step"]), float(row["loss"])))
-
-    def log_valid(self, row: MetricsRow) -> None:
-        pass
-
-    def info(self, line: str) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
 
 
 class GeneratedTask:

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from polyhead.cli.demo_run import DemoEvaluation
     from polyhead.config.recipe import Recipe
     from polyhead.run.run import Run
-    from polyhead.train.loggers import MetricsRow
 
 NUM_EXAMPLES = 5
 
@@ -66,7 +65,7 @@ def run(
     is_verbose = translate is None or not demo_run.is_finished(out)
     if is_verbose:
         print_introduction(console, recipe)
-    trained, outcome = demo_run.load_or_train(recipe, TrainingOnlyReporter())
+    trained, outcome = demo_run.load_or_train(recipe, demo_run.TrainingOnlyReporter())
     if outcome is not None and outcome.status == "interrupted":
         console.print(tr("The same command continues from there."))
         raise typer.Exit(EXIT_INTERRUPTED)
@@ -75,29 +74,6 @@ def run(
     if translate is not None:
         (translation,) = trained.translate([translate])
         print(escape_terminal(to_one_line(translation)))
-
-
-class TrainingOnlyReporter:
-    """Terminal reporter that is silent once training has finished; the demo prints the results itself."""
-
-    def __init__(self) -> None:
-        from polyhead.train.loggers import make_terminal_reporter
-
-        self.reporter, self.is_finished = make_terminal_reporter(), False
-
-    def log_train(self, row: MetricsRow) -> None:
-        self.reporter.log_train(row)
-        self.is_finished = row["step"] == row["steps"]
-
-    def log_valid(self, row: MetricsRow) -> None:
-        self.reporter.log_valid(row)
-
-    def info(self, line: str) -> None:
-        if not self.is_finished:
-            self.reporter.info(line)
-
-    def close(self) -> None:
-        self.reporter.close()
 
 
 def print_introduction(console: Console, recipe: Recipe) -> None:

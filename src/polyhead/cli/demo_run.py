@@ -27,7 +27,7 @@ from polyhead.run.recipe import load_recipe
 from polyhead.run.run import Run
 from polyhead.train.baselines import read_validation_losses
 from polyhead.train.lock import RunLock
-from polyhead.train.loggers import Reporter
+from polyhead.train.loggers import MetricsRow, Reporter, Reporters, make_terminal_reporter
 from polyhead.train.loop import Outcome
 from polyhead.train.run_training import run_training
 from polyhead.train.tasks.translation import open_split_corpus
@@ -150,6 +150,22 @@ def write_demo_corpus(recipe: Recipe) -> None:
     """Write the corpus that the recipe names."""
     data = recipe.data
     write_corpus(data.root, data.source_lang, data.target_lang, **CORPUS_SIZES)
+
+
+class TrainingOnlyReporter(Reporters):
+    """Terminal reporter that is silent once training has finished; the demo prints the results itself."""
+
+    def __init__(self) -> None:
+        super().__init__(make_terminal_reporter())
+        self.is_finished = False
+
+    def log_train(self, row: MetricsRow) -> None:
+        super().log_train(row)
+        self.is_finished = row["step"] == row["steps"]
+
+    def info(self, line: str) -> None:
+        if not self.is_finished:
+            super().info(line)
 
 
 def load_or_train(recipe: Recipe, report: Reporter | None = None) -> tuple[Run, Outcome | None]:

@@ -48,7 +48,7 @@ from polyhead.train.baselines import find_baselines
 from polyhead.train.distill import load_teachers, make_distillation_task, without_teacher
 from polyhead.train.init_from import load_init_from
 from polyhead.train.lock import RunLock
-from polyhead.train.loggers import MetricsRow, ProgressBar, Reporters, format_measures
+from polyhead.train.loggers import MetricsRow, ProgressBar, Reporter, Reporters, format_measures
 from polyhead.train.loop import Outcome, check_memory, total_steps, train_step
 from polyhead.train.run_training import run_training
 from polyhead.train.signals import die_with
@@ -66,7 +66,7 @@ def read_clock(path: Path) -> list[StepTime]:
     return [StepTime(*json.loads(line)) for line in lines]
 
 
-class TrainingClock:
+class TrainingClock(Reporter):
     """Reporter that writes the training time at every logged step.
 
     Evaluations come right after a logged step and are not counted.
@@ -318,7 +318,7 @@ def read_curve(directory: Path) -> list[list[float]]:
     ]
 
 
-class TrialReporter:
+class TrialReporter(Reporter):
     """Progress output of a trial: a bar on a terminal, else an indented line for each evaluation."""
 
     def __init__(self) -> None:

@@ -6,10 +6,11 @@ import json
 import math
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from polyhead.config.recipe import Recipe, TrainConfig
 from polyhead.core.atomic_io import replace_file
@@ -23,8 +24,8 @@ from polyhead.viz.run_record import COUNTERS, StepTime, format_seconds, interpol
 MetricsRow = Mapping[str, float]
 
 
-class Reporter(Protocol):
-    """Receives the metrics of logged steps and evaluations, and messages."""
+class Reporter:
+    """Receives the metrics of logged steps and evaluations, and messages; by default ignores them."""
 
     def log_train(self, row: MetricsRow) -> None: ...
     def log_valid(self, row: MetricsRow) -> None: ...
@@ -32,7 +33,7 @@ class Reporter(Protocol):
     def close(self) -> None: ...
 
 
-class Reporters:
+class Reporters(Reporter):
     """Forwards every call to several reporters."""
 
     def __init__(self, *reporters: Reporter) -> None:
@@ -61,7 +62,7 @@ class Reporters:
         self.close()
 
 
-class JsonlLogger:
+class JsonlLogger(Reporter):
     """Appends metrics to metrics.jsonl, one row per log or evaluation.
 
     On resume, rows after the checkpoint's step are dropped, as they will be logged again.
@@ -77,9 +78,6 @@ class JsonlLogger:
 
     def log_valid(self, row: MetricsRow) -> None:
         self._write_row({"split": "valid", **row})
-
-    def info(self, line: str) -> None:
-        pass
 
     def close(self) -> None:
         self.file.close()
@@ -100,7 +98,7 @@ def _to_json_number(value: Any) -> Any:
     return float(f"{value:.8g}") if math.isfinite(value) else None
 
 
-class TensorBoardLogger:
+class TensorBoardLogger(Reporter):
     """Logs metrics to TensorBoard (extra ``board``)."""
 
     def __init__(self, directory: Path, from_step: int = 0) -> None:
@@ -111,9 +109,6 @@ class TensorBoardLogger:
 
     def log_valid(self, row: MetricsRow) -> None:
         self._add_scalars("valid", row)
-
-    def info(self, line: str) -> None:
-        pass
 
     def close(self) -> None:
         self.writer.close()
@@ -132,7 +127,7 @@ def _import_summary_writer() -> Any:
     return SummaryWriter
 
 
-class TextLogger:
+class TextLogger(Reporter):
     """Text lines on stderr, for log files and pipes."""
 
     def log_train(self, row: MetricsRow) -> None:
@@ -153,11 +148,8 @@ class TextLogger:
     def info(self, line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
-    def close(self) -> None:
-        pass
 
-
-class ProgressBar:
+class ProgressBar(Reporter):
     """A progress bar at a terminal, with loss, speed and time left; evaluations are printed above it."""
 
     def __init__(self) -> None:
@@ -225,7 +217,7 @@ def _format_time_left(row: MetricsRow) -> str:
     return tr("{time} left", time=format_seconds((row["steps"] - row["step"]) * row["ms_per_step"] / 1e3))
 
 
-class EtaReporter:
+class EtaReporter(Reporters):
     """Adds the training time in seconds, without evaluations, to train rows; forwards to ``reporter``.
 
     On resume the count continues: ``previous_rows`` are the metrics of the ``n_done`` steps before.
@@ -238,7 +230,8 @@ class EtaReporter:
         n_done: int = 0,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.reporter, self.clock = reporter, clock
+        super().__init__(reporter)
+        self.clock = clock
         step_times = [
             StepTime(row["step"], row["seconds"])
             for row in previous_rows
@@ -248,7 +241,7 @@ class EtaReporter:
         self.last_time, self.has_started = clock(), False
 
     def info(self, line: str) -> None:
-        self.reporter.info(line)
+        super().info(line)
         if not self.has_started:  # the last message before step 1 starts the clock
             self.last_time = self.clock()
 
@@ -257,14 +250,11 @@ class EtaReporter:
         self.train_seconds = self.train_seconds + now - self.last_time
         self.last_time = now
         self.has_started = True
-        self.reporter.log_train({**row, "seconds": self.train_seconds})
+        super().log_train({**row, "seconds": self.train_seconds})
 
     def log_valid(self, row: MetricsRow) -> None:
         self.last_time += row["seconds"]
-        self.reporter.log_valid(row)
-
-    def close(self) -> None:
-        self.reporter.close()
+        super().log_valid(row)
 
 
 PROJECT = "polyhead"
@@ -291,35 +281,31 @@ def open_loggers(recipe: Recipe, from_step: int, info: Callable[[str], None]) ->
 
 def open_tracker(recipe: Recipe, is_resumed: bool, info: Callable[[str], None]) -> Tracker:
     """Open the tracker ``train.log``. ImportError if its library is missing, UserError if it cannot start."""
-    kinds: dict[str, Callable[[Recipe, str | None], Backend]] = {"wandb": WandB, "mlflow": MLflow}
-    kind = kinds[str(recipe.train.log)]
+    kind = {"wandb": WandB, "mlflow": MLflow}[str(recipe.train.log)]
     id_file = recipe.out / "tracker.json"
     ids = decode_json(id_file.read_bytes(), id_file) if is_resumed and id_file.is_file() else {}
     try:
-        backend = kind(recipe, ids.get(recipe.train.log))
+        tracker: Tracker = kind(recipe, ids.get(recipe.train.log))
     except ImportError:
         raise
     except Exception as error:  # of the library, such as no network or no account
         raise UserError(f"train.log={recipe.train.log} does not start: {error}") from error
     recipe.out.mkdir(parents=True, exist_ok=True)
-    replace_file(id_file, json.dumps(ids | {str(recipe.train.log): backend.id}).encode())
-    return Tracker(backend, info)
+    replace_file(id_file, json.dumps(ids | {str(recipe.train.log): tracker.id}).encode())
+    tracker.warn = info
+    return tracker
 
 
-class Backend(Protocol):
-    """A remote run that logs values by name and step."""
+class Tracker(Reporter, ABC):
+    """A remote run with metrics by split and name (``train/loss``); a failed request is reported once."""
 
     id: str
+    warn: Callable[[str], None]
 
+    @abstractmethod
     def log(self, values: Mapping[str, float], step: int) -> None: ...
+    @abstractmethod
     def end(self) -> None: ...
-
-
-class Tracker:
-    """Logs metrics by split and name (``train/loss``); a failed request is reported once and ignored."""
-
-    def __init__(self, backend: Backend, warn: Callable[[str], None]) -> None:
-        self.backend, self.warn = backend, warn
 
     def log_train(self, row: MetricsRow) -> None:
         self._send_row("train", row)
@@ -327,25 +313,22 @@ class Tracker:
     def log_valid(self, row: MetricsRow) -> None:
         self._send_row("valid", row)
 
-    def info(self, line: str) -> None:
-        pass
-
     def close(self) -> None:
-        self._try_or_warn(self.backend.end)
+        self._try_or_warn(self.end)
 
     def _send_row(self, split: str, row: MetricsRow) -> None:
         values = {f"{split}/{name}": value for name, value in row.items() if name not in ("step", "steps")}
-        self._try_or_warn(lambda: self.backend.log(values, int(row["step"])))
+        self._try_or_warn(lambda: self.log(values, int(row["step"])))
 
     def _try_or_warn(self, work: Callable[[], None]) -> None:
         try:
             work()
         except Exception as error:  # a failing service must not end training
-            self.warn(f"warning: {type(self.backend).__name__} rejected the metrics: {error}")
+            self.warn(f"warning: {type(self).__name__} rejected the metrics: {error}")
             self.warn = lambda line: None
 
 
-class WandB:
+class WandB(Tracker):
     """Weights & Biases. ``step`` is a metric, as a resumed run repeats the steps after its checkpoint."""
 
     def __init__(self, recipe: Recipe, id: str | None) -> None:
@@ -369,7 +352,7 @@ class WandB:
         self.run.finish()
 
 
-class MLflow:
+class MLflow(Tracker):
     """MLflow: the recipe as parameters, the metrics as metrics."""
 
     def __init__(self, recipe: Recipe, id: str | None) -> None:

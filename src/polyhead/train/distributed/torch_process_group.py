@@ -43,7 +43,7 @@ class PeerLostError(RuntimeError):
     """Another rank has died or does not answer. Without a message if another process reports the reason."""
 
 
-class TorchProcessGroup:
+class TorchProcessGroup(ProcessGroup):
     """One of several processes. Each wait ends with an answer, or ``PeerLostError`` after ``timeout``
     seconds.
 
