@@ -23,9 +23,9 @@ from polyhead.data.batching.collate import PairBatch, make_dummy_pairs
 from polyhead.evaluate.perplexity import TokenLoss, token_losses
 from polyhead.nn.device import place_batch
 from polyhead.nn.loss import IGNORE_INDEX, Loss, cross_entropy
-from polyhead.train.distributed.process_group import MapFn
 from polyhead.train.loggers import MetricsRow, Reporter
 from polyhead.train.loop import train_model
+from polyhead.train.loss_module import MapFn
 from polyhead.train.strategies.parallelize import parallelize
 from polyhead.train.tasks.common import seq2seq_features
 from polyhead.train.train_state import TrainState

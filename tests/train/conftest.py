@@ -15,8 +15,9 @@ from polyhead.config.recipe import Recipe, TrainConfig
 from polyhead.core.errors import UserError
 from polyhead.nn.dropout import Dropout
 from polyhead.nn.loss import Loss
-from polyhead.train.distributed.process_group import SINGLE_PROCESS, MapFn
+from polyhead.train.distributed.process_group import SINGLE_PROCESS
 from polyhead.train.loop import train_model
+from polyhead.train.loss_module import MapFn
 from polyhead.train.report import RunReport
 from polyhead.train.strategies.parallelize import parallelize
 from polyhead.train.train_state import TrainState

@@ -30,9 +30,9 @@ from polyhead.models import (
     build,
 )
 from polyhead.nn.loss import IGNORE_INDEX, Loss, classification_loss, cross_entropy
-from polyhead.train.distributed.process_group import MapFn, limit_threads
+from polyhead.train.distributed.process_group import limit_threads
 from polyhead.train.loop import train_step
-from polyhead.train.loss_module import LossTask
+from polyhead.train.loss_module import LossTask, MapFn
 from polyhead.train.strategies.parallelize import parallelize
 from polyhead.train.train_state import TrainState
 

@@ -22,8 +22,8 @@ from polyhead.nn.state import named_state
 from polyhead.run.load import load
 from polyhead.run.run import Run
 from polyhead.tokenizers.tokenizer import Tokenizer
-from polyhead.train.distributed.process_group import MapFn
 from polyhead.train.init_from import reorder_class_weights
+from polyhead.train.loss_module import MapFn
 from polyhead.train.tasks.base import SupportsDistillation, Task, TaskLogits
 from polyhead.train.tasks.classification import LabeledTextTask
 

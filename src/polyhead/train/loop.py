@@ -23,9 +23,10 @@ from polyhead.evaluate.metrics import KNOWN_METRICS
 from polyhead.nn.device import host_batch
 from polyhead.nn.state import named_state, running_stats
 from polyhead.train.loggers import Reporter
+from polyhead.train.loss_module import TrainingTask
 from polyhead.train.prefetch import BatchPrefetcher
 from polyhead.train.progress import MetricSums, Progress
-from polyhead.train.strategies.base import Strategy, TrainingTask
+from polyhead.train.strategies.base import Strategy
 from polyhead.train.tasks.embedding import EmbeddingTask
 from polyhead.train.tasks.preferences import PreferenceTask
 from polyhead.train.train_state import TrainState, prune_checkpoints

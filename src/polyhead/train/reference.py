@@ -15,8 +15,8 @@ from polyhead.core.atomic_io import file_exists, read_regular_file
 from polyhead.core.errors import UserError
 from polyhead.core.output_paths import write_atomic
 from polyhead.run.run import Run
-from polyhead.train.distributed.process_group import MapFn
 from polyhead.train.init_from import load_init_from
+from polyhead.train.loss_module import MapFn
 from polyhead.train.tasks.preferences import PreferenceTask
 from polyhead.train.trainable_parameters import quantize_base
 

@@ -38,7 +38,7 @@ from polyhead.tokenizers.tokenizer import Tokenizer
 from polyhead.train.baselines import add_baselines, save_training_counts
 from polyhead.train.disk_space import check_disk_space
 from polyhead.train.distill import check_widths, load_teachers, make_distillation_task, without_teacher
-from polyhead.train.distributed.process_group import SINGLE_PROCESS, MapFn, ProcessGroup
+from polyhead.train.distributed.process_group import SINGLE_PROCESS, ProcessGroup
 from polyhead.train.distributed.rank_sync import (
     broadcast_checkpoint,
     broadcast_tokenizer,
@@ -64,6 +64,7 @@ from polyhead.train.loop import (
     total_steps,
     train_model,
 )
+from polyhead.train.loss_module import MapFn
 from polyhead.train.precision import (
     ResolvedPrecision,
     autocast,

@@ -1,14 +1,21 @@
-"""The shard of a DTensor that this rank holds, and the full tensor."""
+"""Tensors of which this rank holds a part: shards of DTensors, and those of the stages of a pipeline."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, TypeGuard
 
+import torch
+import torch.distributed as dist
 from torch import Tensor
+
+from polyhead.checkpoint.safetensors_io import DescribedTensors, TensorSpec
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
+
+    from polyhead.train.distributed.pipeline import PipelineModel
 
 
 def is_dtensor(tensor: Tensor) -> TypeGuard[DTensor]:
@@ -37,3 +44,35 @@ def shard_like(full: Tensor, tensor: Tensor) -> Tensor:
     mesh = tensor.device_mesh
     copies = type(tensor).from_local(full, mesh, [Replicate()] * mesh.ndim, run_check=False)
     return copies.redistribute(mesh, tensor.placements)
+
+
+class StageTensors(DescribedTensors):
+    """Tensors of all stages, each sent to the first stage when it is looked up.
+
+    All processes of the pipeline look up the same names in the same order. On those without the first stage
+    the result has a shape, but no values.
+    """
+
+    def __init__(
+        self,
+        specs: Mapping[str, TensorSpec],
+        owners: Mapping[str, int],
+        own_tensors: Mapping[str, Tensor],
+        pipeline: PipelineModel,
+    ) -> None:
+        self.specs, self.owners, self.pipeline = specs, owners, pipeline
+        self.own_tensors = {
+            name: tensor for name, tensor in own_tensors.items() if owners[name] == pipeline.rank
+        }
+
+    def __getitem__(self, name: str) -> Tensor:
+        (dtype, shape), owner, pipeline = self.specs[name], self.owners[name], self.pipeline
+        found = torch.empty(shape, dtype=dtype, device="meta")
+        if pipeline.rank == owner:
+            found = full_tensor(self.own_tensors[name].detach())
+            if owner:
+                dist.send(found.contiguous(), group=pipeline.group, group_dst=0)
+        elif pipeline.rank == 0:
+            found = torch.empty(shape, dtype=dtype, device=pipeline.device)
+            dist.recv(found, group=pipeline.group, group_src=owner)
+        return found

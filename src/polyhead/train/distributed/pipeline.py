@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property, partial
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar, cast
+from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -36,7 +36,7 @@ from polyhead.train.distributed.pipeline_stages import (
     pack,
     unpack,
 )
-from polyhead.train.loss_module import LossModule, LossTask
+from polyhead.train.loss_module import LossModule, LossTask, TrainingTask
 
 T = TypeVar("T")
 ScheduleName = Literal["gpipe", "1f1b", "interleaved", "zero_bubble", "zbv"]
@@ -60,15 +60,6 @@ SCHEDULES: dict[ScheduleName, PipelineSchedule] = {
 }
 
 
-class MicroBatchTask(LossTask, Protocol):
-    """What a pipeline needs of a task to cut a batch."""
-
-    def largest_batch(self) -> Any: ...
-    def shard(self, rows: Any, n: int) -> list[Any]: ...
-    def collate(self, rows: Any) -> Any: ...
-    def dummy_batch(self) -> Any: ...
-
-
 def assign_stages(schedule: ScheduleName, size: int) -> list[int]:
     """The rank of each stage: in turn, or for ``zbv`` down to the last rank and back."""
     if schedule == "zbv":
@@ -87,7 +78,7 @@ def count_micro_batches(minimum: int | None, n_batches: int, size: int, schedule
     return math.ceil(needed / step) * step
 
 
-def cut_micro_batches(task: MicroBatchTask, rows: Any, n: int) -> list[Any]:
+def cut_micro_batches(task: TrainingTask, rows: Any, n: int) -> list[Any]:
     """The rows of a batch as ``n`` micro-batches; where rows are fewer, the last ones have no tokens."""
     parts = task.shard(rows, n)
     return [task.collate(part) for part in parts] + [task.dummy_batch() for _ in range(n - len(parts))]

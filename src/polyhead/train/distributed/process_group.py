@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -17,11 +17,9 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from polyhead.config.config_sections import ParallelConfig
 from polyhead.train.distributed.mesh import MeshShape, RankPlace, resolve_mesh_shape
-from polyhead.train.loss_module import LossModule
+from polyhead.train.loss_module import LossModule, TrainingTask
 
 T = TypeVar("T")
-MapFn = Callable[[Callable[[Any], Any], Sequence[Any]], Iterable[Any]]
-"""``map``, or ``ProcessGroup.map`` or ``map_in_lockstep``, which distribute the items over ranks."""
 
 
 @contextmanager
@@ -33,12 +31,6 @@ def limit_threads(n_threads: int | None) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(old_threads)
-
-
-class Shardable(Protocol):
-    """A task, whose batches can be sharded."""
-
-    def shard(self, rows: Any, n: int) -> list[Any]: ...
 
 
 class ProcessGroup:
@@ -59,7 +51,7 @@ class ProcessGroup:
         """Arrange the ranks in a mesh; a UserError if their number does not fit."""
         resolve_mesh_shape(parallel, 1)
 
-    def shard(self, task: Shardable, rows: Any) -> list[Any]:
+    def shard(self, task: TrainingTask, rows: Any) -> list[Any]:
         """The shard of a batch for this rank, in a list; empty if there are fewer rows than shards."""
         return [rows]
 

@@ -32,9 +32,8 @@ from polyhead.checkpoint.safetensors_io import (
 )
 from polyhead.core.atomic_io import fsync_path
 from polyhead.core.errors import UserError
-from polyhead.train.distributed.local_tensor import full_tensor
+from polyhead.train.distributed.local_tensor import StageTensors, full_tensor
 from polyhead.train.distributed.process_group import ProcessGroup
-from polyhead.train.distributed.stage_state import StageTensors
 
 # written by rank 0 before the others ask whether it is alive: less than any disk writes within train.timeout
 SYNC_BYTES = 64 * 2**20

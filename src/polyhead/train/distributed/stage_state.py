@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from polyhead.checkpoint.optimizer_state_io import flatten_optimizer, unflatten_optimizer
-from polyhead.checkpoint.safetensors_io import DescribedTensors, TensorSpec, describe_tensors
+from polyhead.checkpoint.safetensors_io import describe_tensors
 from polyhead.nn.state import named_state
-from polyhead.train.distributed.local_tensor import full_tensor, shard_like
+from polyhead.train.distributed.local_tensor import StageTensors, shard_like
 from polyhead.train.distributed.pipeline import PipelineModel
 from polyhead.train.optim import list_parameters
 
@@ -38,38 +38,6 @@ class ModelLayout:
             OptimizerLayout(list_names(model, optimizer), optimizer.state_dict()["param_groups"])
             for optimizer in optimizers
         ]
-
-
-class StageTensors(DescribedTensors):
-    """Tensors of all stages, each sent to the first stage when it is looked up.
-
-    All processes of the pipeline look up the same names in the same order. On those without the first stage
-    the result has a shape, but no values.
-    """
-
-    def __init__(
-        self,
-        specs: Mapping[str, TensorSpec],
-        owners: Mapping[str, int],
-        own_tensors: Mapping[str, Tensor],
-        pipeline: PipelineModel,
-    ) -> None:
-        self.specs, self.owners, self.pipeline = specs, owners, pipeline
-        self.own_tensors = {
-            name: tensor for name, tensor in own_tensors.items() if owners[name] == pipeline.rank
-        }
-
-    def __getitem__(self, name: str) -> Tensor:
-        (dtype, shape), owner, pipeline = self.specs[name], self.owners[name], self.pipeline
-        found = torch.empty(shape, dtype=dtype, device="meta")
-        if pipeline.rank == owner:
-            found = full_tensor(self.own_tensors[name].detach())
-            if owner:
-                dist.send(found.contiguous(), group=pipeline.group, group_dst=0)
-        elif pipeline.rank == 0:
-            found = torch.empty(shape, dtype=dtype, device=pipeline.device)
-            dist.recv(found, group=pipeline.group, group_src=owner)
-        return found
 
 
 class StageState:

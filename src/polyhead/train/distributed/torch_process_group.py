@@ -27,10 +27,10 @@ from polyhead.train.distributed.kv_store import ANSWER_TIMEOUT, HEARTBEAT_INTERV
 from polyhead.train.distributed.launch import LAUNCHED_ENV, LISTENING_ENV, count_processes
 from polyhead.train.distributed.local_tensor import get_local, is_dtensor
 from polyhead.train.distributed.mesh import MeshShape, RankPlace, resolve_mesh_shape
-from polyhead.train.distributed.process_group import SINGLE_PROCESS, ProcessGroup, Shardable, limit_threads
+from polyhead.train.distributed.process_group import SINGLE_PROCESS, ProcessGroup, limit_threads
 from polyhead.train.distributed.replicate_model import replicate_weights
 from polyhead.train.distributed.sync_statistics import SyncStatistics
-from polyhead.train.loss_module import LossModule
+from polyhead.train.loss_module import LossModule, TrainingTask
 
 T = TypeVar("T")
 # seconds that ranks wait for all ranks to start: imports and machines differ more than steps (train.timeout)
@@ -93,7 +93,7 @@ class TorchProcessGroup(ProcessGroup):
             for group in list(dist.distributed_c10d._world.pg_map):
                 dist.distributed_c10d._set_pg_timeout(timedelta(seconds=self.timeout), group)
 
-    def shard(self, task: Shardable, rows: Any) -> list[Any]:
+    def shard(self, task: TrainingTask, rows: Any) -> list[Any]:
         return task.shard(rows, self.place.data_size)[self.place.data_rank :][:1]
 
     def all_reduce(self, *numbers: float) -> list[float]:

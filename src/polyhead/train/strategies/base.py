@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,31 +15,12 @@ from torch.nn.parallel import DistributedDataParallel
 from polyhead.config.recipe import TrainConfig
 from polyhead.kernels.training.adamw import AdamW
 from polyhead.train.distributed.context_parallel import shard_batch
-from polyhead.train.distributed.process_group import MapFn, ProcessGroup
-from polyhead.train.loss_module import LossModule, LossTask
+from polyhead.train.distributed.process_group import ProcessGroup
+from polyhead.train.loss_module import LossModule, TrainingTask
 from polyhead.train.optim import list_parameters
 from polyhead.train.precision import autocast
 from polyhead.train.train_state import TrainState
 from polyhead.train.update import PendingMetrics, StepMetrics, can_defer_metrics, queue_update, update_weights
-
-
-class TrainingTask(LossTask, Protocol):
-    """Data, loss and evaluation of a training."""
-
-    labels: tuple[str, ...]  # classes of whole texts; if any, speed is counted in texts, not in tokens
-
-    def epoch_batches(self, epoch: int) -> Sequence[Any]: ...
-    def largest_batch(self) -> Any: ...
-    def shard(self, rows: Any, n: int) -> list[Any]: ...
-    def collate(self, rows: Any) -> Any: ...
-
-    def dummy_batch(self) -> Any:
-        """A batch of one padding token without a label.
-
-        It changes no loss, gradient or statistic: a rank without rows runs it to join the collectives.
-        """
-
-    def evaluate(self, model: nn.Module, map_fn: MapFn = map) -> dict[str, float]: ...
 
 
 class Strategy:

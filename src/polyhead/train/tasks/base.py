@@ -15,9 +15,8 @@ from polyhead.evaluate.baselines import Baselines, TrainingCounts
 from polyhead.run.run import Run
 from polyhead.tokenizers.tokenizer import Tokenizer
 from polyhead.tokenizers.unknown_tokens import UnknownTokens
-from polyhead.train.distributed.process_group import MapFn
 from polyhead.train.loggers import Reporter
-from polyhead.train.strategies.base import TrainingTask
+from polyhead.train.loss_module import MapFn, TrainingTask
 
 
 class TaskLogits(NamedTuple):

@@ -23,8 +23,8 @@ from polyhead.evaluate.perplexity import TokenLoss
 from polyhead.nn.loss import Loss
 from polyhead.run.run import Run
 from polyhead.tokenizers.tokenizer import Tokenizer
-from polyhead.train.distributed.process_group import MapFn
 from polyhead.train.loggers import Reporter
+from polyhead.train.loss_module import MapFn
 from polyhead.train.tasks.base import report_split, warn_if_few_used, warn_learned_texts
 from polyhead.train.tasks.common import (
     causal_lm_logits,

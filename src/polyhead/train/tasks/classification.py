@@ -35,8 +35,8 @@ from polyhead.nn.loss import IGNORE_INDEX, Loss
 from polyhead.nn.packed_rows import token_rows
 from polyhead.run.run import Run
 from polyhead.tokenizers.tokenizer import Tokenizer
-from polyhead.train.distributed.process_group import MapFn
 from polyhead.train.loggers import Reporter
+from polyhead.train.loss_module import MapFn
 from polyhead.train.tasks.base import TaskLogits, report_split, warn_learned_texts
 from polyhead.train.tasks.store_task import RowTask
 

@@ -44,8 +44,8 @@ from polyhead.nn.loss import Loss, cross_entropy, labeled_rows, select_labels
 from polyhead.nn.positions import Positions
 from polyhead.run.run import Run
 from polyhead.tokenizers.tokenizer import Tokenizer
-from polyhead.train.distributed.process_group import MapFn
 from polyhead.train.loggers import Reporter
+from polyhead.train.loss_module import MapFn
 from polyhead.train.tasks.base import TaskLogits, report_split, warn_learned_texts
 from polyhead.train.tasks.corpora import list_shares, make_mixture, make_text_rules, name_losses
 from polyhead.train.tasks.store_task import StoreTask

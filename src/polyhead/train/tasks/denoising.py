@@ -34,8 +34,8 @@ from polyhead.nn.device import to_model_device
 from polyhead.nn.loss import Loss
 from polyhead.tokenizers.tokenizer import Tokenizer
 from polyhead.tokenizers.word_boundaries import find_word_boundaries
-from polyhead.train.distributed.process_group import MapFn
 from polyhead.train.loggers import Reporter
+from polyhead.train.loss_module import MapFn
 from polyhead.train.tasks.common import (
     SegmentTask,
     check_seq2seq_decoding,

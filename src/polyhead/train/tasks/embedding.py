@@ -36,8 +36,8 @@ from polyhead.nn.loss import Loss, contrastive_losses, score_order_loss
 from polyhead.nn.positions import plain_positions
 from polyhead.run.run import Run
 from polyhead.tokenizers.tokenizer import Tokenizer
-from polyhead.train.distributed.process_group import MapFn
 from polyhead.train.loggers import Reporter
+from polyhead.train.loss_module import MapFn
 from polyhead.train.tasks.base import report_split, warn_learned_texts
 from polyhead.train.tasks.store_task import RowTask
 

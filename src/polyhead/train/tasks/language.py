@@ -31,8 +31,8 @@ from polyhead.models import CausalLM
 from polyhead.nn.loss import Loss
 from polyhead.run.run import Run
 from polyhead.tokenizers.tokenizer import Tokenizer
-from polyhead.train.distributed.process_group import MapFn
 from polyhead.train.loggers import Reporter
+from polyhead.train.loss_module import MapFn
 from polyhead.train.tasks.common import (
     causal_lm_logits,
     causal_lm_loss,

@@ -33,8 +33,8 @@ from polyhead.nn.packed_rows import token_rows
 from polyhead.nn.positions import Positions
 from polyhead.tokenizers.tokenizer import Tokenizer
 from polyhead.tokenizers.word_boundaries import find_word_boundaries
-from polyhead.train.distributed.process_group import MapFn
 from polyhead.train.loggers import Reporter
+from polyhead.train.loss_module import MapFn
 from polyhead.train.tasks.base import TaskLogits
 from polyhead.train.tasks.common import (
     SegmentTask,

@@ -35,8 +35,8 @@ from polyhead.nn.loss import (
 )
 from polyhead.run.run import Run
 from polyhead.tokenizers.tokenizer import Tokenizer
-from polyhead.train.distributed.process_group import MapFn
 from polyhead.train.loggers import Reporter
+from polyhead.train.loss_module import MapFn
 from polyhead.train.tasks.base import report_split, warn_learned_texts
 from polyhead.train.tasks.chat import ChatTask
 from polyhead.train.tasks.common import causal_lm_features, check_causal_lm_decoding

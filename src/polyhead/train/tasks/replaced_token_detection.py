@@ -27,8 +27,8 @@ from polyhead.nn.packed_rows import token_rows
 from polyhead.nn.positions import Positions
 from polyhead.run.run import Run
 from polyhead.tokenizers.tokenizer import Tokenizer
-from polyhead.train.distributed.process_group import MapFn
 from polyhead.train.loggers import Reporter
+from polyhead.train.loss_module import MapFn
 from polyhead.train.tasks.common import iter_training_texts
 from polyhead.train.tasks.masked import (
     EVAL_KEY,

@@ -12,7 +12,7 @@ from polyhead.config.recipe import TrainConfig
 from polyhead.data.batching.length_bucketing import LengthBucketSampler, shard_rows
 from polyhead.data.stores.build_cache import IdArray, IdStore
 from polyhead.run.run import Run
-from polyhead.train.distributed.process_group import MapFn
+from polyhead.train.loss_module import MapFn
 
 Store = TypeVar("Store", bound=IdStore)
 

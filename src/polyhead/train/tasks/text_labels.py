@@ -56,8 +56,8 @@ from polyhead.nn.loss import (
 )
 from polyhead.run.run import Run
 from polyhead.tokenizers.tokenizer import Tokenizer
-from polyhead.train.distributed.process_group import MapFn
 from polyhead.train.loggers import Reporter
+from polyhead.train.loss_module import MapFn
 from polyhead.train.tasks.classification import (
     ClassificationBatch,
     LabeledTask,

@@ -58,8 +58,8 @@ from polyhead.run.run import Run
 from polyhead.tokenizers.languages import with_languages
 from polyhead.tokenizers.token_split import TokenSplitter
 from polyhead.tokenizers.tokenizer import Tokenizer
-from polyhead.train.distributed.process_group import MapFn
 from polyhead.train.loggers import Reporter
+from polyhead.train.loss_module import MapFn
 from polyhead.train.tasks.base import report_split, warn_if_few_used, warn_learned_texts
 from polyhead.train.tasks.common import (
     check_seq2seq_decoding,
