@@ -16,6 +16,7 @@ from polyhead.core.errors import UserError
 from polyhead.nn.dropout import Dropout
 from polyhead.nn.loss import Loss
 from polyhead.train.distributed.process_group import SINGLE_PROCESS
+from polyhead.train.loggers import Reporter
 from polyhead.train.loop import train_model
 from polyhead.train.loss_module import MapFn
 from polyhead.train.report import RunReport
@@ -26,7 +27,7 @@ torch.set_num_threads(1)
 CLOCK_KEYS = {"tokens_per_s", "texts_per_s", "ms_per_step", "seconds"}
 
 
-class Notes:
+class Notes(Reporter):
     def __init__(self) -> None:
         self.rows: list[dict[str, float]] = []
         self.lines: list[str] = []
@@ -39,9 +40,6 @@ class Notes:
 
     def info(self, line: str) -> None:
         self.lines.append(line)
-
-    def close(self) -> None:
-        pass
 
     def series(self, name: str, split: str = "train") -> list[float]:
         return [row[name] for row in self.rows if row["split"] == split]

@@ -36,14 +36,12 @@ from polyhead.train.distill import (
     check_widths,
     load_teachers,
     make_distillation_task,
-    without_teacher,
 )
 from polyhead.train.loggers import Reporters
 from polyhead.train.loop import updates_of_epochs
 from polyhead.train.loss_module import LossTask
 from polyhead.train.tasks.base import HasClasses, Task, TaskFactory
 from polyhead.train.tasks.common import count_causal_lm_labels
-from polyhead.train.tasks.corpora import MixesCorpora
 from polyhead.train.tasks.preferences import PreferenceBatch
 
 
@@ -186,10 +184,9 @@ def open_data_sample(recipe: Recipe, origin: Run | None, folder: Path) -> DataSa
             "a sample does not give the vocabulary of the whole text: that of "
             f"{recipe.distill.teacher[tokens.teacher_index]} is assumed"
         )
-    if isinstance(inner := without_teacher(task), MixesCorpora):
-        for row in inner.shares:
-            row = row._replace(texts=round(row.texts / share), used=round(row.used / share))
-            notes.append(tr("corpus {name}: {share}", name=row.name, share=row.describe()))
+    for row in task.shares:
+        row = row._replace(texts=round(row.texts / share), used=round(row.used / share))
+        notes.append(tr("corpus {name}: {share}", name=row.name, share=row.describe()))
     last = 0.5  # mean fill of the last batch of an epoch
     batches = (len(task.epoch_batches(0)) - last) / share + last
     is_table = recipe.data.format in ("tsv", "jsonl")

@@ -63,7 +63,7 @@ class DistillationTask:
         self.identity, self.title = task.identity, task.title
         self.labels, self.usage, self.stores = task.labels, task.usage, task.stores
         self.epoch_batches, self.largest_batch = task.epoch_batches, task.largest_batch
-        self.shard, self.evaluate = task.shard, task.evaluate
+        self.shard, self.evaluate, self.shares = task.shard, task.evaluate, task.shares
         self.count_training_tokens = task.count_training_tokens
         self.compute_baselines = task.compute_baselines
         for teacher in teachers:

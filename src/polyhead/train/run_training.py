@@ -83,7 +83,7 @@ from polyhead.train.strategies.base import Strategy
 from polyhead.train.strategies.parallelize import check_parallel, parallelize
 from polyhead.train.tasks.base import Task, TaskFactory
 from polyhead.train.tasks.classification import LabeledTextTask
-from polyhead.train.tasks.corpora import MixesCorpora, corpus_facts, format_shares
+from polyhead.train.tasks.corpora import corpus_facts, format_shares
 from polyhead.train.tasks.preferences import PreferenceTask
 from polyhead.train.train_state import TrainState, load_final_weights
 from polyhead.train.trainable_parameters import parameter_summary, quantize_base
@@ -375,7 +375,7 @@ def _open_task(
     """
     factory: TaskFactory = TASK.get(recipe.task.name)
     task = factory.open(recipe, tokenizer, report)
-    for line in format_shares(task.shares) if isinstance(task, MixesCorpora) else ():
+    for line in format_shares(task.shares):
         report.info(line)
     config = recipe.model.with_vocabulary(
         max(min_vocab_size, tokenizer.target_tokenizer.vocab_size, tokenizer.target_tokenizer.max_id + 1),
@@ -477,7 +477,7 @@ def _collect_facts(run: Run, task: Task, origin: str, map_fn: MapFn) -> dict[str
     facts = {"weights": origin, "valid loss": f"{metrics['loss']:.4f}"}
     if "ppl" in metrics:
         facts["valid perplexity"] = f"{metrics['ppl']:.3f}"
-    return facts | corpus_facts(without_teacher(task), metrics)
+    return facts | corpus_facts(task.shares, metrics)
 
 
 def format_model_card(title: str, usage: str, facts: dict[str, str]) -> str:

@@ -69,8 +69,7 @@ class ComparedClassification:
         """The validation batch of the median length."""
         lengths = task.valid.lengths
         batches = sorted(task.plan_eval("valid"), key=lambda rows: int(lengths[rows].max()))
-        inputs, labels = task.valid.collate(batches[len(batches) // 2], task.tokenizer.pad_id)
-        return make_class_batch(ClassificationBatch(inputs, labels))
+        return make_class_batch(task.make_batch("valid", batches[len(batches) // 2]))
 
     make_batch = staticmethod(make_class_batch)
 

@@ -22,7 +22,7 @@ from polyhead.train.samples.base import (
     spread_evenly,
     take_samples,
 )
-from polyhead.train.tasks.classification import ClassificationBatch, LabeledTextTask, open_split_labeled
+from polyhead.train.tasks.classification import LabeledTextTask, open_split_labeled
 from polyhead.viz.samples import (
     LONGEST_GROUP_NAME,
     Breakdown,
@@ -179,6 +179,6 @@ def _compute_outputs(
     """The outputs for validation texts, ``activate`` of their logits: (N, L)."""
     outputs, lengths = np.zeros((len(rows), len(task.labels))), task.valid.lengths[rows]
     for indices in LengthBucketSampler(lengths, lengths, task.config.max_tokens, 0).epoch_batches():
-        batch = ClassificationBatch(*task.valid.collate(rows[indices], run.tokenizer.pad_id))
+        batch = task.make_batch("valid", rows[indices])
         outputs[indices] = activate(task.compute_logits(run.model, batch).logits).cpu().numpy()
     return outputs

@@ -98,7 +98,7 @@ def chat_samples(task: ChatTask, run: Run) -> Samples:
             prompt = "\n".join(message.content for message in question)
             examples += make_examples([prompt], [output], [answer])
     row_ids = spread_evenly(len(task.valid), LOSS_ROWS)
-    rows = [task.valid.collate(row_id, task.pad_id) for row_id in row_ids[:, None]]
+    rows = [task.make_batch("valid", row_id) for row_id in row_ids[:, None]]
     return Samples(
         description="The model's answers, sampled with one seed, compared with those of the validation "
         "conversations.",

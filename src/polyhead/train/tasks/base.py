@@ -17,6 +17,7 @@ from polyhead.tokenizers.tokenizer import Tokenizer
 from polyhead.tokenizers.unknown_tokens import UnknownTokens
 from polyhead.train.loggers import Reporter
 from polyhead.train.loss_module import MapFn, TrainingTask
+from polyhead.train.tasks.corpora import CorpusShare
 
 
 class TaskLogits(NamedTuple):
@@ -95,6 +96,7 @@ class Task(TrainingTask, Protocol):
     usage: str  # example command that uses the run
     labels: tuple[str, ...]  # classes, for a classification task
     stores: Mapping[str, Any]  # the tokens of each split
+    shares: Sequence[CorpusShare]  # of each of several training corpora
 
     def evaluate(self, model: nn.Module, map_fn: MapFn = map, split: str = "valid") -> dict[str, float]:
         """Metrics of a model on a split, the loss first; ``map_fn`` shares the batches over ranks."""

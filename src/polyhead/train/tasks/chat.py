@@ -102,9 +102,8 @@ class ChatTask(RowTask[ConversationStore]):
         report.info(task.make_sampler(task.train).describe())
         return task
 
-    def collate(self, rows: IdArray) -> TokenWindows:
-        """Batch of some training conversations."""
-        return self.train.collate(rows, self.pad_id)
+    def make_batch(self, split: str, rows: IdArray) -> TokenWindows:
+        return self.stores[split].collate(rows, self.pad_id)
 
     def loss(self, model: nn.Module, batch: TokenWindows) -> Loss:
         """Cross-entropy, as a sum over labels."""
@@ -114,7 +113,7 @@ class ChatTask(RowTask[ConversationStore]):
         """Loss without smoothing and perplexity of the assistant tokens of a text."""
 
         def measure_batch(rows: IdArray) -> TokenLoss:
-            return causal_lm_token_loss(model, self.stores[split].collate(rows, self.pad_id))
+            return causal_lm_token_loss(model, self.make_batch(split, rows))
 
         metrics = measure_token_loss(
             measure_batch, [self.plan_eval(split)], map_fn, self.stores[split].report
@@ -129,10 +128,6 @@ class ChatTask(RowTask[ConversationStore]):
         """Baselines from token frequencies."""
         labels = count_answer_tokens(self.stores[split], counts.vocab_size)
         return unigram_baselines(counts.token_counts(), labels)
-
-    def eval_batches(self, split: str) -> Iterator[tuple[IdArray, TokenWindows]]:
-        """Numbers and batch of the conversations, of every batch for evaluation."""
-        return ((rows, self.stores[split].collate(rows, self.pad_id)) for rows in self.plan_eval(split))
 
 
 def count_answer_tokens(store: ConversationStore, vocab_size: int) -> IdArray:

@@ -86,8 +86,11 @@ class LabeledTextTask(RowTask[LabeledStore]):
 
     def collate(self, rows: np.ndarray) -> ClassificationBatch:
         """Padded batch of some training texts, with token dropout."""
-        inputs, labels = self.train.collate(rows, self.tokenizer.pad_id)
+        inputs, labels = self.make_batch("train", rows)
         return ClassificationBatch(inputs._replace(tokens=self._drop_tokens(inputs.tokens)), labels)
+
+    def make_batch(self, split: str, rows: IdArray) -> ClassificationBatch:
+        return ClassificationBatch(*self.stores[split].collate(rows, self.tokenizer.pad_id))
 
     def dummy_batch(self) -> ClassificationBatch:
         """A batch without tokens and labels."""
@@ -123,7 +126,7 @@ class LabeledTextTask(RowTask[LabeledStore]):
 
         @torch.no_grad()
         def compute_batch(rows: IdArray) -> tuple[list[list[float]], list[int]]:
-            texts, labels = to_model_device(model, self.valid.collate(rows, self.tokenizer.pad_id))
+            texts, labels = to_model_device(model, self.make_batch("valid", rows))
             return class_logits(model, texts).double().tolist(), labels.tolist()
 
         logits, labels = zip(*map_fn(compute_batch, self.plan_eval("valid")), strict=True)
@@ -143,7 +146,7 @@ class LabeledTextTask(RowTask[LabeledStore]):
 
         @torch.no_grad()
         def classify_batch(rows: np.ndarray) -> tuple[float, list[list[float]]]:
-            texts, labels = to_model_device(model, store.collate(rows, self.tokenizer.pad_id))
+            texts, labels = to_model_device(model, self.make_batch(split, rows))
             logits = class_logits(model, texts)
             nll = float(self.objective.loss(logits, labels, 0.0).nll)
             return nll, select_targets(logits, labels).tolist()
@@ -173,11 +176,6 @@ class LabeledTextTask(RowTask[LabeledStore]):
         """Baselines that predict the same for all texts."""
         store = self.stores[split]
         return self.objective.baselines(counts, store.targets(range(len(store))), self.labels)
-
-    def eval_batches(self, split: str) -> Iterator[tuple[IdArray, ClassificationBatch]]:
-        """Row numbers and batch of the texts, of every batch for evaluation."""
-        store, pad_id = self.stores[split], self.tokenizer.pad_id
-        return ((rows, ClassificationBatch(*store.collate(rows, pad_id))) for rows in self.plan_eval(split))
 
     def _drop_tokens(self, tokens: Tensor) -> Tensor:
         """Replace a share of the tokens by the mask, drawn from torch's generator: (B, T) -> (B, T)."""

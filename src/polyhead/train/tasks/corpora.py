@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 
 from polyhead.config.corpora import CorpusConfig
 from polyhead.config.data_config import DataConfig
@@ -50,15 +50,6 @@ def make_mixture(data: DataConfig, seed: int) -> Mixture | None:
     return Mixture(weights, data.temperature, seed) if weights else None
 
 
-@runtime_checkable
-class MixesCorpora(Protocol):
-    """An opened task that can read several corpora."""
-
-    @property
-    def shares(self) -> Sequence[CorpusShare]:
-        """The share of each training corpus; empty for a single one."""
-
-
 def list_shares(mixture: Mixture | None, sizes: Sequence[int], report: PartsReport) -> list[CorpusShare]:
     """The share of each training corpus, of which an epoch counts ``sizes``; empty for a single one."""
     if mixture is None:
@@ -86,9 +77,8 @@ def format_shares(shares: Sequence[CorpusShare]) -> list[str]:
     return ["  ".join(row) for row in zip(*padded, strict=True)]
 
 
-def corpus_facts(task: object, metrics: Mapping[str, float]) -> dict[str, str]:
+def corpus_facts(shares: Sequence[CorpusShare], metrics: Mapping[str, float]) -> dict[str, str]:
     """Facts of each corpus for the README.md: its share, and its loss among the validation metrics."""
-    shares = task.shares if isinstance(task, MixesCorpora) else []
     facts = {f"corpus {row.name}": row.describe(format_english) for row in shares}
     losses = {name: value for name, value in metrics.items() if name.startswith(LOSS_PREFIX)}
     return facts | {

@@ -148,9 +148,8 @@ class EmbeddingTask(RowTask[TextPairStore]):
         """Blocks of about ``in_batch`` pairs, of equal sizes but for one."""
         return np.array_split(rows, max(1, round(len(rows) / self.in_batch)))
 
-    def collate(self, blocks: Blocks) -> TextPairBatch:
-        """Batch of some training pairs."""
-        return self.train.collate(blocks, self.tokenizer.pad_id)
+    def make_batch(self, split: str, rows: Blocks) -> TextPairBatch:
+        return self.stores[split].collate(rows, self.tokenizer.pad_id)
 
     def dummy_batch(self) -> TextPairBatch:
         """A batch without pairs."""
@@ -202,7 +201,7 @@ class EmbeddingTask(RowTask[TextPairStore]):
 
         @torch.no_grad()
         def encode_batch(blocks: Blocks) -> tuple[float, list[list[float]]]:
-            placed = place_batch(model, store.collate(blocks, self.tokenizer.pad_id))
+            placed = place_batch(model, self.make_batch(split, blocks))
             vectors = self.encode(model, placed).float()
             return float(self.sum_losses(vectors, placed)), vectors.tolist()
 
@@ -223,8 +222,7 @@ class EmbeddingTask(RowTask[TextPairStore]):
     def compute_baselines(self, counts: TrainingCounts, run: Run, split: str) -> Baselines:
         """The loss of equal vectors, and the measures of random ones."""
         store, total = self.stores[split], 0.0
-        for blocks in self.plan_eval(split):
-            batch = store.collate(blocks, self.tokenizer.pad_id)
+        for _, batch in self.eval_batches(split):
             zeros = torch.zeros(len(batch.numbers), 1 + max(self.widths, default=0))
             total += float(self.sum_losses(zeros, PlacedBatch(batch, batch)))
         vectors = np.random.default_rng(0).standard_normal((len(store.offsets) - 1, 64))

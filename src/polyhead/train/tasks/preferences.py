@@ -83,13 +83,9 @@ class PreferenceTask(RowTask[PreferenceStore]):
         }
         self.shard = objective.shard
 
-    def collate(self, rows: IdArray) -> PreferenceBatch:
-        """Batch of some training items."""
-        return self.make_batch("train", rows)
-
-    def make_batch(self, split: str, items: IdArray) -> PreferenceBatch:
+    def make_batch(self, split: str, rows: IdArray) -> PreferenceBatch:
         """Batch of some items of a split."""
-        store, rows = self.stores[split], self._find_rows(items)
+        store, rows = self.stores[split], self._find_rows(rows)
         collates = (store.collate, store.collate_mismatched)
         answers = [
             ScoredAnswers(collate(rows, self.pad_id), log_probs[rows])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 from torch import nn
@@ -13,6 +13,7 @@ from polyhead.data.batching.length_bucketing import LengthBucketSampler, shard_r
 from polyhead.data.stores.build_cache import IdArray, IdStore
 from polyhead.run.run import Run
 from polyhead.train.loss_module import MapFn
+from polyhead.train.tasks.corpora import CorpusShare
 
 Store = TypeVar("Store", bound=IdStore)
 
@@ -21,6 +22,7 @@ class StoreTask(ABC, Generic[Store]):
     """An opened task on the stores of its splits."""
 
     labels: tuple[str, ...] = ()
+    shares: Sequence[CorpusShare] = ()
     valid_facts: Mapping[str, str] = {}  # names of metrics of the validation text, besides the loss
 
     def __init__(self, stores: Mapping[str, Store], config: TrainConfig) -> None:
@@ -62,6 +64,14 @@ class RowTask(StoreTask[Store]):
         """A batch of these rows, as ``collate`` reads it."""
         return rows
 
+    @abstractmethod
+    def make_batch(self, split: str, rows: Any) -> Any:
+        """Batch of some rows of a split."""
+
+    def collate(self, rows: Any) -> Any:
+        """Batch of some training rows."""
+        return self.make_batch("train", rows)
+
     def make_sampler(self, store: Store) -> LengthBucketSampler:
         """Batch sampler over the rows of a store."""
         lengths = self.measure_rows(store)
@@ -78,3 +88,7 @@ class RowTask(StoreTask[Store]):
     def plan_eval(self, split: str) -> list[Any]:
         """The rows of every batch for evaluation."""
         return [*map(self.split_rows, self.make_sampler(self.stores[split]).epoch_batches())]
+
+    def eval_batches(self, split: str) -> Iterator[tuple[Any, Any]]:
+        """Rows and batch, of every batch for evaluation."""
+        return ((rows, self.make_batch(split, rows)) for rows in self.plan_eval(split))
