@@ -6,10 +6,12 @@ import gc
 import os
 import random
 import re
+import resource
 import signal
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 
 import hypothesis
 import pytest
@@ -74,6 +76,22 @@ def gc_disabled() -> Iterator[None]:
     gc.disable()
     yield
     gc.enable()
+
+
+@pytest.fixture
+def file_limit() -> Callable[[int], AbstractContextManager[None]]:
+    """A context in which no file can grow beyond some bytes, as on a full disk."""
+
+    @contextmanager
+    def limit_size(size: int) -> Iterator[None]:
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+    return limit_size
 
 
 class Table:

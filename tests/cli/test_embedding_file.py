@@ -1,5 +1,4 @@
 import json
-import resource
 
 import numpy as np
 import pytest
@@ -10,7 +9,7 @@ TEXTS = ["the dog", "a cat runs"] * 3
 
 
 @pytest.mark.parametrize("kind", ["npy", "jsonl"])
-def test_partial_output_has_its_own_name(encoder, kind, tmp_path, cli, monkeypatch):
+def test_partial_output_has_its_own_name(encoder, kind, tmp_path, cli, monkeypatch, file_limit):
     """Of a verb that is interrupted, or whose disk is full (here: the largest allowed file)."""
     directory, run = encoder
     path, out = tmp_path / "texts.txt", tmp_path / f"out.{kind}"
@@ -39,12 +38,8 @@ def test_partial_output_has_its_own_name(encoder, kind, tmp_path, cli, monkeypat
     np.testing.assert_allclose(read(part), expected[:4], atol=1e-6)
 
     monkeypatch.setattr(Run, "compute_embeddings", compute)
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (part.stat().st_size + 10, limits[1]))
-    try:
+    with file_limit(part.stat().st_size + 10):
         err = cli(*command, "--read-batch", 2, code=1).err
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert f"the vectors of the first 4 texts are in {part}" in err
     assert f"polyhead: {part}: File too large" in err
     np.testing.assert_allclose(read(part), expected[:4], atol=1e-6)

@@ -1,12 +1,10 @@
-import resource
-
 from tests.cli.conftest import LINES
 
 from polyhead.core.errors import UserError
 from polyhead.run.run import Run
 
 
-def test_partial_output_has_its_own_name(tiny, source, tmp_path, translate, cli, monkeypatch):
+def test_partial_output_has_its_own_name(tiny, source, tmp_path, translate, cli, monkeypatch, file_limit):
     """Of a verb that is interrupted, that fails, or whose disk is full (here: the largest allowed file)."""
     expected, out, part = translate(tiny, source), tmp_path / "out.txt", tmp_path / "out.txt.part"
     command = ["translate", tiny, source, "--output", out]
@@ -26,12 +24,8 @@ def test_partial_output_has_its_own_name(tiny, source, tmp_path, translate, cli,
     assert part.read_text().split("\n") == [*expected[:4], ""] and not out.exists()
 
     monkeypatch.setattr(Run, "hypotheses", hypotheses)
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (part.stat().st_size + 1, limits[1]))
-    try:
+    with file_limit(part.stat().st_size + 1):
         err = cli(*command, "--read-batch", 2, code=1).err
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert message in err and f"polyhead: {part}: File too large" in err
     assert part.read_text().split("\n") == [*expected[:4], ""]
 

@@ -1,7 +1,6 @@
 import errno
 import gzip
 import os
-import resource
 import subprocess
 
 import pytest
@@ -35,16 +34,11 @@ WRITERS = {
 
 @pytest.mark.acceptance("R4")
 @pytest.mark.parametrize("name", WRITERS)
-def test_full_disk_keeps_old_file_and_names_it(tmp_path, name):
+def test_full_disk_keeps_old_file_and_names_it(tmp_path, name, file_limit):
     path = tmp_path / name
     path.write_text("old")
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (130, limits[1]))
-    try:
-        with pytest.raises(OSError) as error:
-            WRITERS[name](path)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    with file_limit(130), pytest.raises(OSError) as error:
+        WRITERS[name](path)
     assert (error.value.errno, error.value.filename) == (errno.EFBIG, str(path))
     assert os.listdir(tmp_path) == [name] and path.read_text() == "old"
 

@@ -1,4 +1,3 @@
-import resource
 import subprocess
 import sys
 import textwrap
@@ -89,16 +88,11 @@ def test_swapped_columns_are_another_store(write_file, open_store, tokenizer):
     assert tokenizer.decode([forward.source_tokens(0), backward.source_tokens(0)]) == ["one", "eins"]
 
 
-def test_unwritable_cache_or_full_disk_is_refused(corpus, open_store, tmp_path):
+def test_unwritable_cache_or_full_disk_is_refused(corpus, open_store, tmp_path, file_limit):
     (tmp_path / "cache").write_text("")
     with pytest.raises(UserError, match=r"cannot be written to .*cache: .* with data.cache_dir="):
         open_store(corpus)
     (tmp_path / "cache").unlink()
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (130, hard))
-    try:
-        with pytest.raises(UserError, match="cannot be written"):
-            open_store(corpus)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    with file_limit(130), pytest.raises(UserError, match="cannot be written"):
+        open_store(corpus)
     assert list((tmp_path / "cache").iterdir()) == []

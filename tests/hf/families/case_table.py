@@ -1,8 +1,16 @@
 """Tables of reference configs by family: lines of [config, ..., base, changes of the base]."""
 
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import yaml
+
+
+class Case(NamedTuple):
+    """A config of the reference implementation, and what is not at its default."""
+
+    config: str
+    sizes: dict[str, Any]
 
 
 def read_table(name):

@@ -1,16 +1,6 @@
 """Configs of the reference implementation: causal models, by family."""
 
-from typing import Any, NamedTuple
-
-from tests.hf.families.case_table import read_table
-
-
-class Case(NamedTuple):
-    """A config of the reference implementation, and what is not at its default."""
-
-    config: str
-    sizes: dict[str, Any]
-
+from tests.hf.families.case_table import Case, read_table
 
 BASES, TABLE = read_table("causal_cases.yaml")
 LLAMA = BASES["LLAMA"]

@@ -4,8 +4,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests.hf.conftest import VOCABULARY, edit_json, random_run
+from tests.hf.families.case_table import Case
 from tests.hf.families.seq2seq import SOURCES, Seq2SeqFamily, assert_same_logits, make_seq2seq, strip_ends
-from tests.hf.families.seq2seq_cases import CASES, EOS, Case
+from tests.hf.families.seq2seq_cases import CASES, EOS
 from tests.hf.load_helpers import load_model
 from tokenizers.processors import TemplateProcessing
 

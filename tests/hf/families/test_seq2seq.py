@@ -4,8 +4,9 @@ import transformers
 from safetensors.torch import load_file
 from tests.hf.conftest import edit_json, export_run, random_run
 from tests.hf.families import seq2seq
+from tests.hf.families.case_table import Case
 from tests.hf.families.laws import open_reference, round_trip
-from tests.hf.families.seq2seq_cases import CASES, Case
+from tests.hf.families.seq2seq_cases import CASES
 from tests.hf.load_helpers import load_model
 from tests.hf.save_helpers import CONFIGS, model_config
 
