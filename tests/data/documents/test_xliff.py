@@ -10,6 +10,7 @@ from tests.data.documents.documents_helpers import check_untouched, seeds, texts
 
 from polyhead.core.errors import UserError
 from polyhead.data.documents.segment import escape_xml
+from polyhead.data.documents.xliff import find_xliff_segments
 
 UNITS = """<?xml version="1.0" encoding="UTF-8"?>
 <xliff version="1.2" xmlns="urn:oasis:names:tc:xliff:document:1.2"><file source-language="de"><body>
@@ -50,6 +51,20 @@ def test_version_two_gets_a_target_language():
     assert translate_with(text.format(""), "xliff", TABLE) == expected.format(target)
     assert translate_with(text.format("<x:target>Alt</x:target>"), "xliff", TABLE) == expected.format(target)
     check_untouched(text.format(""), "xliff")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '<xliff version="2.0" srcLang="de" trgLang="{}"/>',
+        '<xliff version="1.2"><file target-language="de"/><file target-language="{}"/></xliff>',
+    ],
+)
+def test_targets_in_another_language_are_refused(text):
+    assert not [*find_xliff_segments(text.format("de-AT"), "deu_Latn")]
+    assert not [*find_xliff_segments(text.format("fr"), "")]
+    with pytest.raises(UserError, match="are in 'fr', but the translation is in 'de'"):
+        [*find_xliff_segments(text.format("fr"), "de")]
 
 
 def test_sections_and_references_are_one_text():

@@ -10,6 +10,7 @@ from xml.parsers import expat
 
 from polyhead.core.errors import UserError, format_value
 from polyhead.data.documents.segment import DocumentFormat, Piece, Segment, escape_xml
+from polyhead.tokenizers.languages import normalize_language
 
 _PAIRS = {"bpt": "ept", "bx": "ex", "sc": "ec", "sm": "em"}  # which belong together by their ids
 MAX_ELEMENT_DEPTH = 100
@@ -83,12 +84,23 @@ def _read_tree(text: str) -> _Node:
 
 
 def find_xliff_segments(text: str, target_language: str = "") -> Iterator[Segment]:
-    """Yield the units to translate, at the places of their targets; a UserError if it is no XLIFF."""
+    """Yield the units to translate, at the places of their targets.
+
+    A UserError if it is no XLIFF, or its targets are in another language.
+    """
     root = _read_tree(text)
     version = root.attributes.get("version", "")
     if root.name != "xliff" or version[:2] not in ("1.", "2."):
         found = f"version {format_value(version)}" if root.name == "xliff" else f"<{root.name}>"
         raise UserError(f"xliff: the document is {found}; expected <xliff> of version 1.2 or 2.0")
+    elements = (root, *root.children) if target_language else ()
+    codes = [one.attributes.get(name) for one in elements for name in ("trgLang", "target-language")]
+    for code in filter(None, codes):
+        if normalize_language(code) != normalize_language(target_language):
+            raise UserError(
+                f"xliff: the targets of the document are in {format_value(code)}, but the translation is in "
+                f"{format_value(target_language)}"
+            )
     if version[0] == "2" and "trgLang" not in root.attributes and target_language:
         place = root.start + len(f"<{root.tag}")
         yield Segment(place, place, [], prefix=f' trgLang="{html.escape(target_language)}"')
