@@ -87,6 +87,22 @@ def test_pages_without_text_stay(text):
     assert translate(text, "html") == (text, [])
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<p translate=no>Hallo<p>Welt ist</p>",
+        "<div><p translate=no>Hallo</div><p>Mehr Text</p>",
+        "<p translate=no>Hallo</b> Welt<hr>Ende",
+        "<ul><li translate=no>Eins<ul><li>Zwei</ul>Drei<li>Vier</ul><p>Ende gut</p>",
+        "<dl><dt translate=no>Eins<dd>Zwei Drei</dl>",
+        "<table><tr><td translate=no>Eins<td>Zwei<tr translate=no><td>Drei<td>Vier<tr><td>Acht</table>",
+    ],
+)
+def test_end_tags_may_be_left_out(text):
+    nodes = html.fromstring(f"<body>{text}</body>").xpath('//text()[not(ancestor::*[@translate="no"])]')
+    assert check_untouched(text, "html") == [str(node) for node in nodes]
+
+
 def test_deep_markup_is_copied():
     text = "<p>" + "<b>" * 3000 + "Text" + "</b>" * 3000 + "</p>"
     output, _ = translate(text, "html")

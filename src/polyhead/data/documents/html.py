@@ -18,6 +18,18 @@ _ATOM = re.compile("img|wbr|input|embed|!")
 _VOID = re.compile("img|wbr|input|embed|area|base|br|col|hr|link|meta|param|source|track")
 _INLINE_CODE = re.compile("code|kbd|samp|var|math|svg|button|select|object|iframe|audio|video|canvas")
 _BLOCK_CODE = re.compile("script|style|pre|textarea|template|noscript|xmp|plaintext")
+_MAX_OPEN_TAGS = 512  # deeper ones are not nested, as in browsers
+# elements whose end tags may be left out, and the tags that then end them, besides the end of their parent
+_OPTIONAL_ENDS = {
+    "p": re.compile(
+        "address|article|aside|blockquote|details|div|dl|fieldset|fig(caption|ure)|footer|form|h[1-6r]|header|"
+        "hgroup|main|menu|nav|ol|p|pre|search|section|table|ul"
+    ),
+    "li": re.compile("li"),
+    **dict.fromkeys(("dt", "dd"), re.compile("d[td]")),
+    **dict.fromkeys(("td", "th"), re.compile("td|th|tr|tbody|tfoot")),
+    "tr": re.compile("tr|tbody|tfoot"),
+}
 
 
 class _Reader(HTMLParser):
@@ -60,20 +72,36 @@ class _Reader(HTMLParser):
     unknown_decl = handle_pi
 
 
+def _ends_copied(open_tags: list[str], kind: str, name: str) -> bool:
+    """Whether a tag ends the copied element, the first of the open ones, whose end tag was left out."""
+    if kind == "text" or not open_tags or open_tags[0] not in _OPTIONAL_ENDS:
+        return False
+    if kind == "close":
+        return name not in open_tags and not _INLINE.fullmatch(name)
+    is_next = _OPTIONAL_ENDS[open_tags[0]].fullmatch(name)
+    return is_next is not None and all(tag in _OPTIONAL_ENDS for tag in open_tags)
+
+
 def _read_pieces(text: str) -> Iterator[Piece]:
     """Yield the pieces of a document; tags that are not inline are breaks."""
     events = _Reader(text).events
-    copied, depth, copied_start = "", 0, 0  # the element whose content is copied
+    open_tags, copied_start = list[str](), 0  # of the element whose content is copied, and of those in it
     for (kind, name, start, is_copied), after in zip(events, [*events[1:], None], strict=False):
         end = after[2] if after else len(text)
-        if not copied and kind == "open" and is_copied:
-            copied, copied_start = name, start
-        if copied:
-            depth += (name == copied) * ((kind == "open") - (kind == "close"))
-            if depth == 0 or after is None:
+        if _ends_copied(open_tags, kind, name):
+            yield Piece("break", copied_start, text[copied_start:start])
+            open_tags = []
+        if not open_tags and kind == "open" and is_copied:
+            copied_start = start
+        if open_tags or (kind == "open" and is_copied):
+            if kind == "open" and len(open_tags) < _MAX_OPEN_TAGS:
+                open_tags.append(name)
+            elif kind == "close" and name in open_tags:
+                while open_tags.pop() != name:
+                    pass
+            if not open_tags or after is None:
                 is_inline = _INLINE.fullmatch(name) or _INLINE_CODE.fullmatch(name)
                 yield Piece("atom" if is_inline else "break", copied_start, text[copied_start:end])
-                copied = ""
             continue
         raw = text[start:end]
         if kind == "text":
