@@ -127,7 +127,7 @@ def test_few_of_many_mistakes_are_examined(checked_client, monkeypatch):
 
 
 REQUIRED = {"prompt": "a", "input": "a", "messages": [{"role": "user", "content": "a"}], "tokens": [5]}
-REQUIRED |= {"query": "a", "documents": ["b"], "text": "a"}
+REQUIRED |= {"query": "a", "documents": ["b"], "text": "a", "question": "a", "context": "b"}
 BODIES = sorted({route.body for route in ROUTES if route.body}, key=lambda body: body.__name__)
 
 
