@@ -25,9 +25,9 @@ OF_THREE = [("translation", {"model": model, **FEW_ROWS}) for model in (BATCH_NO
     [(2, OF_TWO), (3, OF_THREE), pytest.param(3, SLOW, marks=pytest.mark.slow)],
     ids=["two", "three", "three-slow"],
 )
-def test_statistics_match_one_process(world_size, cases, corpus_dir):
+def test_statistics_match_one_process(request, world_size, cases, corpus_dir):
     def train_cases(n):
-        names = [f"statistics-{world_size}-{len(cases)}-{i}-{n}" for i in range(len(cases))]
+        names = [f"{request.node.callspec.id}-{i}-{n}" for i in range(len(cases))]
         recipes = [recipe_of(corpus_dir, c[0], name, **c[1]) for c, name in zip(cases, names, strict=True)]
         return train_all(recipes, n)
 
