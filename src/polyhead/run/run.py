@@ -253,10 +253,8 @@ class Run(RunParts):
                     f"{name} is {format_value(changes[name])}: it is for lists of texts, not documents"
                 )
         languages = changes.get("source_lang"), changes.get("target_lang")
-        document, refusals = (
-            open_document(self, text, format, *languages),
-            {} if refusals is None else refusals,
-        )
+        document = open_document(self, text, format, *languages)
+        refusals = {} if refusals is None else refusals
         sentences, template = list(document.sentences), with_languages(self.tokenizer, *languages)
         limit = self.config.max_len - len(template.encoder_input(()))
         for i, ids in enumerate([] if changes.get("truncate") else self.tokenizer.encode(sentences)):
