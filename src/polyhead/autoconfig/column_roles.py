@@ -12,11 +12,12 @@ from typing import Any, Literal
 
 from polyhead.core.errors import UserError, format_value
 from polyhead.core.i18n import tr
-from polyhead.data.readers.conversations import LABEL_KEYS, MESSAGE_KEYS, PAIR_KEYS
+from polyhead.data.readers.conversations import MESSAGE_KEYS
 from polyhead.data.readers.csv import check_width, is_csv, select_columns
 from polyhead.data.readers.files import is_text, iter_lines
 from polyhead.data.readers.labeled import has_fraction, is_label, is_number, normalize_label
 from polyhead.data.readers.plain_text import MAX_VALUE_BYTES
+from polyhead.data.readers.preferences import LABEL_KEYS, PAIR_KEYS
 from polyhead.data.readers.tabular import (
     ColumnKey,
     flatten_object,

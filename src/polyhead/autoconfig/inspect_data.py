@@ -16,7 +16,7 @@ from polyhead.config.data_config import DataConfig
 from polyhead.core.errors import UserError, known_names_hint, unknown_name_error
 from polyhead.core.i18n import tr
 from polyhead.data.batching.mixture import Mixture
-from polyhead.data.readers.conversations import open_conversations, open_preferences, read_preference_texts
+from polyhead.data.readers.conversations import open_conversations
 from polyhead.data.readers.detect_language import are_unrelated, describe_mixed_languages, read_first_lines
 from polyhead.data.readers.files import check_file, check_files, iter_lines
 from polyhead.data.readers.labeled import (
@@ -28,6 +28,7 @@ from polyhead.data.readers.labeled import (
 )
 from polyhead.data.readers.parallel_corpus import open_corpus
 from polyhead.data.readers.plain_text import open_text
+from polyhead.data.readers.preferences import open_preferences, read_preference_texts
 from polyhead.data.readers.spans import find_conll, is_squad
 from polyhead.data.readers.tabular import check_unique, infer_table_format, is_blank_line
 from polyhead.data.readers.text_pairs import open_text_pairs

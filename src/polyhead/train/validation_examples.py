@@ -10,8 +10,8 @@ from polyhead.config.recipe import Recipe
 from polyhead.core.blank_text import is_blank
 from polyhead.core.errors import UserError
 from polyhead.core.i18n import tr
-from polyhead.data.readers.conversations import get_prompt
 from polyhead.data.readers.plain_text import read_text_lines
+from polyhead.data.readers.preferences import get_prompt
 from polyhead.explain.inputs import choose_text, read_inputs
 from polyhead.explain.marks import drop_marks, write_mark
 from polyhead.run.run import Run

@@ -19,16 +19,8 @@ from polyhead.core.errors import UserError
 from polyhead.core.registry import CHAT
 from polyhead.data.batching.collate import concat_rows, fill_rows, make_positions
 from polyhead.data.batching.token_windows import TokenWindows
-from polyhead.data.readers.conversations import (
-    Answer,
-    ChatRow,
-    ConversationReport,
-    Conversations,
-    PreferenceReport,
-    PreferenceRow,
-    Preferences,
-    TextAnswer,
-)
+from polyhead.data.readers.conversations import ChatRow, ConversationReport, Conversations
+from polyhead.data.readers.preferences import Answer, PreferenceReport, PreferenceRow, Preferences, TextAnswer
 from polyhead.data.readers.rows import ReadReport, Rows
 from polyhead.data.stores.build_cache import FlatWriter, IdArray, IdStore
 from polyhead.nn.loss import IGNORE_INDEX

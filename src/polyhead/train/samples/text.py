@@ -7,8 +7,8 @@ from typing import Any
 
 from polyhead.data.batching.packing import split_documents
 from polyhead.data.batching.token_windows import TokenWindows, collate_windows
-from polyhead.data.readers.conversations import TextAnswer
 from polyhead.data.readers.parallel_corpus import read_pairs
+from polyhead.data.readers.preferences import TextAnswer
 from polyhead.evaluate.metrics import SHORT_TEXT_METRIC, score_translations
 from polyhead.introspect.attention_map import AttentionMap
 from polyhead.models import CausalLM

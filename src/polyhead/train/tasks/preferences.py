@@ -18,7 +18,7 @@ from polyhead.core.option_types import PositiveFloat
 from polyhead.core.registry import TASK
 from polyhead.data.batching.length_bucketing import shard_rows
 from polyhead.data.batching.token_windows import TokenWindows, make_dummy_windows
-from polyhead.data.readers.conversations import Preferences, open_preferences, read_preference_texts
+from polyhead.data.readers.preferences import Preferences, open_preferences, read_preference_texts
 from polyhead.data.stores.build_cache import IdArray
 from polyhead.data.stores.conversation_store import PreferenceStore, open_preference_store
 from polyhead.evaluate.baselines import Baseline, Baselines, TrainingCounts
